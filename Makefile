@@ -1,0 +1,45 @@
+# Each target sets itself up: `make demo` and `make test` work on a bare machine with Python 3.11 to 3.13.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-all lint format bench reproduce clean
+
+demo: .venv/.installed
+	$(BIN)/noisette train --out runs/demo
+
+test: lint
+	$(BIN)/pytest -n 2
+
+test-all: lint
+	$(BIN)/pytest -n 2 -m ""
+
+lint: .venv/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+format: .venv/.test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.bench
+	$(BIN)/python -m benchmarks.step_time
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) -e .
+	touch $@
+
+.venv/.test: .venv/.installed
+	$(INSTALL) -e ".[test]"
+	touch $@
+
+.venv/.bench: .venv/.installed
+	$(INSTALL) -e ".[bench]"
+	touch $@
+
+clean:
+	rm -rf .venv runs

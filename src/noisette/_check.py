@@ -1,0 +1,43 @@
+"""Argument checks. Pass the argument by its name and the message carries it: ``positive(lr=lr)``."""
+
+from __future__ import annotations
+
+import math
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"expected {name} to be a number, got {name}={value!r}")
+    if math.isnan(value):
+        raise ValueError(f"expected {name} to be a number, got {name}=nan")
+    return float(value)
+
+
+def positive(**arguments: object) -> None:
+    """Each argument is a finite number above zero, or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 < _number(name, value) < math.inf:
+            raise ValueError(f"expected a finite {name} > 0, got {name}={value}")
+
+
+def probability(**arguments: object) -> None:
+    """Each argument lies in (0, 1], or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 < _number(name, value) <= 1:
+            raise ValueError(f"expected 0 < {name} <= 1, got {name}={value}")
+
+
+def open_fraction(**arguments: object) -> None:
+    """Each argument lies in (0, 1), both ends excluded, or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 < _number(name, value) < 1:
+            raise ValueError(f"expected 0 < {name} < 1, got {name}={value}")
+
+
+def count(**arguments: object) -> None:
+    """Each argument is a whole number of at least one, or an error names it."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
+        if value < 1:
+            raise ValueError(f"expected {name} >= 1, got {name}={value}")

@@ -1,0 +1,48 @@
+"""What every way of bounding one example hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class BoundedSum:
+    """A sum over examples before noise, and the most one example can move it.
+
+    Guarantee: adding or removing one example changes the joint vector of ``grads`` by at most ``bound`` in Euclidean
+    norm. It is private data until ``release`` has noised it.
+    """
+
+    params: tuple[Tensor, ...]
+    grads: tuple[Tensor, ...]
+    bound: float
+
+
+class GradientBound(Protocol):
+    """Bounds what one example can do to the gradient sum of one logical batch."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's own module."""
+        ...
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The trainable parameters it covers, by name."""
+        ...
+
+    def backward(self, losses: Tensor) -> None:
+        """Add the bounded gradients of these examples, one loss each, to what is pending."""
+        ...
+
+    def take(self) -> list[BoundedSum]:
+        """Hand over what is pending and start anew; zeros where there was no example."""
+        ...
+
+    def close(self) -> None:
+        """Leave the model as it was."""
+        ...

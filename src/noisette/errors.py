@@ -1,0 +1,11 @@
+"""The refusals: what noisette raises instead of a warning when a privacy claim would not hold."""
+
+from __future__ import annotations
+
+
+class PrivacyRefusal(RuntimeError):  # noqa: N818 - it is a refusal, not a malfunction
+    """What was asked cannot carry a privacy claim; the message names the cause and the way out."""
+
+
+class MissingRule(PrivacyRefusal):
+    """A trainable parameter is used by an operation whose per-example gradient is not known."""

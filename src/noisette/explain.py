@@ -1,0 +1,105 @@
+"""What noisette sees in a model: each use of each parameter, its rule, its cost, and what is refused and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisette.preflight import mixing_modules
+from noisette.rules import find_rule, named_arguments, operation_name
+from noisette.tape import Tape, uncovered_parameters
+
+
+@dataclass(frozen=True)
+class UseLine:
+    """One use of one parameter."""
+
+    parameter: str
+    operation: str
+    operand: str
+    shape: tuple[int, ...]  # of the operation's first tensor argument
+    rule: str  # name of the rule, or ""
+    per_example_numbers: int  # what one example's gradient would take if written out
+    problem: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every use, and every reason to refuse the model."""
+
+    uses: tuple[UseLine, ...]
+    unused: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def explain(model: nn.Module, *inputs: Any) -> Explanation:
+    """The uses of the model's trainable parameters in a forward pass on ``inputs``, with the rule of each.
+
+    >>> report = explain(nn.Linear(3, 2), torch.zeros(4, 3))
+    >>> [(use.parameter, use.rule) for use in report.uses]
+    [('weight', 'linear_weight'), ('bias', 'linear_bias')]
+    """
+    tape = Tape(model)
+    try:
+        with torch.enable_grad():
+            output = model(*inputs)
+        record = tape.record
+        names = {id(p): name for name, p in tape.parameters.items()}
+        names |= {
+            key: " + ".join(names[id(p)] for p in weight.parents) + f" ({operation_name(weight.operation)})"
+            for key, weight in record.derived.items()
+        }
+        lines = [
+            _line(names[id(weight)], weight, use.operation, named_arguments(use.operation, use.args, use.kwargs))
+            for use in record.uses
+            for _, weight in use.weights
+        ]
+        used = {id(p) for use in record.uses for _, w in use.weights for p in _roots(w, record.derived)}
+        unused = tuple(name for name, p in tape.parameters.items() if id(p) not in used)
+        stray = _stray(output, tape)
+    finally:
+        tape.close()
+    problems = [
+        *mixing_modules(model),
+        *dict.fromkeys(f"{u.parameter}: {u.problem}" for u in lines if u.problem),
+        *stray,
+    ]
+    return Explanation(tuple(lines), unused, tuple(problems))
+
+
+def _roots(weight: Tensor, derived: Any) -> tuple[Tensor, ...]:
+    known = derived.get(id(weight))
+    return known.parents if known else (weight,)
+
+
+def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: dict[str, Any]) -> UseLine:
+    operand = next((key for key, value in arguments.items() if value is weight), "a list")
+    rule = find_rule(operation, operand)
+    first = next((value for value in arguments.values() if isinstance(value, Tensor) and value is not weight), weight)
+    label = operation_name(operation)
+    return UseLine(
+        parameter=name,
+        operation=label,
+        operand=operand,
+        shape=tuple(first.shape),
+        rule=getattr(rule, "__name__", "") if rule else "",
+        per_example_numbers=weight.numel(),
+        problem="" if rule else f"{label} has no rule for its operand {operand!r}; engine=noisette.Loop() needs none",
+    )
+
+
+def _stray(output: Any, tape: Tape) -> list[str]:
+    leaves = [
+        leaf for leaf in torch.utils._pytree.tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    if not leaves:
+        return ["the output depends on no trainable parameter"]
+    total = torch.stack([leaf.sum() for leaf in leaves]).sum()
+    return [
+        f"{name}: reaches the output by an operation that was not seen (a custom autograd function or an extension)"
+        for name in uncovered_parameters(total, tape.record, tape.parameters)
+    ]

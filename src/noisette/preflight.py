@@ -1,0 +1,267 @@
+"""Proves the bound on the user's own model, with public random inputs, before anything private is released.
+
+Two measured properties (S1, S2) together say that no record moves the sum by more than the bound: the sum of one example
+alone is within the bound, and the sum of a batch is the sum of its examples' own. A list of forbidden layers cannot see
+coupling inside a module of the user's; this can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+from noisette.bounding.base import GradientBound
+from noisette.errors import PrivacyRefusal
+
+_EXAMPLES = 8
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
+_TOLERANCE_LOW_PRECISION = 5e-2
+
+
+@dataclass(frozen=True)
+class Call:
+    """Positional and keyword arguments of one call of a module."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Call:
+        """The same call with every tensor changed."""
+        args, kwargs = tree_map(lambda v: change(v) if isinstance(v, Tensor) else v, (self.args, dict(self.kwargs)))
+        return Call(args, kwargs)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the arguments."""
+        return [leaf for leaf in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(leaf, Tensor)]
+
+
+def mixing_modules(model: nn.Module) -> list[str]:
+    """What to say of each module known to normalise over the batch, empty if there is none."""
+    return [
+        f"{name or 'the model itself'}  {type(module).__name__} mixes examples: use GroupNorm, or call .eval() on it"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+    ]
+
+
+def refuse_mixing_modules(model: nn.Module) -> None:
+    """No module of the model normalises over the batch.
+
+    Raises:
+        PrivacyRefusal: listing every module that does.
+    """
+    if problems := mixing_modules(model):
+        raise PrivacyRefusal(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))
+
+
+def prove(bound: GradientBound, example: Call) -> None:
+    """Check the bound on this model: singleton bound (S1) and additivity (S2), for random inputs shaped like ``example``.
+
+    Random operations such as dropout are stilled, buffers and the random state are put back, and only the shapes and
+    types of ``example`` are read.
+
+    Guarantee: a model whose gradients, or their clipping, depend on other examples of the batch does not pass.
+
+    Raises:
+        PrivacyRefusal: naming the first module whose output for one example changes with the others.
+    """
+    refuse_mixing_modules(bound.model)
+    with torch.random.fork_rng(), _buffers_kept(bound.model):
+        torch.manual_seed(20160721)
+        public = _public_batch(example)
+        loss = _Projection()
+        raw = [_singleton(bound, public, i, loss, 1.0) for i in range(_EXAMPLES)]
+        scale = _scale_to_bound(bound, public, loss, raw)
+        singles = [_singleton(bound, public, i, loss, scale) for i in range(_EXAMPLES)]
+        together = _joint_vector(bound, public, loss, scale)
+        limit = _limit(bound)
+        tolerance = _tolerance(bound.model)
+        largest = max(float(single.norm()) for single in singles)
+        if not largest <= limit * (1 + min(tolerance, 1e-5)):
+            raise PrivacyRefusal(
+                f"one example alone moves the sum by {largest:.6g}, above the bound {limit:.6g}: the norm that was "
+                "clipped is not the norm of what was added. Do not train with this model; it uses an operation in a way "
+                "that its rule does not expect. engine=noisette.Loop() needs no rule."
+            )
+        apart = float((together - torch.stack(singles).sum(0)).norm())
+        if not apart <= tolerance * limit:
+            raise PrivacyRefusal(
+                f"the sum of a batch differs from the sum of its examples by {apart / limit:.3g} times the bound: "
+                f"{_first_mixing_module(bound.model, public)}"
+            )
+
+
+def _limit(bound: GradientBound) -> float:
+    return sum(part.bound**2 for part in bound.take()) ** 0.5
+
+
+def _tolerance(model: nn.Module) -> float:
+    dtypes = {p.dtype for p in model.parameters()}
+    if any(torch.is_autocast_enabled(device) for device in {p.device.type for p in model.parameters()}):
+        return _TOLERANCE_LOW_PRECISION
+    return max(_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes)
+
+
+def _public_batch(example: Call) -> Call:
+    """Random inputs of the example's shapes and types, with a batch of eight on the first axis."""
+    tensors = example.tensors()
+    b = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
+
+    def public(tensor: Tensor) -> Tensor:
+        batched = tensor.dim() and tensor.shape[0] == b
+        shape = (_EXAMPLES if batched else tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else tensor.shape
+        if tensor.dtype.is_floating_point:
+            return torch.randn(shape, dtype=tensor.dtype, device=tensor.device)
+        # Zero and one are the integers that every vocabulary, mask and list of classes has.
+        return torch.randint(0, 2, shape, device=tensor.device).to(tensor.dtype)
+
+    return example.map(public)
+
+
+def _row(batch: Call, i: int) -> Call:
+    """One example of a batch as a batch of one."""
+    return batch.map(lambda tensor: tensor[i : i + 1] if tensor.dim() and tensor.shape[0] == _EXAMPLES else tensor)
+
+
+class _Projection:
+    """A loss for a model whose loss is not known yet: each example's outputs times fixed random numbers."""
+
+    def __init__(self) -> None:
+        self._directions: dict[int, Tensor] = {}
+
+    def __call__(self, output: object, b: int) -> Tensor:
+        leaves = [leaf for leaf in tree_flatten(_plain(output))[0] if isinstance(leaf, Tensor)]
+        batched = [leaf for leaf in leaves if leaf.requires_grad and leaf.dim() and leaf.shape[0] % b == 0]
+        if not batched:
+            raise PrivacyRefusal(
+                "the model returns no tensor with the examples on its first axis, so it cannot be checked; "
+                "return one row per example"
+            )
+        rows = [leaf.reshape(b, -1) for leaf in batched if leaf.numel()]
+        return torch.stack([row @ self._direction(k, row) for k, row in enumerate(rows)]).sum(0)
+
+    def _direction(self, k: int, rows: Tensor) -> Tensor:
+        if k not in self._directions or self._directions[k].numel() != rows.shape[1]:
+            self._directions[k] = torch.randn(rows.shape[1], dtype=rows.dtype, device=rows.device)
+        return self._directions[k]
+
+
+def _plain(output: object) -> object:
+    """Output classes that are dictionaries, as plain dictionaries."""
+    return dict(output) if isinstance(output, Mapping) else output
+
+
+def _sum_of(bound: GradientBound, batch: Call, b: int, loss: _Projection, scale: float) -> Tensor:
+    """What the bound hands on for this batch, as one vector in double precision."""
+    with torch.enable_grad():
+        with _Stilled():
+            output = bound.model(*batch.args, **batch.kwargs)
+        losses = loss(output, b) * scale
+    bound.backward(losses)
+    return torch.cat([g.double().flatten() for part in bound.take() for g in part.grads])
+
+
+def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, scale: float) -> Tensor:
+    return _sum_of(bound, _row(batch, i), 1, loss, scale)
+
+
+def _joint_vector(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> Tensor:
+    return _sum_of(bound, batch, _EXAMPLES, loss, scale)
+
+
+def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: list[Tensor]) -> float:
+    """A factor on the losses that puts half of the examples above the bound, where clipping shows."""
+    limit, scale, norms = _limit(bound), 1.0, [float(single.norm()) for single in raw]
+    while max(norms) > 0.99 * limit and scale > 1e-30:
+        scale *= 1e-4
+        norms = [float(_singleton(bound, batch, i, loss, scale).norm()) for i in range(_EXAMPLES)]
+    middle = sorted(norms)[_EXAMPLES // 2]
+    return scale * limit / middle if middle else 1.0
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
+
+
+_F = torch.nn.functional
+_DROPOUT = {
+    _F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout,
+    torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
+}  # fmt: skip
+_CONSTANT = {torch.rand: 0.5, torch.rand_like: 0.5, torch.randn: 0.0, torch.randn_like: 0.0}
+
+
+class _Stilled(TorchFunctionMode):
+    """Random operations answer with a constant, so that an example alone meets what it meets in a batch."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUT:
+            return args[0] if args else kwargs["input"]
+        if func is _F.scaled_dot_product_attention:
+            return func(*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:], **(kwargs | _no_dropout(kwargs)))
+        output = func(*args, **kwargs)
+        if func in _CONSTANT:
+            return output.fill_(_CONSTANT[func])
+        if func in (torch.bernoulli, Tensor.bernoulli):
+            return (args[0] >= 0.5).to(output.dtype)
+        if func is Tensor.bernoulli_:
+            return output.fill_(1.0)
+        return output
+
+
+def _no_dropout(kwargs: Mapping[str, Any]) -> dict[str, float]:
+    return {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
+
+
+def _first_mixing_module(model: nn.Module, batch: Call) -> str:
+    """The innermost module, first in order, whose output for example 0 changes when the other examples leave."""
+    together, alone = _outputs_of_example_0(model, batch), _outputs_of_example_0(model, _row(batch, 0))
+    for (name, output), (_, single) in zip(together, alone, strict=False):
+        if output.shape == single.shape and not torch.allclose(output, single, rtol=1e-2, atol=1e-4):
+            kind = type(dict(model.named_modules())[name]).__name__
+            return (
+                f"{name or 'the model'} ({kind}) gives an example another output when the other examples change. "
+                "Every operation must look at one example at a time; for batch norm use GroupNorm."
+            )
+    return (
+        "some operation mixes examples in its gradient, or holds them on another axis than the first. "
+        "Every operation must look at one example at a time, with examples on the first axis."
+    )
+
+
+def _outputs_of_example_0(model: nn.Module, batch: Call) -> list[tuple[str, Tensor]]:
+    seen: list[tuple[str, Tensor]] = []
+    b = 1 if all(t.shape[:1] != (_EXAMPLES,) for t in batch.tensors()) else _EXAMPLES
+
+    def remember(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.dim() and output.shape[0] % b == 0:
+                seen.append((name, output.detach()[: output.shape[0] // b].clone()))
+
+        return hook
+
+    handles = [module.register_forward_hook(remember(name)) for name, module in model.named_modules()]
+    try:
+        with torch.no_grad(), _Stilled():
+            model(*batch.args, **batch.kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen

@@ -1,0 +1,17 @@
+"""Per-example gradients, one file per family of operations. Importing this room registers every rule in it."""
+
+from noisette.rules import conv as conv
+from noisette.rules import elementwise as elementwise
+from noisette.rules import embedding as embedding
+from noisette.rules import linear as linear
+from noisette.rules import normalization as normalization
+from noisette.rules._registry import find_rule as find_rule
+from noisette.rules._registry import named_arguments as named_arguments
+from noisette.rules._registry import operation_name as operation_name
+from noisette.rules._registry import rule as rule
+from noisette.rules.gradients import Dense as Dense
+from noisette.rules.gradients import ExampleGradients as ExampleGradients
+from noisette.rules.gradients import Outer as Outer
+from noisette.rules.gradients import PerExampleRow as PerExampleRow
+from noisette.rules.gradients import Rows as Rows
+from noisette.rules.gradients import add as add

@@ -1,0 +1,42 @@
+"""Of several exact ways to one result, the one that was fastest for this shape on this device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+
+import torch
+
+_WINNERS: dict[Hashable, str] = {}
+
+
+def fastest(key: Hashable, candidates: Mapping[str, Callable[[], object]], device: torch.device) -> str:
+    """Name of the quickest candidate for this key: measured once, then remembered.
+
+    Under ``torch.use_deterministic_algorithms(True)`` nothing is measured and the first candidate wins, so that two
+    runs round alike.
+    """
+    if torch.are_deterministic_algorithms_enabled() or len(candidates) == 1:
+        return next(iter(candidates))
+    key = (key, device.type, torch.get_num_threads())
+    if key not in _WINNERS:
+        seconds = {name: _seconds(candidate, device) for name, candidate in candidates.items()}
+        _WINNERS[key] = min(seconds, key=seconds.__getitem__)
+    return _WINNERS[key]
+
+
+def _seconds(candidate: Callable[[], object], device: torch.device) -> float:
+    """Best of three, after one that does not count."""
+    best = float("inf")
+    candidate()
+    for _ in range(3):
+        start = _now(device)
+        candidate()
+        best = min(best, _now(device) - start)
+    return best
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,260 @@
+"""Per-example gradients of one tensor, kept in the cheapest exact form.
+
+Each form answers the same three questions about the gradients G_1..G_b of b examples: their squared norms, the
+gradients themselves, and a weighted sum of them. The answers agree; only their cost differs.
+
+Axes: b example, t position within an example, o output feature, i input feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+# Rounding errors of a Gram product can hide a part of a norm that cancels; this many units of the diagonal cover it.
+_GRAM_SLACK = 16
+# Explicit gradients are kept when they need at most this many times the memory of the factors they replace.
+_KEEP_EXPLICIT = 2
+# Below this many positions, writing and reading an explicit gradient costs more than forming it a second time.
+_MIN_POSITIONS_TO_KEEP = 16
+
+
+class ExampleGradients(Protocol):
+    """The gradients of b examples with respect to one tensor."""
+
+    def squared_norms(self) -> Tensor:
+        """Squared Euclidean norm of each example's gradient, shape (b,)."""
+        ...
+
+    def explicit(self) -> Tensor:
+        """The gradients themselves, shape (b, *tensor.shape)."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Sum over examples of weight times gradient, in the tensor's shape; ``weights`` has shape (b,)."""
+        ...
+
+    def select(self, examples: Tensor) -> Self:
+        """The gradients of these examples alone; ``examples`` holds their indices."""
+        ...
+
+
+def _square_sums(rows: Tensor) -> Tensor:
+    """Sum of squares over all axes but the first."""
+    return torch.linalg.vector_norm(rows.flatten(1), dim=1).square() if rows.dim() > 1 else rows.square()
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Gradients written out: small tensors such as biases and the scales of normalisation layers."""
+
+    gradients: Tensor  # (b, *shape)
+
+    def squared_norms(self) -> Tensor:
+        return _square_sums(self.gradients)
+
+    def explicit(self) -> Tensor:
+        return self.gradients
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        shape = self.gradients.shape[1:]
+        return (weights.to(self.gradients.dtype) @ self.gradients.flatten(1)).view(shape)
+
+    def select(self, examples: Tensor) -> Dense:
+        return Dense(self.gradients[examples])
+
+
+@dataclass(frozen=True)
+class PerExampleRow:
+    """Gradients of a tensor whose first axis is the example axis: example i touches row i alone."""
+
+    rows: Tensor  # (b, ...): row i is all of example i's gradient
+    examples: Tensor  # (b,): which row of the tensor each example owns
+    length: int  # rows of the tensor
+
+    def squared_norms(self) -> Tensor:
+        return _square_sums(self.rows)
+
+    def explicit(self) -> Tensor:
+        count = self.rows.shape[0]
+        full = self.rows.new_zeros(count, self.length, *self.rows.shape[1:])
+        full[torch.arange(count, device=full.device), self.examples] = self.rows
+        return full
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = self.rows * weights.to(self.rows.dtype).view(-1, *[1] * (self.rows.dim() - 1))
+        total = self.rows.new_zeros(self.length, *self.rows.shape[1:])
+        return total.index_add_(0, self.examples, scaled)
+
+    def select(self, examples: Tensor) -> PerExampleRow:
+        return PerExampleRow(self.rows[examples], self.examples[examples], self.length)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """G = sum over positions of left times right transposed: linear layers, matrix products, recurrent cells.
+
+    Source: Goodfellow 2015 (one position); Lee & Kifer 2020, eq. 6 and 12 (sequences).
+    """
+
+    left: Tensor  # (b, t, o)
+    right: Tensor  # (b, t, i)
+
+    @property
+    def positions(self) -> int:
+        return self.left.shape[1]
+
+    @cached_property
+    def _explicit(self) -> Tensor:
+        return torch.bmm(self.left.transpose(1, 2), self.right)
+
+    @property
+    def _keeps_explicit(self) -> bool:
+        (_, t, o), i = self.left.shape, self.right.shape[2]
+        return t >= _MIN_POSITIONS_TO_KEEP and o * i <= _KEEP_EXPLICIT * t * (o + i)
+
+    def squared_norms(self) -> Tensor:
+        (b, t, o), i = self.left.shape, self.right.shape[2]
+        if t == 1:
+            return _square_sums(self.left) * _square_sums(self.right)
+        if self._keeps_explicit:
+            return _square_sums(self._explicit)
+        if t * t <= o * i:
+            return gram_product(self.gram_left(), self.gram_right())
+        return torch.cat([_square_sums(part.explicit()) for part in self._parts(b)]) if b else self.left.new_zeros(0)
+
+    def _parts(self, b: int) -> list[Outer]:
+        """Groups of examples whose explicit gradients together need no more memory than the factors."""
+        (_, t, o), i = self.left.shape, self.right.shape[2]
+        size = max(1, b * t * (o + i) // (o * i))
+        return [Outer(x, y) for x, y in zip(self.left.split(size), self.right.split(size), strict=True)]
+
+    def gram_left(self) -> Tensor:
+        return torch.bmm(self.left, self.left.transpose(1, 2))
+
+    def gram_right(self) -> Tensor:
+        return torch.bmm(self.right, self.right.transpose(1, 2))
+
+    def explicit(self) -> Tensor:
+        return self._explicit if self._keeps_explicit else torch.bmm(self.left.transpose(1, 2), self.right)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if "_explicit" in self.__dict__:
+            return Dense(self._explicit).weighted_sum(weights)
+        scaled = self.left * weights.to(self.left.dtype).view(-1, 1, 1)
+        return scaled.flatten(0, 1).t() @ self.right.flatten(0, 1)
+
+    def select(self, examples: Tensor) -> Outer:
+        return Outer(self.left[examples], self.right[examples])
+
+    def transposed(self) -> Outer:
+        """The same gradients with respect to the transposed tensor."""
+        return Outer(self.right, self.left)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Gradients that touch a few rows of a table: G[ids[t]] += rows[t]. Never forms examples x table."""
+
+    ids: Tensor  # (b, t), -1 where nothing is touched
+    rows: Tensor  # (b, t, i), zero where nothing is touched
+    table: torch.Size
+
+    def gram_ids(self) -> Tensor:
+        """1 where two positions name the same row."""
+        return (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.rows.dtype)
+
+    def squared_norms(self) -> Tensor:
+        # An example whose ids repeat has the sum of its rows there, so norms are taken after adding equal ids up.
+        order = self.ids.argsort(dim=1)
+        ids, rows = self.ids.gather(1, order), self.rows.gather(1, order.unsqueeze(2).expand_as(self.rows))
+        starts = torch.ones_like(ids)
+        starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        slots = starts.cumsum(1) - 1
+        sums = torch.zeros_like(rows).scatter_add_(1, slots.unsqueeze(2).expand_as(rows), rows)
+        return _square_sums(sums)
+
+    def explicit(self) -> Tensor:
+        b = self.ids.shape[0]
+        full = self.rows.new_zeros(b, *self.table)
+        index = self.ids.clamp(min=0).unsqueeze(2).expand_as(self.rows)
+        return full.scatter_add_(1, index, self.rows)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = self.rows * weights.to(self.rows.dtype).view(-1, 1, 1)
+        total = self.rows.new_zeros(self.table)
+        return total.index_add_(0, self.ids.clamp(min=0).flatten(), scaled.flatten(0, 1))
+
+    def select(self, examples: Tensor) -> Rows:
+        return Rows(self.ids[examples], self.rows[examples], self.table)
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of several gradients with respect to one tensor, such as a weight tied between two operations."""
+
+    parts: tuple[ExampleGradients, ...]
+
+    def squared_norms(self) -> Tensor:
+        factored = [part for part in self.parts if isinstance(part, Outer | Rows)]
+        if len(factored) < len(self.parts):
+            return _square_sums(self.explicit())
+        total = sum(part.squared_norms() for part in factored)
+        pairs = [(p, q) for k, p in enumerate(factored) for q in factored[k + 1 :]]
+        return torch.as_tensor(total + 2 * sum(_inner(p, q) for p, q in pairs)).clamp(min=0)
+
+    def explicit(self) -> Tensor:
+        return torch.stack([part.explicit() for part in self.parts]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.stack([part.weighted_sum(weights) for part in self.parts]).sum(0)
+
+    def select(self, examples: Tensor) -> Total:
+        return Total(tuple(part.select(examples) for part in self.parts))
+
+
+def gram_product(left: Tensor, right: Tensor) -> Tensor:
+    """Sum of the products of two Gram matrices (b, t, t), with what rounding may hide added on top, shape (b,)."""
+    slack = _GRAM_SLACK * torch.finfo(left.dtype).eps
+    diagonal = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sum(1)
+    return (left * right).sum((1, 2)).clamp(min=0) + slack * diagonal
+
+
+def _inner(p: Outer | Rows, q: Outer | Rows) -> Tensor:
+    """Inner product of two gradients of each example, shape (b,), without forming either."""
+    if isinstance(p, Outer) and isinstance(q, Rows):
+        p, q = q, p
+    if isinstance(p, Rows) and isinstance(q, Outer):
+        # <row id_s of G_q, rows_s> with G_q = sum_t left_t right_t^T, so row id_s is sum_t left_t[id_s] right_t.
+        index = p.ids.clamp(min=0).unsqueeze(1).expand(-1, q.positions, -1)
+        picked = q.left.gather(2, index)  # (b, t, s)
+        return (picked * torch.bmm(q.right, p.rows.transpose(1, 2))).sum((1, 2))
+    raise TypeError(f"no inner product between {type(p).__name__} and {type(q).__name__}")
+
+
+def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
+    """The sum of gradients with respect to one tensor; uses of one kind are joined along the position axis.
+
+    The squared norms of two uses never just add up: their gradients may point the same way.
+    """
+    joined: list[ExampleGradients] = []
+    dense = [part.gradients for part in parts if isinstance(part, Dense)]
+    outer = [part for part in parts if isinstance(part, Outer)]
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if dense:
+        joined.append(Dense(dense[0] if len(dense) == 1 else torch.stack(dense).sum(0)))
+    if len(outer) == 1:
+        joined += outer
+    elif outer:
+        joined.append(Outer(torch.cat([p.left for p in outer], 1), torch.cat([p.right for p in outer], 1)))
+    if len(rows) == 1:
+        joined += rows
+    elif rows:
+        joined.append(Rows(torch.cat([p.ids for p in rows], 1), torch.cat([p.rows for p in rows], 1), rows[0].table))
+    joined += [part for part in parts if not isinstance(part, Dense | Outer | Rows)]
+    return joined[0] if len(joined) == 1 else Total(tuple(joined))

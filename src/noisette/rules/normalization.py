@@ -1,0 +1,77 @@
+"""Scale and shift of normalisation layers that look at one example at a time: layer norm and group norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from noisette.rules._registry import rule
+from noisette.rules.elementwise import reduced
+from noisette.rules.gradients import Dense, ExampleGradients
+
+F = torch.nn.functional
+
+
+def _channels(parameter: Tensor, dy: Tensor) -> Tensor:
+    """A per-channel parameter with axes that line up with (example, channel, ...)."""
+    return parameter.view(-1, *[1] * (dy.dim() - 2))
+
+
+@rule(F.layer_norm, operand="weight")
+def layer_norm_weight(
+    b: int,
+    dy: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> ExampleGradients:
+    """G = sum_t dy_t x_hat_t."""
+    return reduced(b, dy * F.layer_norm(input, normalized_shape, eps=eps), weight)
+
+
+@rule(F.layer_norm, operand="bias")
+def layer_norm_bias(
+    b: int,
+    dy: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor,
+    eps: float = 1e-5,
+) -> ExampleGradients:
+    """G = sum_t dy_t."""
+    return reduced(b, dy, bias)
+
+
+@rule(F.rms_norm, operand="weight")
+def rms_norm_weight(
+    b: int, dy: Tensor, input: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None
+) -> ExampleGradients:
+    """G = sum_t dy_t x_hat_t."""
+    return reduced(b, dy * F.rms_norm(input, normalized_shape, eps=eps), weight)
+
+
+@rule(F.group_norm, operand="weight")
+def group_norm_weight(
+    b: int, dy: Tensor, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
+) -> ExampleGradients:
+    """G_c = sum over positions of dy_c x_hat_c."""
+    return reduced_channels(b, dy * F.group_norm(input, num_groups, eps=eps), weight)
+
+
+@rule(F.group_norm, operand="bias")
+def group_norm_bias(
+    b: int, dy: Tensor, input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor, eps: float = 1e-5
+) -> ExampleGradients:
+    """G_c = sum over positions of dy_c."""
+    return reduced_channels(b, dy, bias)
+
+
+def reduced_channels(b: int, dy: Tensor, parameter: Tensor) -> ExampleGradients:
+    """What reaches a per-channel parameter of a gradient with axes (example, channel, ...)."""
+    gradients = reduced(b, dy, _channels(parameter, dy)).explicit()
+    return Dense(gradients.reshape(b, -1))

@@ -1,0 +1,136 @@
+"""Which examples a step sees: Poisson batches from the secure source, handed out in physical pieces.
+
+The size of a batch is private and random; it may be zero. Nothing public is computed from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
+
+from noisette import _check
+from noisette.keystream import SecretKey
+
+_CHUNK = 2**20  # records whose coins are tossed at once
+
+Gather = Callable[[np.ndarray], Any]  # indices of examples -> one collated piece
+
+
+@dataclass(frozen=True)
+class PoissonSampler:
+    """Includes each of ``size`` records in a step's batch independently with probability ``sampling_rate``.
+
+    Guarantee: inclusion is independent across records and steps, with 64 bits to a coin, from the secret key alone.
+    Source: Abadi et al. 2016, algorithm 1 and section 3.1 (lots).
+
+    >>> len(PoissonSampler(size=5, sampling_rate=1.0, key=SecretKey()).indices(step=0))
+    5
+    """
+
+    size: int
+    sampling_rate: float
+    key: SecretKey
+
+    def __post_init__(self) -> None:
+        _check.probability(sampling_rate=self.sampling_rate)
+
+    def indices(self, *, step: int) -> np.ndarray:
+        """Indices of the records in this step's batch, ascending; possibly none."""
+        if self.sampling_rate == 1:
+            return np.arange(self.size)
+        below = np.uint64(int(self.sampling_rate * 2**64))
+        coins = np.empty(min(self.size, _CHUNK), dtype=np.uint64)
+        found = []
+        for start in range(0, self.size, _CHUNK):
+            tossed = coins[: min(_CHUNK, self.size - start)]
+            self.key.fill(tossed, purpose="sampling", name="", step=step, start=start)
+            found.append(np.flatnonzero(tossed < below) + start)
+        return np.concatenate(found) if found else np.arange(0)
+
+
+@dataclass
+class Batch:
+    """One logical batch: the examples of one step, possibly none, to be seen in physical pieces."""
+
+    indices: np.ndarray
+    gather: Gather
+    piece: int | None = None  # examples in the piece that is in hand
+
+    def pieces(self, size: int) -> Iterator[Any]:
+        """The batch in pieces of at most ``size`` examples, which only bounds memory: the sum is the same.
+
+        A piece has the form in which the data set gives its examples, collated. An empty batch has no piece. The next
+        piece is prepared while the present one is at work.
+        """
+        _check.count(size=size)
+        parts = [self.indices[start : start + size] for start in range(0, len(self.indices), size)]
+        for part, piece in zip(parts, _prepared_ahead(self.gather, parts), strict=True):
+            self.piece = len(part)
+            yield piece
+        self.piece = None
+
+
+def _prepared_ahead(gather: Gather, parts: Sequence[np.ndarray]) -> Iterator[Any]:
+    if len(parts) < 2:
+        yield from map(gather, parts)
+        return
+    with ThreadPoolExecutor(max_workers=1) as helper:
+        upcoming = helper.submit(gather, parts[0])
+        for following in parts[1:]:
+            ready, upcoming = upcoming.result(), helper.submit(gather, following)
+            yield ready
+        yield upcoming.result()
+
+
+def gatherer(dataset: Any) -> tuple[int, Gather]:
+    """The number of records of a data set, and how to fetch some of them as one piece.
+
+    Tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are gathered in one indexing
+    call. Any other data set with ``len`` and indexing has its examples fetched and collated as a ``DataLoader`` would.
+
+    Raises:
+        TypeError: the data set cannot be indexed, so no Poisson batch can be drawn from it.
+        ValueError: its tensors differ in length.
+    """
+    if isinstance(dataset, TensorDataset):
+        dataset = dataset.tensors
+    if isinstance(dataset, Tensor | np.ndarray):
+        return len(dataset), _column(dataset)
+    if isinstance(dataset, tuple | list) and dataset and all(isinstance(c, Tensor | np.ndarray) for c in dataset):
+        columns = [_column(column) for column in dataset]
+        return _common_length(dataset), lambda at: tuple(column(at) for column in columns)
+    if isinstance(dataset, Mapping):
+        named = {name: _column(column) for name, column in dataset.items()}
+        return _common_length(list(dataset.values())), lambda at: {name: column(at) for name, column in named.items()}
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            f"a {type(dataset).__name__} has no length and index, so each record cannot be drawn on its own; "
+            "pass a data set with __len__ and __getitem__ (not a DataLoader: it brings a sampler of its own)"
+        )
+    return len(dataset), _collated(dataset)
+
+
+def _column(values: Tensor | np.ndarray) -> Gather:
+    tensor = torch.as_tensor(values)
+    return lambda at: tensor[torch.as_tensor(at, device=tensor.device)]
+
+
+def _common_length(columns: Sequence[Sized]) -> int:
+    lengths = {len(column) for column in columns}
+    if len(lengths) != 1:
+        raise ValueError(f"the columns of the data set differ in length: {sorted(lengths)}")
+    return lengths.pop()
+
+
+def _collated(dataset: Any) -> Gather:
+    fetch_many = getattr(dataset, "__getitems__", None)
+    if fetch_many is not None:
+        return lambda at: default_collate(fetch_many(at.tolist()))
+    return lambda at: default_collate([dataset[index] for index in at.tolist()])

@@ -1,0 +1,268 @@
+"""Which operation used which trainable parameter in a forward pass, and where its output gradient will arrive.
+
+The tape watches operations, not layers: inside the user's root module every torch call passes by, and each value is one
+of three things. A *weight* comes from trainable parameters; a *constant* from anything that knows no example (buffers,
+``arange``, frozen weights); everything else is *data*. A call that joins a weight with data is a *use*. A call on weights
+and constants alone derives a new weight.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+
+Operation = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Use:
+    """One operation that joined weights with data."""
+
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    weights: tuple[tuple[int | str, Tensor], ...]  # position or keyword of each weight among the arguments
+    output: GradientEdge
+    upstream: tuple[Any, ...]  # graph nodes of the data arguments: where the rest of the model lies
+    versions: tuple[tuple[Tensor, int], ...]  # the data arguments as they were
+
+    def check_unchanged(self) -> None:
+        """The data this use saw still holds the same values.
+
+        Raises:
+            RuntimeError: an in-place operation has overwritten it since.
+        """
+        for tensor, version in self.versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    f"an input of shape {tuple(tensor.shape)} of {self.operation.__name__} was changed in place after "
+                    "its use, so its gradient is lost; use the out-of-place form of the operation that follows"
+                )
+
+
+@dataclass(frozen=True)
+class DerivedWeight:
+    """A tensor computed from trainable parameters and constants alone, such as a slice, a transpose or a masked weight."""
+
+    tensor: Tensor
+    parents: tuple[Tensor, ...]  # the trainable parameters it comes from
+    operation: Operation
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+@dataclass
+class Record:
+    """What the tape has seen since it was last cleared."""
+
+    uses: list[Use] = field(default_factory=list)
+    derived: dict[int, DerivedWeight] = field(default_factory=dict)
+    outputs: list[GradientEdge] = field(default_factory=list)  # of the root module
+    calls: list[tuple[tuple[Any, ...], Mapping[str, Any]]] = field(default_factory=list)  # arguments of the root module
+
+
+class Tape:
+    """Records the uses of a module's trainable parameters whenever that module is called with gradients enabled.
+
+    The module stays as it is: two hooks on its root open and close the recording. A deep copy of the module is an
+    ordinary module that records nothing.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+        self.parameters = {name: p for name, p in root.named_parameters() if p.requires_grad}
+        self.record = Record()
+        self._depth = 0
+        self._recorder: _Recorder | None = None
+        hook = _RootHook(self, root)
+        self._handles = (
+            root.register_forward_pre_hook(hook.opens, prepend=True, with_kwargs=True),
+            root.register_forward_hook(hook.closes, always_call=True, with_kwargs=True),
+        )
+
+    def clear(self) -> Record:
+        """Hand over what was recorded and start anew."""
+        record, self.record = self.record, Record()
+        return record
+
+    def close(self) -> None:
+        """Remove the hooks; the module is as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self.clear()
+
+    def open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Start recording one call of the root module; calls inside that call change nothing."""
+        self._depth += 1
+        if self._depth > 1 or not torch.is_grad_enabled():
+            return
+        self.record.calls.append((args, kwargs))
+        self._recorder = _Recorder(self.record, self.parameters.values(), _constants(self.root))
+        self._recorder.__enter__()
+
+    def shut(self, output: object) -> None:
+        """Stop recording the call of the root module that returned ``output``."""
+        self._depth -= 1
+        if self._depth or self._recorder is None:
+            return
+        self._recorder.__exit__(None, None, None)
+        self._recorder = None
+        tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
+        self.record.outputs += [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+
+
+class _RootHook:
+    """The two hooks of a root module. A copy of the module carries copies that do nothing."""
+
+    def __init__(self, tape: Tape | None, root: nn.Module | None) -> None:
+        self._tape = tape
+        self._root = weakref.ref(root) if root is not None else None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> _RootHook:
+        return _RootHook(None, None)
+
+    def __reduce__(self) -> tuple[type[_RootHook], tuple[None, None]]:
+        return _RootHook, (None, None)
+
+    def _records(self, module: nn.Module) -> Tape | None:
+        return self._tape if self._root is not None and self._root() is module else None
+
+    def opens(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if tape := self._records(module):
+            tape.open(args, kwargs)
+
+    def closes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+        if tape := self._records(module):
+            tape.shut(output)
+
+
+def _constants(root: nn.Module) -> Iterator[Tensor]:
+    yield from root.buffers()
+    yield from (p for p in root.parameters() if not p.requires_grad)
+
+
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, Tensor]]:
+    """Each tensor among the arguments with its position or keyword; lists and tuples are opened once."""
+    for place, value in (*enumerate(args), *kwargs.items()):
+        if isinstance(value, Tensor):
+            yield place, value
+        elif type(value) in (list, tuple):
+            for item in value:
+                if isinstance(item, Tensor):
+                    yield place, item
+
+
+class _Recorder(TorchFunctionMode):
+    """Sees every torch call of one forward pass and files it as a use, a derived weight, a constant or plain data."""
+
+    def __init__(self, record: Record, weights: Iterable[Tensor], constants: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._record = record
+        # Values keep their tensors alive, so that an identity is never reused within the pass.
+        self._weights: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {id(p): (p, (p,)) for p in weights}
+        self._constants = {id(tensor): tensor for tensor in constants}
+
+    def __torch_function__(
+        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        weights: list[tuple[int | str, Tensor]] = []
+        data: list[Tensor] = []
+        for place, tensor in _tensors(args, kwargs):
+            if id(tensor) in self._weights:
+                weights.append((place, tensor))
+            elif id(tensor) not in self._constants:
+                data.append(tensor)
+        if not weights:
+            output = func(*args, **kwargs)
+            if not data:
+                self._file_constants(output)
+            elif args and id(args[0]) in self._constants:
+                del self._constants[id(args[0])]  # data may have been written into it
+            return output
+        upstream = tuple(tensor.grad_fn for tensor in data if tensor.grad_fn is not None)
+        output = func(*args, **kwargs)
+        if data:
+            self._file_use(func, args, kwargs, weights, data, upstream, output)
+        else:
+            self._file_derived(func, args, kwargs, weights, output)
+        return output
+
+    def _file_constants(self, output: object) -> None:
+        for tensor in _outputs(output):
+            self._constants[id(tensor)] = tensor
+
+    def _file_derived(
+        self,
+        func: Operation,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        weights: list[tuple[int | str, Tensor]],
+        output: object,
+    ) -> None:
+        parents = tuple({id(p): p for _, weight in weights for p in self._weights[id(weight)][1]}.values())
+        for tensor in _outputs(output):
+            if not tensor.requires_grad:
+                self._constants[id(tensor)] = tensor
+            elif id(tensor) not in self._weights:
+                self._weights[id(tensor)] = (tensor, parents)
+                self._record.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
+
+    def _file_use(
+        self,
+        func: Operation,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        weights: list[tuple[int | str, Tensor]],
+        data: list[Tensor],
+        upstream: tuple[Any, ...],
+        output: object,
+    ) -> None:
+        versions = tuple((tensor, tensor._version) for tensor in data if not tensor.is_inference())
+        for tensor in _outputs(output):
+            if tensor.requires_grad:
+                edge = get_gradient_edge(tensor)
+                self._record.uses.append(Use(func, args, kwargs, tuple(weights), edge, upstream, versions))
+
+
+def _outputs(output: object) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, list | tuple):
+        yield from (tensor for tensor in output if isinstance(tensor, Tensor))
+
+
+def uncovered_parameters(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> list[str]:
+    """Names of trainable parameters that reach the losses by a way which no recorded use accounts for.
+
+    Walks the autograd graph from the losses. At the output of a use the walk goes on at its data arguments, so a
+    parameter is met only where the tape did not see it at work.
+    """
+    names = {id(p): name for name, p in parameters.items()}
+    upstream: dict[Any, list[Any]] = {}
+    for use in record.uses:
+        upstream.setdefault(use.output.node, []).extend(use.upstream)
+    found: set[str] = set()
+    seen: set[Any] = set()
+    stack = [losses.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in upstream:
+            stack.extend(upstream[node])
+            continue
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in names:
+            found.add(names[id(variable)])
+        stack.extend(next_node for next_node, _ in node.next_functions)
+    return sorted(found)
