@@ -1,40 +1,60 @@
 """Train PyTorch models with differential privacy: fast, exact, and with a claim that can be checked."""
 
-from noisette.accounting import Ledger as Ledger
-from noisette.accounting import MomentsAccountant as MomentsAccountant
-from noisette.accounting import PldAccountant as PldAccountant
-from noisette.accounting import RdpAccountant as RdpAccountant
-from noisette.accounting import noise_multiplier_for as noise_multiplier_for
-from noisette.bounding import BookKeeping as BookKeeping
-from noisette.bounding import BoundedSum as BoundedSum
-from noisette.bounding import GradientBound as GradientBound
-from noisette.bounding import Loop as Loop
-from noisette.bounding import PerExampleClip as PerExampleClip
-from noisette.bounding import Reweight as Reweight
-from noisette.errors import MissingRule as MissingRule
-from noisette.errors import PrivacyRefusal as PrivacyRefusal
-from noisette.explain import explain as explain
-from noisette.privatize import PrivateRun as PrivateRun
-from noisette.privatize import privatize as privatize
-from noisette.release import GaussianRelease as GaussianRelease
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BookKeeping",
-    "BoundedSum",
-    "GaussianRelease",
-    "GradientBound",
-    "Ledger",
-    "Loop",
-    "MissingRule",
-    "MomentsAccountant",
-    "PerExampleClip",
-    "PldAccountant",
-    "PrivacyRefusal",
-    "PrivateRun",
-    "RdpAccountant",
-    "Reweight",
-    "explain",
-    "noise_multiplier_for",
-    "privatize",
-]
+if TYPE_CHECKING:
+    from noisette.accounting import Ledger as Ledger
+    from noisette.accounting import MomentsAccountant as MomentsAccountant
+    from noisette.accounting import PldAccountant as PldAccountant
+    from noisette.accounting import PoissonGaussian as PoissonGaussian
+    from noisette.accounting import RdpAccountant as RdpAccountant
+    from noisette.accounting import noise_multiplier_for as noise_multiplier_for
+    from noisette.bounding import BookKeeping as BookKeeping
+    from noisette.bounding import BoundedSum as BoundedSum
+    from noisette.bounding import GradientBound as GradientBound
+    from noisette.bounding import Loop as Loop
+    from noisette.bounding import PerExampleClip as PerExampleClip
+    from noisette.bounding import Reweight as Reweight
+    from noisette.errors import MissingRule as MissingRule
+    from noisette.errors import PrivacyRefusal as PrivacyRefusal
+    from noisette.explanation import explain as explain
+    from noisette.private_run import PrivateRun as PrivateRun
+    from noisette.private_run import privatize as privatize
+    from noisette.release import GaussianRelease as GaussianRelease
+
+_ROOMS = {
+    "BookKeeping": "bounding",
+    "BoundedSum": "bounding",
+    "GaussianRelease": "release",
+    "GradientBound": "bounding",
+    "Ledger": "accounting",
+    "Loop": "bounding",
+    "MissingRule": "errors",
+    "MomentsAccountant": "accounting",
+    "PerExampleClip": "bounding",
+    "PldAccountant": "accounting",
+    "PoissonGaussian": "accounting",
+    "PrivacyRefusal": "errors",
+    "PrivateRun": "private_run",
+    "RdpAccountant": "accounting",
+    "Reweight": "bounding",
+    "explain": "explanation",
+    "noise_multiplier_for": "accounting",
+    "privatize": "private_run",
+}
+__all__ = sorted(_ROOMS)
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # Rooms open on first use, so that the accounting commands never wait for torch.
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'noisette' has no attribute {name!r}")
+    value = getattr(import_module(f"noisette.{_ROOMS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

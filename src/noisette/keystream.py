@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 KEY_BYTES = 32
 WORDS_PER_BLOCK = 8  # a block of the cipher holds 64 bytes
 _MAX_BLOCK = 2**32  # its counter has 32 bits
+_ZEROS = memoryview(bytes(2**20))  # a keystream is what the cipher makes of zeros
 
 
 class SecretKey:
@@ -61,5 +62,7 @@ class SecretKey:
         encryptor = Cipher(ChaCha20(self._stream_key(purpose, name), counter_and_nonce), mode=None).encryptor()
         if skipped:
             encryptor.update(bytes(8 * skipped))
-        words[:] = 0
-        encryptor.update_into(words.view(np.uint8).data, words.view(np.uint8).data)
+        stream = words.view(np.uint8).data
+        for at in range(0, len(stream), len(_ZEROS)):
+            part = stream[at : at + len(_ZEROS)]
+            encryptor.update_into(_ZEROS[: len(part)], part)

@@ -188,13 +188,18 @@ def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: l
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for module, name, buffer, value in before:
+                module._buffers[name] = buffer.copy_(value)
 
 
 _F = torch.nn.functional

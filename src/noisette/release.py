@@ -58,7 +58,13 @@ class GaussianRelease:
             groups.setdefault((precision, p.device), []).append((p, g))
         for (dtype, device), pairs in groups.items():
             streams = [Stream(names[id(p)], p.numel()) for p, _ in pairs]
-            noise = gaussian_noise(self.key, streams, step=step, dtype=dtype, device=device)
+            noise = gaussian_noise(
+                self.key,
+                streams,
+                step=step,
+                deviation=deviation / self.expected_batch_size,
+                dtype=dtype,
+                device=device,
+            )
             for (p, g), z in zip(pairs, noise, strict=True):
-                noised = z.view(p.shape).mul_(deviation).add_(g).div_(self.expected_batch_size)
-                p.grad = noised.to(p.dtype)
+                p.grad = z.view(p.shape).add_(g, alpha=1 / self.expected_batch_size).to(p.dtype)

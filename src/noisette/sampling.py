@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from noisette import _check
+from noisette.errors import PrivacyRefusal
 from noisette.keystream import SecretKey
 
 _CHUNK = 2**20  # records whose coins are tossed at once
@@ -62,19 +63,38 @@ class Batch:
     indices: np.ndarray
     gather: Gather
     piece: int | None = None  # examples in the piece that is in hand
+    bounded: int = 0  # examples that went through backward
 
     def pieces(self, size: int) -> Iterator[Any]:
         """The batch in pieces of at most ``size`` examples, which only bounds memory: the sum is the same.
 
         A piece has the form in which the data set gives its examples, collated. An empty batch has no piece. The next
         piece is prepared while the present one is at work.
+
+        Raises:
+            PrivacyRefusal: a piece would leave out examples, or bring some a second time.
         """
         _check.count(size=size)
-        parts = [self.indices[start : start + size] for start in range(0, len(self.indices), size)]
-        for part, piece in zip(parts, _prepared_ahead(self.gather, parts), strict=True):
+        starts = range(0, len(self.indices), size)
+        parts = [self.indices[start : start + size] for start in starts]
+        for start, part, piece in zip(starts, parts, _prepared_ahead(self.gather, parts), strict=True):
+            self.check_bounded(start)
             self.piece = len(part)
             yield piece
+        self.check_bounded(len(self.indices))
         self.piece = None
+
+    def check_bounded(self, expected: int) -> None:
+        """So many examples of the batch went through backward until now.
+
+        Raises:
+            PrivacyRefusal: some were left out or came twice.
+        """
+        if self.bounded != expected:
+            raise PrivacyRefusal(
+                f"{self.bounded} examples of this batch went through run.backward() where {expected} should have: each "
+                "belongs to its step once. Call backward once for each piece, and pieces() once for each batch"
+            )
 
 
 def _prepared_ahead(gather: Gather, parts: Sequence[np.ndarray]) -> Iterator[Any]:

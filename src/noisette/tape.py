@@ -31,6 +31,7 @@ class Use:
     kwargs: Mapping[str, Any]
     weights: tuple[tuple[int | str, Tensor], ...]  # position or keyword of each weight among the arguments
     output: GradientEdge
+    dtype: torch.dtype  # of the output
     upstream: tuple[Any, ...]  # graph nodes of the data arguments: where the rest of the model lies
     versions: tuple[tuple[Tensor, int], ...]  # the data arguments as they were
 
@@ -97,6 +98,7 @@ class Tape:
         """Remove the hooks; the module is as it was."""
         for handle in self._handles:
             handle.remove()
+        self._stop()  # an interrupt may have left a call half done
         self.clear()
 
     def open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -110,13 +112,19 @@ class Tape:
 
     def shut(self, output: object) -> None:
         """Stop recording the call of the root module that returned ``output``."""
+        if not self._depth:
+            return  # a hook that runs before ours has stopped the call before it was opened
         self._depth -= 1
         if self._depth or self._recorder is None:
             return
-        self._recorder.__exit__(None, None, None)
-        self._recorder = None
+        self._stop()
         tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
         self.record.outputs += [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+
+    def _stop(self) -> None:
+        if self._recorder is not None:
+            self._recorder.__exit__(None, None, None)
+            self._recorder = None
 
 
 class _RootHook:
@@ -192,6 +200,8 @@ class _Recorder(TorchFunctionMode):
         output = func(*args, **kwargs)
         if data:
             self._file_use(func, args, kwargs, weights, data, upstream, output)
+            if args and output is args[0]:
+                self._weights.pop(id(output), None)  # data was written into it
         else:
             self._file_derived(func, args, kwargs, weights, output)
         return output
@@ -230,7 +240,7 @@ class _Recorder(TorchFunctionMode):
         for tensor in _outputs(output):
             if tensor.requires_grad:
                 edge = get_gradient_edge(tensor)
-                self._record.uses.append(Use(func, args, kwargs, tuple(weights), edge, upstream, versions))
+                self._record.uses.append(Use(func, args, kwargs, tuple(weights), edge, tensor.dtype, upstream, versions))
 
 
 def _outputs(output: object) -> Iterator[Tensor]:

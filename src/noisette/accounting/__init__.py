@@ -1,0 +1,29 @@
+"""What was released, and what it costs. Nothing in this room imports torch."""
+
+from noisette.accounting.accountant import Accountant as Accountant
+from noisette.accounting.accountant import PrivacyCurve as PrivacyCurve
+from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
+from noisette.accounting.curve import epsilon_curve as epsilon_curve
+from noisette.accounting.events import Events as Events
+from noisette.accounting.events import Neighbouring as Neighbouring
+from noisette.accounting.events import PoissonGaussian as PoissonGaussian
+from noisette.accounting.ledger import Ledger as Ledger
+from noisette.accounting.moments import MomentsAccountant as MomentsAccountant
+from noisette.accounting.pld import PldAccountant as PldAccountant
+from noisette.accounting.rdp import RdpAccountant as RdpAccountant
+from noisette.accounting.tail import tail_delta as tail_delta
+
+__all__ = [
+    "Accountant",
+    "Events",
+    "Ledger",
+    "MomentsAccountant",
+    "Neighbouring",
+    "PldAccountant",
+    "PoissonGaussian",
+    "PrivacyCurve",
+    "RdpAccountant",
+    "epsilon_curve",
+    "noise_multiplier_for",
+    "tail_delta",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,13 +11,14 @@ import numpy as np
 from scipy.special import gammaln, logsumexp, xlog1py, xlogy
 
 from noisette._check import count, open_fraction, positive
+from noisette.accounting.accountant import priced_noise
 from noisette.accounting.events import Events, PoissonGaussian, check_events
 
 ORDERS = (*range(1, 64), 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 
 
 def log_moment(event: PoissonGaussian, order: int) -> float:
-    """alpha(order) of one release: ln E2, which bounds both directions; ``inf`` where it overflows.
+    """alpha(order) of one release: ln E2, which bounds both directions.
 
     The binomial weights sum to 1, so E2 is 1 plus terms that are all positive. Adding up those terms, instead of E2
     itself, keeps a tiny moment exact to the last digits and never negative.
@@ -26,14 +28,15 @@ def log_moment(event: PoissonGaussian, order: int) -> float:
     >>> round(log_moment(PoissonGaussian(0.01, 4.0), 32), 10)
     0.0034760438
     """
-    n, q, sigma = order + 1, event.sampling_rate, event.noise_multiplier
+    n, q, sigma = order + 1, event.sampling_rate, priced_noise(event)
+    if sigma == 0:
+        return math.inf
     k = np.arange(2, n + 1)
     log_binomial = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
     log_weight = log_binomial + xlogy(k, q) + xlog1py(n - k, -q)
-    with np.errstate(over="ignore", divide="ignore"):
-        exponent = k * (k - 1) / 2 / sigma / sigma
-        log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
-        return float(np.logaddexp(0.0, logsumexp(log_weight + log_excess)))
+    exponent = k * (k - 1) / (2 * sigma**2)
+    log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
+    return float(np.logaddexp(0.0, logsumexp(log_weight + log_excess)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from noisette._check import open_fraction, positive
+from noisette.accounting.accountant import priced_noise
 from noisette.accounting.events import Events, PoissonGaussian, check_events
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ ORDERS = (
 
 # Costs 5e-15 * order per release: more than the library's rounding, which could otherwise turn a tiny price into zero.
 ROUNDING = 1e7
-
-# Outside this range a noise multiplier is priced as if it were worse: as no noise below, as the end of the range above.
-LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,9 +85,7 @@ class RdpAccountant:
 def _as_library_event(event: PoissonGaussian) -> Any:
     import dp_accounting
 
-    if event.noise_multiplier < LEAST_NOISE:
-        return dp_accounting.NonPrivateDpEvent()
-    noise = dp_accounting.GaussianDpEvent(min(event.noise_multiplier, MOST_NOISE))
+    noise = dp_accounting.GaussianDpEvent(priced_noise(event))
     return dp_accounting.PoissonSampledDpEvent(event.sampling_rate, noise)
 
 

@@ -11,6 +11,7 @@ from noisette import _check
 from noisette.bounding.base import BoundedSum
 from noisette.bounding.engines import BookKeeping, Engine
 from noisette.bounding.losses import check_independent, check_one_per_example
+from noisette.errors import PrivacyRefusal
 from noisette.tape import Record, Tape
 
 # Norms carry rounding errors; clipping to a hair below C keeps the true norm within C.
@@ -76,6 +77,11 @@ class PerExampleClip:
         check_one_per_example(losses)
         if losses.shape[0] == 0:
             return
+        if not record.outputs:
+            raise PrivacyRefusal(
+                "the losses do not come from a call of the model: call the module itself (not its forward, not a part "
+                "of it), with gradients enabled, before each backward"
+            )
         self._check_kind_once(losses, record)
         with torch.autocast(losses.device.type, enabled=False):
             sums = self.engine.clipped_sum(losses, record, self.parameters, self._factors)
@@ -89,7 +95,8 @@ class PerExampleClip:
         kind = losses.grad_fn.name() if losses.grad_fn is not None else ""
         if losses.shape[0] > 1 and kind not in self._checked_losses:
             check_independent(losses, record.outputs)
-            self._checked_losses.add(kind)
+            if losses.isfinite().all():  # what is not a number proves nothing
+                self._checked_losses.add(kind)
 
     def _factors(self, norms: Tensor) -> Tensor:
         """min(1, C / norm) for each example; not a number where the norm is not finite.

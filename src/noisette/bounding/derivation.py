@@ -30,7 +30,7 @@ class Region:
 
     @staticmethod
     def of(view: Tensor) -> Region:
-        return Region(view.storage_offset(), tuple(view.shape), view.stride())
+        return Region(int(view.storage_offset()), tuple(view.shape), view.stride())
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,18 @@ def _disjoint(regions: tuple[Region, ...]) -> bool:
 
 def _is_view(derived: Tensor, parameter: Tensor) -> bool:
     same_memory = derived.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
-    return same_memory and derived.dtype == parameter.dtype and parameter.is_contiguous()
+    plain = same_memory and derived.dtype == parameter.dtype and parameter.is_contiguous()
+    return plain and not _overlaps_itself(derived)
+
+
+def _overlaps_itself(view: Tensor) -> bool:
+    """Two places of the view may share memory, as after ``expand`` or ``unfold``."""
+    reach = 0
+    for stride, n in sorted(zip(view.stride(), view.shape, strict=True)):
+        if n > 1 and stride <= reach:
+            return True
+        reach += (n - 1) * stride
+    return False
 
 
 def onto_parameters(

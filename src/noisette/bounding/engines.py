@@ -35,7 +35,8 @@ class BookKeeping:
     """
 
     def clipped_sum(self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], factors: Factors) -> Sums:
-        forms = example_gradients(losses, record, parameters)
+        with _hooks_off(parameters.values()):
+            forms = example_gradients(losses, record, parameters)
         return _weighted_sums(forms, factors(_norms(forms, losses)))
 
 
@@ -46,10 +47,12 @@ class Reweight:
     """
 
     def clipped_sum(self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], factors: Factors) -> Sums:
-        forms = example_gradients(losses, record, parameters, retain_graph=True)
+        with _hooks_off(parameters.values()):
+            forms = example_gradients(losses, record, parameters, retain_graph=True)
         weights = factors(_norms(forms, losses))
-        if not weights.isfinite().all():
-            # A zero weight does not stop an infinite activation: these examples must not enter a backward pass.
+        low_precision = any(use.dtype.itemsize < 4 for use in record.uses)
+        if not forms or low_precision or not weights.isfinite().all():
+            # A second pass would round to other gradients than those measured; and no zero stops an infinite activation.
             return _weighted_sums(forms, weights)
         names = list(forms)
         with _hooks_off(parameters.values()):
@@ -58,21 +61,27 @@ class Reweight:
 
 
 class Loop:
-    """One backward pass for every example. Slow, in need of no rule, and the reference for the other engines."""
+    """One backward pass for every example. Slow, in need of no rule, and the reference for the other engines.
+
+    A batch in which some gradient is not finite goes through `BookKeeping`, which needs rules.
+    """
 
     def clipped_sum(self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], factors: Factors) -> Sums:
         names, params = list(parameters), list(parameters.values())
         total: Sums = {}
-        for i, loss in enumerate(losses.unbind()):
+        for loss in losses.unbind():
             with _hooks_off(params):
-                gradients = torch.autograd.grad(loss, params, retain_graph=i + 1 < len(losses), allow_unused=True)
+                gradients = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
             used = {name: g for name, g in zip(names, gradients, strict=True) if g is not None}
             if not used:
                 continue
             norm = torch.stack([torch.linalg.vector_norm(g) for g in used.values()]).norm()
             factor = factors(norm.unsqueeze(0))[0]
+            if not factor.isfinite():
+                # Zero times an infinite activation of one example spoils the gradients of all; rules keep them apart.
+                return BookKeeping().clipped_sum(losses, record, parameters, factors)
             for name, g in used.items():
-                clipped = g * factor if factor.isfinite() else torch.zeros_like(g)
+                clipped = g * factor
                 total[name] = total[name] + clipped if name in total else clipped
         return total
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,17 +74,25 @@ def _apply_rules(
                         problems.append(f"{where}: no rule")
                         continue
                     try:
-                        gradients.append((weight, rule(b, dy, **arguments)))
+                        gradients.append((weight, rule(b, dy.to(weight.dtype), **_cast(arguments, weight.dtype))))
                     except ValueError as error:
                         problems.append(f"{where}: {error}")
-    if problems:
-        listed = "\n  ".join(dict.fromkeys(problems))
+    if problems := list(dict.fromkeys(problems)):
+        listed = "\n  ".join(problems)
         raise MissingRule(
             f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
             "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule with "
             "noisette.rules.rule, or use engine=noisette.Loop(), which needs no rules."
         )
     return gradients
+
+
+def _cast(arguments: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The arguments in the weight's own precision, which an autocast forward pass has left."""
+    return {
+        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in arguments.items()
+    }
 
 
 def _weights_in(value: object, use: Use) -> list[Tensor]:

@@ -1,0 +1,48 @@
+"""The command ``noisette``. Torch is imported by the commands that look at a model, not by the others."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import noisette
+from noisette.cli.account import account, calibrate
+from noisette.cli.explain import explain
+from noisette.cli.train import train
+
+app = typer.Typer(
+    name="noisette",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+for command in (train, explain, account, calibrate):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(noisette.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train PyTorch models with differential privacy.
+
+    Start with: noisette train
+    """
+
+
+def main() -> None:
+    """Run the command. Models named as package.module:callable are also found in the current folder."""
+    sys.path.append(str(Path.cwd()))
+    app()

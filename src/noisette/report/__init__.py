@@ -1,0 +1,12 @@
+"""What a run leaves for its readers: the run folder, the figures and the privacy statement."""
+
+from noisette.report.documents import documents as documents
+from noisette.report.facts import Facts as Facts
+from noisette.report.facts import facts_of as facts_of
+from noisette.report.numbers import duration as duration
+from noisette.report.numbers import percent as percent
+from noisette.report.numbers import power_of_ten as power_of_ten
+from noisette.report.numbers import upward as upward
+from noisette.report.run_folder import RunFolder as RunFolder
+
+__all__ = ["Facts", "RunFolder", "documents", "duration", "facts_of", "percent", "power_of_ten", "upward"]

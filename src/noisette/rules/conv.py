@@ -6,6 +6,7 @@ first use of a shape picks the quickest. Axes: b example, c channel, o output ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,10 @@ F = torch.nn.functional
 
 # Explicit gradients are kept for the weighted sum when they need at most this many times the memory of x and dy.
 _KEEP_EXPLICIT = 2
+# Work that is dropped again goes over the batch in parts of about this many times the memory of x and dy.
+_DROPPED_AT_ONCE = 1
+# Below this many examples nothing is worth measuring.
+_MEASURED_FROM = 16
 
 
 @dataclass(frozen=True)
@@ -48,65 +53,83 @@ class Kernel:
         b = self.x.shape[0]
         if b == 0:
             return self.dy.new_zeros(0)
-        key = (self.geometry, b.bit_length(), self.x.shape[1:], self.dy.shape[1:], self.x.dtype)
         plans = self._plans()
-        chosen = fastest(
-            key, {name: partial(_rehearse, replace(self), plan) for name, plan in plans.items()}, self.x.device
-        )
-        return plans[chosen](self)
+        rehearsals = {name: partial(_rehearse, replace(self), plan) for name, plan in plans.items()}
+        if b < _MEASURED_FROM:
+            rehearsals = dict([next(iter(rehearsals.items()))])
+        key = (self.geometry, b.bit_length(), self.x.shape[1:], self.dy.shape[1:], self.x.dtype)
+        return plans[fastest(key, rehearsals, self.x.device)](self)
 
-    def _plans(self) -> dict[str, Callable[[Kernel], Tensor]]:
-        """Ways to the squared norms that fit in memory; each leaves ``kept`` set if it has explicit gradients to keep."""
+    def _plans(self) -> dict[str, Plan]:
+        """Ways to the squared norms; those that keep explicit gradients leave them in ``kept``."""
         b, factors = self.x.shape[0], self.x.numel() + self.dy.numel()
-        plans: dict[str, Callable[[Kernel], Tensor]] = {}
-        places = (self.x.shape[2] + 2 * self.geometry.padding[0]) * (self.x.shape[3] + 2 * self.geometry.padding[1])
-        if b * self.geometry.groups * places**2 <= 2 * factors:
-            plans["gram"] = gram_norms
-        if b * self.shape.numel() <= _KEEP_EXPLICIT * factors:
-            plans |= {
-                "loop": partial(keep, by_loop),
-                "grouped": partial(keep, by_groups),
-                "unfold": partial(keep, by_unfold),
-            }
-        elif not plans:
-            plans["loop"] = norms_one_by_one
+        outputs, offsets = self.dy[0, 0].numel(), math.prod(self.geometry.kernel)
+        pixels = math.prod(n + 2 * p for n, p in zip(self.x.shape[2:], self.geometry.padding, strict=True))
+        unfolded = self.x.shape[1] * offsets * outputs
+        weights = self.shape.numel()
+        plans: dict[str, Plan] = {}
+        if outputs <= _MOST_GRAM_PLACES:
+            plans["gram of pixels"] = _in_parts(gram_of_pixels, self.geometry.groups * pixels**2)
+            plans["gram of patches"] = _in_parts(gram_of_patches, unfolded + self.geometry.groups * outputs**2)
+        if b * weights <= _KEEP_EXPLICIT * factors:
+            ways = {"loop": by_loop, "grouped": by_groups, "unfold": by_unfold}
+            plans |= {f"{name}, kept": partial(keep, way) for name, way in ways.items()}
+        else:
+            plans["loop, dropped"] = _in_parts(partial(drop, by_loop), weights)
+            plans["grouped, dropped"] = _in_parts(partial(drop, by_groups), weights)
+            plans["unfold, dropped"] = _in_parts(partial(drop, by_unfold), weights + unfolded)
         return plans
 
     def explicit(self) -> Tensor:
-        gradients = self.kept if self.kept is not None else by_loop(self.x, self.dy, self.geometry, self.shape)
+        gradients = self.kept if self.kept is not None else by_loop(self.x, self.dy, self.geometry)
         return gradients.reshape(-1, *self.shape)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.kept is not None:
             return Dense(self.explicit()).weighted_sum(weights)
         scaled = self.dy * weights.to(self.dy.dtype).view(-1, 1, 1, 1)
-        return weight_gradient(self.x, scaled, self.geometry, self.shape).view(self.shape)
+        return weight_gradient(self.x, scaled, self.geometry).view(self.shape)
 
     def select(self, examples: Tensor) -> Kernel:
         return Kernel(self.x[examples], self.dy[examples], self.geometry, self.shape)
 
 
-def _rehearse(form: Kernel, plan: Callable[[Kernel], Tensor]) -> None:
+Plan = Callable[[Kernel], Tensor]
+Explicit = Callable[[Tensor, Tensor, Geometry], Tensor]
+# Gram matrices over more places than this never pay.
+_MOST_GRAM_PLACES = 1024
+
+
+def _rehearse(form: Kernel, plan: Plan) -> None:
     """The whole work a plan causes: the norms and the weighted sum."""
     form.kept = None
     norms = plan(form)
     form.weighted_sum(norms)
 
 
-def keep(explicit: Callable[[Tensor, Tensor, Geometry, torch.Size], Tensor], form: Kernel) -> Tensor:
+def _in_parts(plan: Plan, numbers: int) -> Plan:
+    """The plan over parts of the batch, given how many numbers one example takes in it."""
+
+    def over_parts(form: Kernel) -> Tensor:
+        size = max(1, _DROPPED_AT_ONCE * (form.x.numel() + form.dy.numel()) // numbers)
+        pairs = zip(form.x.split(size), form.dy.split(size), strict=True)
+        return torch.cat([plan(replace(form, x=x, dy=dy)) for x, dy in pairs])
+
+    return over_parts
+
+
+def keep(explicit: Explicit, form: Kernel) -> Tensor:
     """Norms of explicit gradients, which stay for the weighted sum."""
-    form.kept = explicit(form.x, form.dy, form.geometry, form.shape)
+    form.kept = explicit(form.x, form.dy, form.geometry)
     return torch.linalg.vector_norm(form.kept.flatten(1), dim=1).square()
 
 
-def norms_one_by_one(form: Kernel) -> Tensor:
-    """Norms of explicit gradients formed and dropped example by example."""
-    pairs = zip(form.x.split(1), form.dy.split(1), strict=True)
-    gradients = (weight_gradient(x, dy, form.geometry, form.shape) for x, dy in pairs)
-    return torch.stack([torch.linalg.vector_norm(gradient).square() for gradient in gradients])
+def drop(explicit: Explicit, form: Kernel) -> Tensor:
+    """Norms of explicit gradients, which are dropped again."""
+    return torch.linalg.vector_norm(explicit(form.x, form.dy, form.geometry).flatten(1), dim=1).square()
 
 
-def gram_norms(form: Kernel) -> Tensor:
+def gram_of_pixels(form: Kernel) -> Tensor:
     """Norms from Gram matrices over places: (D^T D) times (U^T U) with U the unfolded input, which is never formed.
 
     U^T U at places (r, s) is the sum over kernel offsets of the inner products of pixels, so one Gram matrix of the
@@ -123,26 +146,43 @@ def gram_norms(form: Kernel) -> Tensor:
             i = slice(u * g.dilation[0], u * g.dilation[0] + (rows - 1) * g.stride[0] + 1, g.stride[0])
             j = slice(v * g.dilation[1], v * g.dilation[1] + (columns - 1) * g.stride[1] + 1, g.stride[1])
             patches += gram[:, i, j, i, j]
-    outputs = form.dy.reshape(-1, form.dy.shape[1] // g.groups, rows * columns)
-    norms = gram_product(torch.bmm(outputs.transpose(1, 2), outputs), patches.flatten(3).flatten(1, 2))
-    return norms.view(form.x.shape[0], g.groups).sum(1)
+    return _gram_norms(form, patches.flatten(3).flatten(1, 2))
 
 
-def weight_gradient(x: Tensor, dy: Tensor, g: Geometry, shape: torch.Size) -> Tensor:
+def gram_of_patches(form: Kernel) -> Tensor:
+    """Norms from the same Gram matrices, with the input unfolded: fewer passes where the kernel has many offsets."""
+    g = form.geometry
+    patches = _unfolded(form.x, g)
+    return _gram_norms(form, torch.bmm(patches.transpose(1, 2), patches))
+
+
+def _gram_norms(form: Kernel, patches: Tensor) -> Tensor:
+    outputs = form.dy.reshape(patches.shape[0], -1, patches.shape[1])
+    norms = gram_product(torch.bmm(outputs.transpose(1, 2), outputs), patches)
+    return norms.view(form.x.shape[0], form.geometry.groups).sum(1)
+
+
+def _unfolded(x: Tensor, g: Geometry) -> Tensor:
+    """Patches of the input, axes (example and group, channel and offset, place)."""
+    patches = F.unfold(x, g.kernel, g.dilation, g.padding, g.stride)
+    return patches.view(x.shape[0] * g.groups, -1, patches.shape[2])
+
+
+def weight_gradient(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     """The backend's own weight gradient, summed over the batch."""
-    weight = x.new_empty(shape[0], shape[1], *g.kernel)
+    weight = x.new_empty(dy.shape[1], x.shape[1] // g.groups, *g.kernel)
     return torch.ops.aten.convolution_backward(
         dy, x, weight, None, g.stride, g.padding, g.dilation, False, [0, 0], g.groups, [False, True, False]
     )[1]
 
 
-def by_loop(x: Tensor, dy: Tensor, g: Geometry, shape: torch.Size) -> Tensor:
+def by_loop(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     """Explicit gradients from the backend's kernel, one example after another."""
     pairs = zip(x.split(1), dy.split(1), strict=True)
-    return torch.stack([weight_gradient(one, its, g, shape) for one, its in pairs])
+    return torch.stack([weight_gradient(one, its, g) for one, its in pairs])
 
 
-def by_groups(x: Tensor, dy: Tensor, g: Geometry, shape: torch.Size) -> Tensor:
+def by_groups(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     """Explicit gradients from one convolution with a group for every example, in which dy is the kernel."""
     b, c, o = x.shape[0], x.shape[1] // g.groups, dy.shape[1]
     images = x.reshape(b * g.groups, c, *x.shape[2:]).transpose(0, 1)
@@ -154,12 +194,11 @@ def by_groups(x: Tensor, dy: Tensor, g: Geometry, shape: torch.Size) -> Tensor:
     return out.reshape(c, b, o, *g.kernel).permute(1, 2, 0, 3, 4)
 
 
-def by_unfold(x: Tensor, dy: Tensor, g: Geometry, shape: torch.Size) -> Tensor:
+def by_unfold(x: Tensor, dy: Tensor, g: Geometry) -> Tensor:
     """Explicit gradients as matrix products with the unfolded input."""
     b, o = dy.shape[:2]
-    patches = F.unfold(x, g.kernel, g.dilation, g.padding, g.stride)
-    patches = patches.view(b * g.groups, -1, patches.shape[2])
-    outputs = dy.reshape(b * g.groups, o // g.groups, -1)
+    patches = _unfolded(x, g)
+    outputs = dy.reshape(patches.shape[0], o // g.groups, -1)
     return torch.bmm(outputs, patches.transpose(1, 2)).view(b, o, -1, *g.kernel)
 
 

@@ -63,7 +63,8 @@ class Dense:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         shape = self.gradients.shape[1:]
-        return (weights.to(self.gradients.dtype) @ self.gradients.flatten(1)).view(shape)
+        rows = self.gradients.reshape(len(weights), shape.numel())  # a scalar parameter too has one column
+        return (weights.to(rows.dtype) @ rows).view(shape)
 
     def select(self, examples: Tensor) -> Dense:
         return Dense(self.gradients[examples])

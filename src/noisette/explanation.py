@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from noisette.preflight import mixing_modules
 from noisette.rules import find_rule, named_arguments, operation_name
@@ -94,7 +95,7 @@ def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: d
 
 def _stray(output: Any, tape: Tape) -> list[str]:
     leaves = [
-        leaf for leaf in torch.utils._pytree.tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
+        leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
     ]
     if not leaves:
         return ["the output depends on no trainable parameter"]

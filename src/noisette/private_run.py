@@ -149,8 +149,8 @@ class PrivateRun:
         self._step_due = False
         self._reserved = 0
         self._written: dict[int, Tensor] = {}
-        self._prices: dict[int, PrivacyCurve] = {}
-        self._proven = False
+        self._prices: dict[frozenset[tuple[PoissonGaussian, int]], PrivacyCurve] = {}
+        self._proven: set[tuple[bool, ...]] = set()
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
             register_optimizer_step_pre_hook(self._before_any_step),
@@ -197,6 +197,7 @@ class PrivateRun:
                 "give one loss for each example of the piece"
             )
         self.bound.backward(losses)
+        self._batch.bounded += self._batch.piece
         self._batch.piece = None
 
     def epsilon(self, *, delta: float) -> float:
@@ -207,7 +208,7 @@ class PrivateRun:
         _check.open_fraction(delta=delta)
         if delta <= self._tail:
             return math.inf
-        spent = sum(self.ledger.events.values())
+        spent = frozenset(self.ledger.events.items())
         if spent not in self._prices:
             self._prices[spent] = self.accountant.price(self.ledger.events)
         return self._prices[spent].epsilon(delta=delta - self._tail)
@@ -236,6 +237,8 @@ class PrivateRun:
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
         self._check_gradients()
+        assert self._batch is not None
+        self._batch.check_bounded(len(self._batch.indices))
         _check_coverage(optimizer, self.bound)
         self._release(self.bound.take(), self._names, step=self.steps_taken)
         self.ledger.commit()
@@ -243,9 +246,7 @@ class PrivateRun:
         self.steps_taken += 1
         self._reserved -= 1
         for p in self.bound.parameters.values():
-            _call_gradient_hooks(p)
-            assert p.grad is not None
-            self._written[id(p)] = p.grad
+            self._written[id(p)] = _call_gradient_hooks(p)
 
     def _before_any_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Another optimizer must not move parameters that this run answers for."""
@@ -288,7 +289,10 @@ class PrivateRun:
 
 
 class _Preflight:
-    """Runs the preflight inside the first recorded call of the model, before that call itself."""
+    """Runs the preflight inside the first recorded call of the model in each of its modes, before that call itself.
+
+    A mode is which modules train and which evaluate: ``model.train()`` can wake a batch norm that was proven asleep.
+    """
 
     def __init__(self, run: PrivateRun | None) -> None:
         self._run = run
@@ -301,13 +305,17 @@ class _Preflight:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run = self._run
-        if run is not None and module is run.bound.model and torch.is_grad_enabled() and not run._proven:
-            run._proven = True
-            try:
-                prove(run.bound, Call(args, kwargs))
-            except BaseException:
-                run._proven = False
-                raise
+        if run is None or module is not run.bound.model or not torch.is_grad_enabled():
+            return
+        mode = tuple(part.training for part in module.modules())
+        if mode in run._proven:
+            return
+        run._proven.add(mode)
+        try:
+            prove(run.bound, Call(args, kwargs))
+        except BaseException:
+            run._proven.discard(mode)
+            raise
 
 
 def _schedule(
@@ -390,8 +398,8 @@ def _check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
         )
 
 
-def _call_gradient_hooks(p: Tensor) -> None:
-    """The user's gradient hooks of a parameter see the noised gradient, as they would see any other."""
+def _call_gradient_hooks(p: Tensor) -> Tensor:
+    """The user's gradient hooks of a parameter see the noised gradient, as they would any other; what is left of it."""
     hooks: Mapping[int, Any] = p._backward_hooks or {}
     for hook in list(hooks.values()):
         changed = hook(p.grad)
@@ -400,3 +408,5 @@ def _call_gradient_hooks(p: Tensor) -> None:
     after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
     for hook in list(after.values()):
         hook(p)
+    assert p.grad is not None
+    return p.grad

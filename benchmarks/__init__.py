@@ -1,0 +1,1 @@
+"""Benchmarks, as ratios to plain training within one run."""

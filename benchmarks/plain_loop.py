@@ -1,0 +1,53 @@
+"""The plain side of end_to_end.py: ordinary training with the usual DataLoader, evaluated twenty times a run."""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from noisette import data, models
+from noisette.recipe import Recipe
+
+F = torch.nn.functional
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", default="mnist")
+    parser.add_argument("--epochs", type=float, default=5)
+    options = parser.parse_args()
+    settings = Recipe.default_for(options.data)
+    dataset = data.load(options.data)
+    assert dataset.test is not None
+    model = models.build(settings.model.name, dataset.train.inputs.shape[1:], dataset.classes)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train = TensorDataset(torch.as_tensor(dataset.train.inputs), torch.as_tensor(dataset.train.targets))
+    loader = DataLoader(train, batch_size=settings.training.batch_size, shuffle=True)
+    test_inputs, test_targets = torch.as_tensor(dataset.test.inputs), torch.as_tensor(dataset.test.targets)
+    steps, step = int(options.epochs * len(loader)), 0
+    while step < steps:
+        for inputs, targets in loader:
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step += 1
+            if step % max(1, steps // 20) == 0:
+                print(step, accuracy(model, test_inputs, test_targets))
+            if step == steps:
+                break
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor) -> float:
+    model.eval()
+    right = sum(
+        int((model(x).argmax(1) == y).sum()) for x, y in zip(inputs.split(2000), targets.split(2000), strict=True)
+    )
+    model.train()
+    return right / len(targets)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Recipes whose results are committed, and the table and figure made from them."""

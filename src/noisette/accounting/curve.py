@@ -1,0 +1,33 @@
+"""Epsilon along a run, for a progress bar or a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from noisette.accounting.accountant import Accountant
+from noisette.accounting.events import PoissonGaussian
+from noisette.accounting.pld import PldAccountant
+
+
+def epsilon_curve(
+    event: PoissonGaussian, *, checkpoints: Sequence[int], delta: float, accountant: Accountant | None = None
+) -> list[float]:
+    """Epsilon after each of these numbers of steps, all of the same event.
+
+    Args:
+        event: the release of one step.
+        checkpoints: numbers of steps, each at least 1.
+        delta: the probability with which the bound on epsilon may fail, in (0, 1).
+        accountant: ``PldAccountant(coarseness=4)`` unless given: quick, and up to 0.3 % above the default accountant.
+
+    Guarantee: each value is an upper bound, like every price of the accountant.
+
+    Raises:
+        TypeError, ValueError: a number is outside its range.
+
+    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
+    >>> [round(epsilon, 2) for epsilon in epsilon_curve(release, checkpoints=[100, 1000, 10_000], delta=1e-5)]
+    [0.08, 0.27, 0.95]
+    """
+    accountant = PldAccountant(coarseness=4) if accountant is None else accountant
+    return [accountant.price({event: steps}).epsilon(delta=delta) for steps in checkpoints]

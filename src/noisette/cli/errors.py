@@ -1,0 +1,41 @@
+"""How a command speaks of bad input: in one plain message, with exit code 2 and without a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import typer
+
+from noisette.errors import PrivacyRefusal
+
+EXIT_CODE = 2
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turns the errors by which the library refuses its input into a message on standard error and exit code 2.
+
+    A context manager, and a decorator for a whole command.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, OSError, PrivacyRefusal) as error:
+        typer.echo("\n".join([f"Error: {error}", *getattr(error, "__notes__", [])]), err=True)
+        raise typer.Exit(EXIT_CODE) from None
+
+
+def check_all(*checks: Callable[[], object]) -> None:
+    """Run every check, then report all problems at once.
+
+    Raises:
+        ValueError: the messages of all checks that failed.
+    """
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except (ValueError, TypeError) as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("; ".join(problems))

@@ -1,0 +1,134 @@
+"""``noisette explain``: what noisette sees in a model, before anything is trained."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from noisette.cli.errors import plain_errors
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from noisette.explanation import Explanation
+
+_EXAMPLES = 2
+_CLASSES = 10
+_REFUSED = 1
+
+
+@plain_errors()
+def explain(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:CALLABLE",
+            help="Makes the model: returns a torch.nn.Module, or (module, example inputs). Called with nothing, or "
+            f"with (shape of an example, {_CLASSES} classes) if it takes two arguments.",
+        ),
+    ],
+    input_shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,..", help="Shape of one example, such as 3,32,32. Needed unless example inputs come back."
+        ),
+    ] = None,
+) -> None:
+    """Show each use of each parameter in a model: its rule, its cost, what is refused and why.
+
+    Nothing is trained and no data is read. Exit code 1 if the model is refused.
+    """
+    from noisette.errors import PrivacyRefusal
+    from noisette.explanation import explain as explain_model
+
+    model, inputs = _model_and_inputs(target, _shape(input_shape))
+    try:
+        explanation = explain_model(model, *inputs)
+    except PrivacyRefusal:
+        raise
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"{target} cannot take its inputs: {error}; give --input-shape, or return (module, inputs)"
+        ) from error
+    _show(explanation)
+    if explanation.problems:
+        raise typer.Exit(_REFUSED)
+
+
+def _shape(given: str | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    parts = given.replace("x", ",").split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ValueError(f"expected --input-shape as whole numbers of at least one, such as 3,32,32, got {given!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _model_and_inputs(target: str, shape: tuple[int, ...] | None) -> tuple[nn.Module, tuple[Any, ...]]:
+    import torch
+    from torch import Tensor, nn
+
+    made = _made(target, shape)
+    inputs = None
+    if isinstance(made, tuple) and len(made) == 2:
+        made, inputs = made
+        inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"{target} returned a {type(made).__name__}; expected a torch.nn.Module, or (module, inputs)")
+    if inputs is None and shape is None:
+        raise ValueError(f"{target} returned no example inputs: give the shape of one example with --input-shape")
+    return made, inputs if inputs is not None else (torch.zeros(_EXAMPLES, *(shape or ())),)
+
+
+def _made(target: str, shape: tuple[int, ...] | None) -> Any:
+    if ":" not in target:
+        raise ValueError(f"expected MODULE:CALLABLE, such as mypackage.models:small, got {target!r}")
+    try:
+        factory = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"there is no {target}: {error}") from error
+    if not callable(factory):
+        raise ValueError(f"{target} is a {type(factory).__name__}; expected something to call that makes the model")
+    required = [
+        parameter
+        for parameter in inspect.signature(factory).parameters.values()
+        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    ]
+    if not required:
+        return factory()
+    if len(required) != 2:
+        raise ValueError(f"{target} needs {len(required)} arguments; it may take none, or (shape, number of classes)")
+    if shape is None:
+        raise ValueError(f"{target} wants the shape of an example: give it with --input-shape")
+    return factory(shape, _CLASSES)
+
+
+def _show(explanation: Explanation) -> None:
+    console = Console(soft_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for heading in ("parameter", "used by", "input", "rule"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("numbers per example", justify="right", overflow="fold")
+    for use in explanation.uses:
+        table.add_row(
+            use.parameter,
+            f"{use.operation} ({use.operand})",
+            " × ".join(map(str, use.shape)),
+            use.rule or "[bold]none[/bold]",
+            f"{use.per_example_numbers:,}",
+        )
+    console.print(table)
+    for name in explanation.unused:
+        console.print(f"{name}: not used here; counts as zero, and gets its noise", markup=False)
+    if explanation.problems:
+        console.print(f"\nRefused, for {len(explanation.problems)} reasons:", style="bold")
+        for problem in explanation.problems:
+            console.print(f"  {problem}", markup=False)
+    else:
+        console.print("\nAccepted: every use of a parameter has a rule.", style="bold")
+        console.print("Whether examples mix is tested again, by measurement, before the first step of a run.")

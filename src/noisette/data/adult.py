@@ -1,0 +1,104 @@
+"""Adult (Census Income): does a person earn more than 50,000 dollars? 14 attributes, two classes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from noisette.data import files, table
+from noisette.data.dataset import DataSet, Split
+from noisette.data.declaration import Declaration
+from noisette.data.errors import refuse
+
+SOURCE = files.Source(
+    "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/",
+    {"adult.data": "md5:5d7c39d7b8804f071cdd1f2a7c460872", "adult.test": "md5:35238206dfdf7f1fe215bbb874adecdc"},
+)
+GZIPPED = ("adult.data.gz", "adult.test.gz")
+
+ATTRIBUTES = (
+    "age",
+    "workclass",
+    "fnlwgt",
+    "education",
+    "education-num",
+    "marital-status",
+    "occupation",
+    "relationship",
+    "race",
+    "sex",
+    "capital-gain",
+    "capital-loss",
+    "hours-per-week",
+    "native-country",
+)
+
+
+def _or_unknown(listed: str) -> tuple[str, ...]:
+    return (*listed.split(), "?")
+
+
+# Categories are the ones listed in adult.names, and "?" for unknown as one more of each. Ranges are round numbers
+# chosen from what the attributes mean, not from the records; values outside are clipped.
+DECLARED = Declaration(
+    classes=("<=50K", ">50K"),
+    label="income",
+    ranges={
+        "age": (17, 90),
+        "fnlwgt": (0, 500_000),
+        "education-num": (1, 16),
+        "capital-gain": (0, 20_000),
+        "capital-loss": (0, 5_000),
+        "hours-per-week": (0, 100),
+    },
+    categories={
+        "workclass": _or_unknown(
+            "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked"
+        ),
+        "education": _or_unknown(
+            "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters 1st-4th "
+            "10th Doctorate 5th-6th Preschool"
+        ),
+        "marital-status": _or_unknown(
+            "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse"
+        ),
+        "occupation": _or_unknown(
+            "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
+            "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv "
+            "Armed-Forces"
+        ),
+        "relationship": _or_unknown("Wife Own-child Husband Not-in-family Other-relative Unmarried"),
+        "race": _or_unknown("White Asian-Pac-Islander Amer-Indian-Eskimo Other Black"),
+        "sex": _or_unknown("Female Male"),
+        "native-country": _or_unknown(
+            "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan Greece "
+            "South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland France "
+            "Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand "
+            "Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands"
+        ),
+    },
+)
+
+
+def adult(data_dir: Path | None) -> DataSet:
+    """Adult: 32,561 + 16,281, inputs (n, 113): numbers in [-1, 1], one input per category, unknown being one."""
+    return files.read(
+        "adult",
+        SOURCE,
+        lambda folder: _data_set(folder, SOURCE.files),
+        data_dir=data_dir,
+        copies={GZIPPED: lambda folder: _data_set(folder, GZIPPED)},
+    )
+
+
+def _data_set(folder: Path, names: files.Files) -> DataSet:
+    train, test = (_split(folder / name) for name in names)
+    return DataSet(name="adult", train=train, test=test, classes=2, declared_size=32_561, note="")
+
+
+def _split(path: Path) -> Split:
+    rows = [row for row in table.rows(path) if not row[0].startswith("|")]  # the test file opens with a comment
+    columns = table.table(path, header=[*ATTRIBUTES, DECLARED.label], rows=rows)
+    income = [text.rstrip(".") for text in columns[DECLARED.label]]  # and its labels end with a dot
+    split, problems = table.encode({**columns, DECLARED.label: income}, features=ATTRIBUTES, declaration=DECLARED)
+    refuse(str(path), problems)
+    return split

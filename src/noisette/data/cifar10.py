@@ -1,0 +1,92 @@
+"""CIFAR-10: ten classes of 32 x 32 colour images, from the binary version or a copy recompressed as JPEG."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from noisette.data import files, pixels
+from noisette.data.dataset import DataSet, Split
+from noisette.data.errors import DataError
+
+SOURCE = files.Source(  # the binary version; the "python" one is a pickle, which runs code when read
+    "https://www.cs.toronto.edu/~kriz/",
+    {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
+)
+JPEG = ("cifar10_train_jpegq75.npz", "cifar10_test_jpegq75.npz")
+
+_SIDE = 32
+_RECORD = 1 + 3 * _SIDE * _SIDE  # the label, then the red, green and blue planes
+
+
+def cifar10(data_dir: Path | None) -> DataSet:
+    """CIFAR-10: 50,000 + 10,000, inputs (n, 3, 32, 32) in [0, 1].
+
+    The JPEG copy is sorted by class: it needs a sampler which draws from all of it, as Poisson sampling does.
+    """
+    return files.read("cifar10", SOURCE, _binary, data_dir=data_dir, copies={JPEG: _jpeg})
+
+
+def _binary(folder: Path) -> DataSet:
+    archive = folder / "cifar-10-binary.tar.gz"
+    return DataSet(
+        name="cifar10",
+        train=_records(archive, [f"data_batch_{number}.bin" for number in range(1, 6)]),
+        test=_records(archive, ["test_batch.bin"]),
+        classes=10,
+        declared_size=50_000,
+        note="",
+    )
+
+
+def _records(archive: Path, names: list[str]) -> Split:
+    read = {}
+    try:
+        with tarfile.open(archive, "r:gz") as opened:  # members are read in memory, nothing is unpacked
+            for member in opened:
+                name = Path(member.name).name
+                stream = opened.extractfile(member) if name in names else None
+                if stream is not None:
+                    read[name] = stream.read()
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{archive} is damaged ({error}); get it anew") from error
+    for name in names:
+        if len(read.get(name, b"")) % _RECORD or not read.get(name):
+            raise DataError(
+                f"{name} in {archive} should hold records of {_RECORD} bytes, "
+                f"but {len(read.get(name, b''))} bytes were found; get it anew"
+            )
+    records = np.frombuffer(b"".join(read[name] for name in names), np.uint8).reshape(-1, _RECORD)
+    planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
+    return Split(pixels.unit(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))
+
+
+def _jpeg(folder: Path) -> DataSet:
+    return DataSet(
+        name="cifar10",
+        train=_decoded(folder / JPEG[0]),
+        test=_decoded(folder / JPEG[1]),
+        classes=10,
+        declared_size=50_000,
+        note="CIFAR-10 recompressed as JPEG, which loses detail: not comparable with published results",
+    )
+
+
+def _decoded(path: Path) -> Split:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            header, scans = archive["header"].tobytes(), archive["scans"].tobytes()
+            offsets, labels = archive["offsets"], archive["labels"].astype(np.int64)
+        images = np.empty((len(offsets) - 1, _SIDE, _SIDE, 3), np.uint8)
+        for index in range(len(images)):
+            stream = header + scans[offsets[index] : offsets[index + 1]]
+            images[index] = np.asarray(Image.open(io.BytesIO(stream), formats=("JPEG",)))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); get it anew") from error
+    return Split(pixels.unit(images), labels)

@@ -1,0 +1,59 @@
+"""A CSV of the user's own: one example a row, under a header, with a label column."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from noisette.data import table
+from noisette.data.dataset import DataSet
+from noisette.data.declaration import Declaration
+from noisette.data.errors import DataError, refuse
+
+
+def read(path: Path, declaration: Declaration) -> DataSet:
+    """The CSV (or .csv.gz) as a data set, inputs (n, features) as `table.encode` makes them; see `Declaration`.
+
+    Raises:
+        DataError: lists what is undeclared; or every column that is declared but absent; or every column with a
+            missing value, a number that is none or not finite, or a text that was not declared, and its rows.
+    """
+    classes, size = declaration.public_facts(path.name)
+    train = _table(path)
+    features = [name for name in train if name != declaration.label]
+    refuse(path.name, _absent_columns(train, declaration))
+    split, problems = table.encode(train, features=features, declaration=declaration)
+    test_split = None
+    if declaration.test is not None:
+        test = _table(declaration.test)
+        if test.keys() != train.keys():
+            raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
+        test_split, test_problems = table.encode(test, features=features, declaration=declaration)
+        problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
+    refuse(f"{path.name} (row 1 is the first below the header)", problems)
+    return DataSet(name=path.name, train=split, test=test_split, classes=classes, declared_size=size, note="")
+
+
+def _table(path: Path) -> table.Table:
+    rows = table.rows(path)
+    if not rows:
+        raise DataError(f"{path} is empty; its first line must name the columns")
+    return table.table(path, header=rows[0], rows=rows[1:])
+
+
+def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
+    named = {
+        "label": [declaration.label],
+        "ranges": list(declaration.ranges),
+        "categories": list(declaration.categories),
+    }
+    problems = []
+    for fact, names in named.items():
+        for name in names:
+            if name not in found:
+                close = get_close_matches(name, found, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, found))}"
+                problems.append(f"{fact}: there is no column {name!r}; {hint}")
+    if not set(found) - {declaration.label}:
+        problems.append("there is no column but the label's")
+    return problems

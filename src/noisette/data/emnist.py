@@ -1,0 +1,70 @@
+"""EMNIST Letters: the letters A to Z, capital and small in one class, as 28 x 28 grey images."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from noisette.data import files, idx, pixels
+from noisette.data.dataset import DataSet, Split
+from noisette.data.errors import DataError
+
+SOURCE = files.Source(
+    "https://biometrics.nist.gov/cs_links/EMNIST/",
+    {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
+)
+SUBSET = (
+    "train-subset-images-idx3-ubyte.gz",
+    "train-subset-labels-idx1-ubyte.gz",
+    "test-subset-images-idx3-ubyte.gz",
+    "test-subset-labels-idx1-ubyte.gz",
+)
+
+
+def letters(data_dir: Path | None) -> DataSet:
+    """EMNIST Letters: 124,800 + 20,800, or a copy with a subset of 26,000 + 5,200.
+
+    Inputs (n, 1, 28, 28) in [0, 1], upright; classes 0..25 for A..Z.
+    """
+    return files.read("emnist-letters", SOURCE, _whole, data_dir=data_dir, copies={SUBSET: _subset})
+
+
+def _whole(folder: Path) -> DataSet:
+    archive = folder / "gzip.zip"
+    return DataSet(
+        name="emnist-letters",
+        train=_split_in_archive(archive, "train"),
+        test=_split_in_archive(archive, "test"),
+        classes=26,
+        declared_size=124_800,
+        note="",
+    )
+
+
+def _split_in_archive(archive: Path, split: str) -> Split:
+    images = _member(archive, f"gzip/emnist-letters-{split}-images-idx3-ubyte.gz", dimensions=3)
+    labels = _member(archive, f"gzip/emnist-letters-{split}-labels-idx1-ubyte.gz", dimensions=1)
+    # The official images lie on their side, and the official labels count from 1.
+    return Split(pixels.unit(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
+
+
+def _member(archive: Path, member: str, *, dimensions: int) -> np.ndarray:
+    try:
+        with zipfile.ZipFile(archive) as opened, opened.open(member) as stream:
+            return idx.parse(stream, dimensions=dimensions, source=f"{member} in {archive}")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise DataError(f"{archive} is damaged or not EMNIST ({error}); get it anew") from error
+
+
+def _subset(folder: Path) -> DataSet:
+    return DataSet(
+        name="emnist-letters",
+        train=idx.read_split(folder, stem="train-subset"),
+        test=idx.read_split(folder, stem="test-subset"),
+        classes=26,
+        declared_size=26_000,
+        note="trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800: "
+        "not comparable with published results",
+    )

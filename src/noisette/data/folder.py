@@ -1,0 +1,112 @@
+"""A folder of images of the user's own: ``DIR/train/CLASS/*.png`` and perhaps ``DIR/test/CLASS/*.png``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from noisette.data import pixels
+from noisette.data.dataset import DataSet, Split
+from noisette.data.declaration import Declaration
+from noisette.data.errors import DataError, refuse
+
+ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
+DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # all that Pillow raises for it
+MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
+
+
+@dataclass(frozen=True)
+class _File:
+    """An image file; its name may be private, so errors say its class and its place among the names of the class."""
+
+    path: Path
+    target: int
+    place: str
+
+    def open(self) -> Image.Image:
+        """The image, of which only the header has been read."""
+        return Image.open(self.path, formats=("PNG", "JPEG"))
+
+
+def read(path: Path, declaration: Declaration) -> DataSet:
+    """The images as a data set, inputs (n, c, h, w) in [0, 1]; the folders bear the names of the declared classes.
+
+    All images are 8-bit grey or all are 8-bit colour, and of one size, that of the first. Hidden files are ignored.
+
+    Raises:
+        DataError: lists what is undeclared; or every folder that is no declared class and every file that is no
+            such image. Names of files are not told.
+    """
+    declaration.refuse_csv_facts(path.name, test_place="the folder test beside train")
+    classes, size = declaration.public_facts(path.name)
+    names = declaration.class_names
+    train = _files(path / "train", names)
+    test = _files(path / "test", names) if (path / "test").is_dir() else None
+    mode, extent = _first(train[0])
+    return DataSet(
+        name=path.name,
+        train=_split(train, mode=mode, extent=extent),
+        test=_split(test, mode=mode, extent=extent) if test is not None else None,
+        classes=classes,
+        declared_size=size,
+        note="",
+    )
+
+
+def _files(folder: Path, names: Sequence[str]) -> list[_File]:
+    """Every image file of one split, class by class in the declared order, then by name."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not there; images lie in {folder}/CLASS/, one folder for each declared class")
+    problems = []
+    present = {entry.name for entry in folder.iterdir()}
+    strange = [entry for entry in present.difference(names) if not entry.startswith(".")]
+    if strange:
+        problems.append(f"{len(strange)} entries are not named as a declared class; remove or declare them")
+    found: list[_File] = []
+    for target, name in enumerate(names):
+        if name not in present:  # a class may have no examples, and a name such as ".." is no class
+            continue
+        paths = sorted(entry for entry in (folder / name).glob("*") if not entry.name.startswith("."))
+        other = [entry for entry in paths if entry.suffix.lower() not in ENDINGS]
+        if other:
+            problems.append(f"{name}: {len(other)} entries do not end in {', '.join(sorted(ENDINGS))}")
+        found += [
+            _File(entry, target, f"image {place} of {name} in {folder.name}")
+            for place, entry in enumerate(paths, start=1)
+        ]
+    if not found:
+        problems.append("there are no images in the folders of the declared classes")
+    refuse(f"{folder.parent.name}/{folder.name}", problems)
+    return found
+
+
+def _first(file: _File) -> tuple[str, tuple[int, int]]:
+    """The mode and the (width, height) that all images must have."""
+    try:
+        with file.open() as image:
+            if image.mode in MODES:
+                return image.mode, image.size
+    except DAMAGED as error:
+        raise DataError(f"{file.place} is damaged, or neither PNG nor JPEG") from error
+    raise DataError(f"{file.place} is neither 8-bit grey nor 8-bit colour without transparency; convert the images")
+
+
+def _split(files: Sequence[_File], *, mode: str, extent: tuple[int, int]) -> Split:
+    width, height = extent
+    images = np.zeros((len(files), height, width) + ((3,) if mode == "RGB" else ()), np.uint8)
+    problems = []
+    for index, file in enumerate(files):
+        try:
+            with file.open() as image:
+                if (image.mode, image.size) == (mode, extent):
+                    images[index] = np.asarray(image)
+                else:
+                    problems.append(f"{file.place} differs from the first image in size or colours")
+        except DAMAGED:
+            problems.append(f"{file.place} is damaged, or neither PNG nor JPEG")
+    refuse("images by name within their class, the first being 1", problems)
+    return Split(pixels.unit(images), np.array([file.target for file in files], dtype=np.int64))

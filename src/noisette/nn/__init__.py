@@ -1,0 +1,3 @@
+"""Modules a user puts into a model."""
+
+from noisette.nn.scattering import Scattering as Scattering

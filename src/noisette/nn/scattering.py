@@ -1,0 +1,107 @@
+"""Scattering: wavelet features that are fixed in advance, so nothing about the data is learnt or spent in them.
+
+Source: Bruna & Mallat 2013; as a front end for private learning, Tramèr & Boneh 2021.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+F = nn.functional
+
+ANGLES = 8
+STRIDE = 4  # pixels between features
+CHANNELS = 1 + 2 * ANGLES + ANGLES**2  # orders zero, one (two scales) and two
+_FINE, _COARSE = 0.8, 1.6  # deviations of the wavelets' envelopes along the wave, in pixels
+_SLANT = 0.5  # the envelope is twice as long across the wave
+_RADIUS = 2.75  # a kernel ends at so many deviations
+
+
+class Scattering(nn.Module):
+    """Scattering coefficients of orders zero to two, at two scales and eight angles; it has no parameters.
+
+    Turns images (b, c, h, w) into features (b, 81 c, h // 4, w // 4): local averages of the image, of the moduli of its
+    wavelet coefficients, and of the moduli of the wavelet coefficients of the fine ones of these.
+
+    Raises:
+        ValueError: when called, if height or width is not a multiple of four, or below 12 pixels.
+
+    >>> Scattering()(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 81, 7, 7])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine: Tensor
+        self.coarse: Tensor
+        self.blur: Tensor
+        self.blur_half: Tensor
+        # Not in the state dict: they are constants of the method.
+        self.register_buffer("fine", _wavelets(_FINE), persistent=False)
+        self.register_buffer("coarse", _wavelets(_COARSE), persistent=False)
+        self.register_buffer("blur", _gaussian(_COARSE), persistent=False)
+        self.register_buffer("blur_half", _gaussian(_COARSE / 2), persistent=False)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        b, c, h, w = x.shape
+        if h % STRIDE or w % STRIDE or min(h, w) < 12:
+            raise ValueError(f"scattering needs sides of 12 pixels or more that are multiples of {STRIDE}, got {h} x {w}")
+        x = x.reshape(b * c, 1, h, w)
+        fine = _moduli(x, self.fine, stride=1)
+        coarse = _moduli(x, self.coarse, stride=2)
+        second = _moduli(fine.flatten(0, 1).unsqueeze(1), self.coarse, stride=2).view(b * c, ANGLES**2, h // 2, w // 2)
+        features = [
+            _averages(torch.cat([x, fine], 1), self.blur, stride=STRIDE),
+            _averages(torch.cat([coarse, second], 1), self.blur_half, stride=STRIDE // 2),
+        ]
+        return torch.cat(features, 1).view(b, c * CHANNELS, h // STRIDE, w // STRIDE)
+
+
+def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:
+    """Moduli of the wavelet coefficients of one-channel images at every angle."""
+    radius = wavelets.shape[-1] // 2
+    parts = F.conv2d(F.pad(images, (radius,) * 4, mode="reflect"), wavelets, stride=stride)
+    real, imaginary = parts.split(ANGLES, dim=1)
+    return torch.hypot(real, imaginary)
+
+
+def _averages(images: Tensor, blur: Tensor, *, stride: int) -> Tensor:
+    """Local averages of each channel."""
+    radius, flat = blur.shape[-1] // 2, images.flatten(0, 1).unsqueeze(1)
+    smooth = F.conv2d(F.pad(flat, (radius,) * 4, mode="reflect"), blur, stride=stride)
+    return smooth.view(*images.shape[:2], *smooth.shape[2:])
+
+
+def _grid(radius: int) -> tuple[Tensor, Tensor]:
+    side = torch.arange(-radius, radius + 1, dtype=torch.float32)
+    y, x = torch.meshgrid(side, side, indexing="ij")
+    return y, x
+
+
+def _gaussian(deviation: float) -> Tensor:
+    """A Gaussian that adds up to one, shape (1, 1, k, k)."""
+    y, x = _grid(math.ceil(_RADIUS * deviation))
+    kernel = torch.exp(-(x**2 + y**2) / (2 * deviation**2))
+    return (kernel / kernel.sum()).unsqueeze(0).unsqueeze(0)
+
+
+def _wavelets(deviation: float) -> Tensor:
+    """Morlet wavelets at every angle, real parts then imaginary parts, shape (2 angles, 1, k, k).
+
+    Each is a wave under a Gaussian, with just so much Gaussian taken off that its mean is zero.
+    """
+    y, x = _grid(math.ceil(_RADIUS * deviation / _SLANT))
+    kernels = []
+    for k in range(ANGLES):
+        angle = math.pi * k / ANGLES
+        along, across = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
+        envelope = torch.exp(-(along**2 + (_SLANT * across) ** 2) / (2 * deviation**2))
+        wave = envelope * torch.exp(1j * (0.6 * math.pi / deviation) * along)
+        wavelet = wave - envelope * (wave.sum() / envelope.sum())
+        kernels.append(wavelet * _SLANT / (2 * math.pi * deviation**2))
+    stacked = torch.stack(kernels)
+    return torch.cat([stacked.real, stacked.imag]).unsqueeze(1)

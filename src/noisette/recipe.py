@@ -1,0 +1,163 @@
+"""A run as data: a TOML file of four short tables, read into frozen dataclasses."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self, get_args, get_type_hints
+
+from noisette import _check
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """What is trained on; all but the name is declared by the user for files of their own."""
+
+    name: str = "digits"
+    classes: int | tuple[str, ...] | None = None
+    size: int | None = None
+    label: str = "label"
+    test: str | None = None
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """A model of ``noisette.models`` or ``package.module:callable``."""
+
+    name: str = "cnn"
+
+
+@dataclass(frozen=True)
+class PrivacySection:
+    """The budget, and the bound on one example."""
+
+    epsilon: float = 3.0
+    delta: float = 1e-5
+    max_grad_norm: float = 1.0
+    allow_large_delta: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """How the noised gradients are used. Everything here is post-processing."""
+
+    epochs: float = 40.0
+    batch_size: int = 1024  # expected
+    lr: float = 1.0
+    momentum: float = 0.0
+    cosine: bool = True  # the learning rate falls to zero along half a cosine; constant otherwise
+    averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
+    seed: int = 0  # initial weights only: noise and sampling never depend on it
+    piece_size: int = 1024  # examples at once in memory
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a run but the secret noise."""
+
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    privacy: PrivacySection = PrivacySection()
+    training: TrainingSection = TrainingSection()
+
+    def __post_init__(self) -> None:
+        problems = []
+        for check, arguments in (
+            (_check.positive, {"epsilon": self.privacy.epsilon}),
+            (_check.open_fraction, {"delta": self.privacy.delta}),
+            (_check.positive, {"max_grad_norm": self.privacy.max_grad_norm}),
+            (_check.positive, {"epochs": self.training.epochs}),
+            (_check.count, {"batch_size": self.training.batch_size}),
+            (_check.positive, {"lr": self.training.lr}),
+            (_check.count, {"piece_size": self.training.piece_size}),
+        ):
+            try:
+                check(**arguments)
+            except (TypeError, ValueError) as error:
+                problems.append(str(error))
+        if not 0 <= self.training.averaging < 1:
+            problems.append(f"expected 0 <= averaging < 1, got averaging={self.training.averaging}")
+        if not 0 <= self.training.momentum < 1:
+            problems.append(f"expected 0 <= momentum < 1, got momentum={self.training.momentum}")
+        if problems:
+            raise ValueError("\n".join(problems))
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The recipe in a TOML file; what it leaves out keeps its default.
+
+        Raises:
+            ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
+        """
+        try:
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} is not a TOML file: {error}") from error
+        problems: list[str] = []
+        sections = _read_fields(cls, tables, "", problems)
+        if problems:
+            raise ValueError(f"{path} has {len(problems)} problems:\n  " + "\n  ".join(problems))
+        return cls(**sections)
+
+    @classmethod
+    def default_for(cls, data: str) -> Self:
+        """A recipe that is known to work for this data set, or a middling one."""
+        tuned = _TUNED.get(data)
+        if tuned is None:
+            return cls(DataSection(name=data), ModelSection("mlp"), PrivacySection(), TrainingSection())
+        privacy, training, model = tuned
+        return cls(DataSection(name=data), ModelSection(model), privacy, training)
+
+
+_TUNED = {
+    "digits": (
+        PrivacySection(epsilon=3.0, delta=1e-4),
+        TrainingSection(epochs=40, batch_size=216, lr=1.0, cosine=False),
+        "cnn",
+    ),
+}
+
+
+def _read_fields(owner: type, table: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
+    """Keyword arguments for a dataclass from a table, opening nested dataclasses; problems are collected."""
+    known = {f.name: f for f in fields(owner)}
+    types = get_type_hints(owner)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+            problems.append(f"unknown key {where}{key}: {hint}")
+        elif isinstance(known[key].default, tuple(_SECTIONS)):
+            if isinstance(value, dict):
+                values[key] = types[key](**_read_fields(types[key], value, f"{where}{key}.", problems))
+            else:
+                problems.append(f"{where}{key} is a table: write [{key}]")
+        else:
+            values[key] = _typed(value, types[key], known[key], f"{where}{key}", problems)
+    return values
+
+
+_SECTIONS = (DataSection, ModelSection, PrivacySection, TrainingSection)
+
+
+def _typed(value: Any, expected: Any, known: Field[Any], where: str, problems: list[str]) -> Any:
+    """The value if it is of the field's type, with lists as tuples and whole numbers as floats where wanted."""
+    if isinstance(value, list):
+        value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    if isinstance(value, dict):
+        value = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    plain = {kind for kind in (*get_args(expected), expected) if isinstance(kind, type)}
+    kinds = {getattr(kind, "__origin__", kind) for kind in (*get_args(expected), expected)}
+    if float in plain and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = tuple(kind for kind in kinds if isinstance(kind, type))
+    if (isinstance(value, bool) and bool not in wanted) or not isinstance(value, wanted):
+        default = "" if known.default is MISSING else f", like {known.default!r}"
+        problems.append(f"{where} = {value!r} is not of the expected type{default}")
+    return value

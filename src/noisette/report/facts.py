@@ -1,0 +1,117 @@
+"""What may be published about a run: the keys of ``run.json``, in their order, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import noisette
+from noisette.accounting import tail_delta
+
+if TYPE_CHECKING:
+    from noisette.training import Outcome, Point
+
+_LIBRARY = "dp-accounting"  # prices the run
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run in public numbers: declared, noised, or about the public test examples.
+
+    ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps`` are those that ``epsilon``
+    pays for; ``learning`` holds the settings that only shape what becomes of the noised gradients.
+
+    Guarantee: no field depends on the training records but through the noise. There is no loss, gradient norm, batch
+    size or number of records here, and the only ways out of a run are this class, the weights and the ledger.
+    """
+
+    version: str
+    data: str
+    note: str
+    declared_size: int
+    input_shape: tuple[int, ...]
+    classes: int
+    model: str
+    parameters: int
+    epsilon: float
+    delta: float
+    budget: float
+    accountant: str
+    accountant_version: str
+    neighbouring: str
+    sampling: str
+    sampling_rate: float
+    noise_multiplier: float
+    max_grad_norm: float
+    tail_delta: float
+    allow_large_delta: bool
+    steps: int
+    steps_planned: int
+    steps_taken: int
+    completed: bool
+    ledger_head: str
+    expected_batch_size: int
+    epochs: float
+    seed: int
+    learning: Mapping[str, Any]
+    test_accuracy: float | None
+    seconds: float
+    seconds_per_step: float
+    device: str
+    points: tuple[Point, ...]
+
+    def as_json(self) -> str:
+        """The text of ``run.json``."""
+        points = [asdict(point) for point in self.points]
+        return json.dumps(asdict(replace(self, points=())) | {"points": points}, indent=2) + "\n"
+
+
+def facts_of(outcome: Outcome) -> Facts:
+    """What may be published about this run."""
+    recipe, run, data = outcome.recipe, outcome.run, outcome.data
+    learning = asdict(recipe.training)
+    last = outcome.points[-1] if outcome.points else None
+    return Facts(
+        version=noisette.__version__,
+        data=data.name,
+        note=data.note,
+        declared_size=data.declared_size,
+        input_shape=tuple(data.train.inputs.shape[1:]),
+        classes=data.classes,
+        model=recipe.model.name,
+        parameters=outcome.parameters,
+        epsilon=outcome.epsilon,
+        delta=recipe.privacy.delta,
+        budget=recipe.privacy.epsilon,
+        accountant=run.accountant.name,
+        accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
+        neighbouring=run.event.neighbouring.value,
+        sampling=run.event.sampling,
+        sampling_rate=run.event.sampling_rate,
+        noise_multiplier=run.event.noise_multiplier,
+        max_grad_norm=recipe.privacy.max_grad_norm,
+        tail_delta=tail_delta(
+            noise_multiplier=run.event.noise_multiplier,
+            sampling_rate=run.event.sampling_rate,
+            steps=run.steps,
+            dimensions=outcome.parameters,
+        ),
+        allow_large_delta=recipe.privacy.allow_large_delta,
+        steps=sum(run.ledger.events.values()),
+        steps_planned=run.steps,
+        steps_taken=run.steps_taken,
+        completed=not outcome.interrupted,
+        ledger_head=run.ledger.head,
+        expected_batch_size=learning.pop("batch_size"),
+        epochs=learning.pop("epochs"),
+        seed=learning.pop("seed"),
+        learning=learning,
+        test_accuracy=last.test_accuracy if last and last.step == run.steps_taken else None,
+        seconds=outcome.seconds,
+        seconds_per_step=outcome.seconds / max(1, run.steps_taken),
+        device=next(outcome.model.parameters()).device.type,
+        points=tuple(outcome.points),
+    )

@@ -1,0 +1,100 @@
+"""The report: one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from noisette.report.facts import Facts
+from noisette.report.figures import accuracy_against_epsilon, epsilon_against_steps
+from noisette.report.numbers import duration, percent, power_of_ten, upward
+from noisette.report.statement import statement
+
+_PAGES = Environment(
+    loader=PackageLoader("noisette", "report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+_WORDS = {
+    "lr": "learning rate",
+    "cosine": "cosine schedule",
+    "averaging": "decay of averaged weights",
+    "piece_size": "examples in memory at once",
+}
+
+
+def page(facts: Facts) -> str:
+    """The report as HTML: result, settings, figures, privacy statement, and how to load the model.
+
+    It holds no script and no address, so it shows the same in ten years and tells nobody that it is read.
+    """
+    return _PAGES.get_template("page.html").render(
+        facts=facts,
+        settings=_settings(facts),
+        epsilon_figure=Markup(epsilon_against_steps(facts)),
+        accuracy_figure=Markup(accuracy_against_epsilon(facts)),
+        sections=statement(facts),
+        loading=_loading(facts),
+        upward=upward,
+        percent=percent,
+        power_of_ten=power_of_ten,
+    )
+
+
+def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The table of settings: what each is called and its value with its unit, in groups."""
+    return [
+        (
+            "Data and model",
+            [
+                ("data", facts.data),
+                ("declared size", f"{facts.declared_size:,} examples"),
+                ("example", f"{' × '.join(map(str, facts.input_shape))} numbers, {facts.classes} classes"),
+                ("model", facts.model),
+                ("trained parameters", f"{facts.parameters:,}"),
+            ],
+        ),
+        (
+            "Privacy",
+            [
+                ("epsilon", f"{upward(facts.epsilon)} (budget {facts.budget:g})"),
+                ("delta", power_of_ten(facts.delta)),
+                ("neighbours", facts.neighbouring),
+                ("accountant", f"{facts.accountant.upper()}, {facts.accountant_version}"),
+                ("noise multiplier", f"{facts.noise_multiplier:.4g} × bound"),
+                ("bound (max. gradient norm)", f"{facts.max_grad_norm:g}"),
+                ("sampling", f"{facts.sampling}, rate {facts.sampling_rate:.4g}"),
+            ],
+        ),
+        (
+            "Training",
+            [
+                ("steps", f"{facts.steps_taken:,} of {facts.steps_planned:,}"),
+                ("epochs", f"{facts.epochs:g} × declared size"),
+                ("expected batch", f"{facts.expected_batch_size:,} examples"),
+                ("seed of the first weights", str(facts.seed)),
+                *((_WORDS.get(name, name), _plain(value)) for name, value in facts.learning.items()),
+                ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
+            ],
+        ),
+    ]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _loading(facts: Facts) -> str:
+    shape = repr(facts.input_shape)
+    return (
+        "from noisette import models\n"
+        "from safetensors.torch import load_file\n\n"
+        f"model = models.build({facts.model!r}, {shape}, {facts.classes})\n"
+        'model.load_state_dict(load_file("model.safetensors"))\n'
+        "model.eval()\n"
+    )

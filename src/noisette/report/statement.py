@@ -1,0 +1,137 @@
+"""The privacy statement: what is promised, on what grounds, and what is not."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from noisette.report.facts import Facts
+from noisette.report.numbers import power_of_ten, upward
+
+_WIDTH = 88
+_NAMES = {"pld": "privacy loss distributions (PLD)", "rdp": "Rényi divergences (RDP)", "moments": "log-moments"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and its paragraphs."""
+
+    heading: str
+    paragraphs: tuple[str, ...]
+
+
+def statement(facts: Facts) -> tuple[Section, ...]:
+    """The privacy statement of a run, section by section."""
+    return (_promise(facts), _mechanism(facts), _price(facts), _randomness(facts), _not_covered())
+
+
+def as_text(sections: tuple[Section, ...], *, title: str) -> str:
+    """The statement as plain text, for ``privacy.txt``."""
+    blocks = [f"{title}\n{'=' * len(title)}"]
+    for section in sections:
+        blocks.append(f"{section.heading}\n{'-' * len(section.heading)}")
+        blocks += [textwrap.fill(paragraph, _WIDTH) for paragraph in section.paragraphs]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _promise(facts: Facts) -> Section:
+    epsilon, delta = upward(facts.epsilon), power_of_ten(facts.delta)
+    paragraphs = [
+        f"All that this run trained on the records of {facts.data} (the saved weights, every weight on the way to "
+        f"them, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
+        f"delta = {delta}.",
+        f"Relation: {facts.neighbouring}. Unit: one record, that is one entry of the training set. Take any set of "
+        f"outcomes of the training. With the record its probability is at most e^{epsilon} "
+        f"times what it is without the record, plus {delta}; and the other way round.",
+        "This holds against someone who sees every step, knows or chose all other records, the first weights, the "
+        "model and the settings, and may choose the record in question. It does not depend on publishing the last "
+        "weights only.",
+    ]
+    switches = "none."
+    if facts.allow_large_delta:
+        switches = (
+            "allow_large_delta, which sets aside the rule that delta be below one over the declared size, "
+            f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
+            "would count as private."
+        )
+    paragraphs.append(f"Unsafe switches: {switches}")
+    if not facts.completed:
+        paragraphs.append(
+            f"The run was stopped by hand after {facts.steps_taken} of {facts.steps_planned} steps. The epsilon above "
+            "pays for the steps taken and presumes that their outcome did not decide when to stop. Whatever led to the "
+            f"stop, the budget of the whole run holds: epsilon = {facts.budget:g}."
+        )
+    return Section("What is promised", tuple(paragraphs))
+
+
+def _mechanism(facts: Facts) -> Section:
+    bound = f"{facts.max_grad_norm:g}"
+    return Section(
+        "How it is kept",
+        (
+            f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
+            f"{facts.sampling_rate:.6g}. Batches may be empty; an empty one is released like any other.",
+            f"Sensitivity: the gradient of each example, over all {facts.parameters:,} trained parameters together, is "
+            f"scaled to a Euclidean norm of at most {bound}, so one record moves the sum of a batch by at most "
+            f"{bound}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision.",
+            f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {bound} (noise multiplier "
+            f"times bound), on every element of every step's sum.",
+            f"Normaliser: the noised sum is divided by {facts.expected_batch_size}, a declared constant, whatever the "
+            "batch held.",
+            f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and paid for by epsilon, "
+            f"{facts.steps_taken} carried out. The ledger is the file ledger.jsonl; its last line is sealed by "
+            f"{facts.ledger_head}.",
+        ),
+    )
+
+
+def _price(facts: Facts) -> Section:
+    method = _NAMES[facts.accountant]
+    return Section(
+        "How epsilon was computed",
+        (
+            f"Accountant: {method}, by {facts.accountant_version} under noisette {facts.version}, rounded upwards, for "
+            "a record added and a record removed, whichever costs more.",
+            f"Of delta, {power_of_ten(facts.tail_delta)} is set aside for the far tail of the Gaussian that the noise "
+            "generator cannot reach; the accountant was given the rest.",
+            f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
+            "sampling rate and the number of steps follow. Nothing published was computed from the number of records, "
+            "which stays private.",
+            "Test accuracy is exact: the test examples are taken to be public and have no protection.",
+        ),
+    )
+
+
+def _randomness(facts: Facts) -> Section:
+    return Section(
+        "Randomness and arithmetic",
+        (
+            "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits that the operating system gave "
+            f"to this run alone; it was never written down. The seed {facts.seed} sets the first weights only. "
+            "Gaussian values are made by Box-Muller from 53 bits of radius.",
+            "Arithmetic: floating point. Rounding of the norms is covered by the slack above, the tail of the "
+            "generator by the part of delta above. The noise is a rounded number, not an exact sample from a grid.",
+            "Before the first step the claim was tested on the model itself with public inputs: the sum of one example "
+            "keeps its bound, and the sum of several is the sum of each alone.",
+        ),
+    )
+
+
+def _not_covered() -> Section:
+    return Section(
+        "Not covered",
+        (
+            "Other runs on the same records, and choosing the best of several. Their prices add up. This statement "
+            "knows of one run.",
+            "People with several records: the promise is per record, not per person.",
+            "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
+            "hyper-parameters tuned on them.",
+            "Figures computed on the training records without noise, such as a training loss. This run published none.",
+            "Running time, which the report states, memory, power and network traffic, and whether the run came to an "
+            "end.",
+            "Attacks on the low bits of floating-point noise.",
+            "Code of the user's own inside the model that keeps state from one example to the next or reads other "
+            "files; the test before the first step finds the common cases only.",
+            "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law.",
+        ),
+    )

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import noisette
+from noisette.cli import app
+
+COMMANDS = typer.main.get_command(app).commands
+OPTIONS = {
+    "train": {
+        "recipe",
+        "--data",
+        "--model",
+        "--out",
+        "--data-dir",
+        "--epsilon",
+        "--delta",
+        "--max-grad-norm",
+        "--allow-large-delta",
+        "--epochs",
+        "--batch-size",
+        "--lr",
+        "--seed",
+        "--classes",
+        "--size",
+        "--label",
+        "--test",
+    },
+    "explain": {"target", "--input-shape"},
+    "account": {"--sampling-rate", "--noise-multiplier", "--steps", "--delta", "--accountant", "--json"},
+    "calibrate": {"--epsilon", "--delta", "--sampling-rate", "--steps", "--accountant", "--json"},
+}
+
+
+def test_options_are_added_or_taken_away_on_purpose_only() -> None:
+    assert {name: {o for p in command.params for o in p.opts} for name, command in COMMANDS.items()} == OPTIONS
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_command_and_every_option_is_explained(command: str) -> None:
+    assert COMMANDS[command].help
+    assert [parameter.name for parameter in COMMANDS[command].params if not parameter.help] == []
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert all(option in shown.output for option in OPTIONS[command] if option.startswith("--"))
+
+
+def test_version() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output.strip()) == (0, noisette.__version__)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "train --help", "account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5"],
+)
+def test_what_trains_nothing_does_not_wait_for_torch(arguments: str) -> None:
+    program = (
+        "import sys\nfrom noisette.cli import main\nsys.argv[0] = 'noisette'\n"
+        "try:\n    main()\nfinally:\n    assert not {'torch', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments.split()], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

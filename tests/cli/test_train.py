@@ -1,0 +1,355 @@
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from click.testing import Result
+from dp_accounting.pld import PLDAccountant
+from typer.testing import CliRunner
+
+from noisette import data, models
+from noisette.cli import app
+from noisette.cli.watch import Watch
+
+KEYS = {
+    *("version", "data", "note", "declared_size", "model", "parameters", "epsilon", "delta", "accountant"),
+    *("neighbouring", "sampling", "sampling_rate", "noise_multiplier", "max_grad_norm", "steps"),
+    *("expected_batch_size", "epochs", "seed", "learning", "test_accuracy", "seconds", "seconds_per_step", "completed"),
+}
+QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
+FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
+MODELS = """
+import torch
+from torch import nn
+
+def linear(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+def wrong_output(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes + 1))
+
+def normed(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
+
+class Centred(nn.Module):
+    def forward(self, x):
+        return x - x.mean(0)
+
+def centred(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Centred(), nn.Linear(64, classes))
+"""
+
+
+def train(*options: object) -> Result:
+    return CliRunner().invoke(app, ["train", *map(str, options)])
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    out = tmp_path_factory.mktemp("runs") / "digits"
+    return out, train("--epochs", 2, "--epsilon", 1, "--delta", 2e-4, "--seed", 3, "--out", out)
+
+
+def facts(out: Path) -> dict:
+    return json.loads((out / "run.json").read_text())
+
+
+def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> None:
+    out, shown = short_run
+    assert shown.exit_code == 0, shown.output
+    assert tree(out) == FILES
+    assert tree(out.parent) == {out.name} | {f"{out.name}/{name}" for name in FILES}
+    run = facts(out)
+    assert f"{run['test_accuracy']:.1%}".replace("%", " %") in shown.output
+    assert "epsilon 1.00, delta 2e-4" in shown.output
+    assert "report.html" in shown.output
+
+
+def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path, Result]) -> None:
+    run = facts(short_run[0])
+    assert run.keys() >= KEYS
+    asked = {"data": "digits", "model": "cnn", "delta": 2e-4, "epochs": 2, "seed": 3, "completed": True}
+    assert {key: run[key] for key in asked} == asked
+    assert run["sampling_rate"] == run["expected_batch_size"] / run["declared_size"]
+    assert run["steps"] == run["steps_taken"] == round(2 / run["sampling_rate"])
+    assert 0.99 < run["epsilon"] <= 1
+    assert run["points"][-1]["test_accuracy"] == run["test_accuracy"]
+
+
+def test_epsilon_follows_from_the_ledger_alone(short_run: tuple[Path, Result]) -> None:
+    lines = [json.loads(line) for line in (short_run[0] / "ledger.jsonl").read_text().splitlines()]
+    sign = {"reserve": 1, "release": -1, "commit": 0}
+    independent = PLDAccountant()
+    for line in lines:
+        noise = dp_accounting.GaussianDpEvent(line["noise_multiplier"])
+        times = sign[line["kind"]] * line["steps"]
+        if times:
+            assert times > 0, "nothing was given back"
+            independent.compose(dp_accounting.PoissonSampledDpEvent(line["sampling_rate"], noise), times)
+    epsilon = facts(short_run[0])["epsilon"]
+    assert independent.get_epsilon(2e-4) == pytest.approx(epsilon, rel=0.005)
+
+
+def test_the_report_says_how_to_load_the_model(short_run: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = short_run
+    monkeypatch.chdir(out)
+    code = html.unescape(re.findall(r"<code>(.*?)</code>", Path("report.html").read_text(), re.DOTALL)[0])
+    names: dict = {}
+    exec(code, names)
+    test = data.load("digits").test
+    assert test is not None
+    with torch.no_grad():
+        right = names["model"](torch.as_tensor(test.inputs)).argmax(1).numpy() == test.targets
+    assert right.mean() == pytest.approx(facts(out)["test_accuracy"])
+
+
+def own_data(path: Path, *, records: int) -> list[object]:
+    random = np.random.default_rng(0)
+    inputs, targets = random.normal(size=(records, 4)).astype(np.float32), random.integers(0, 2, records)
+    np.savez(path, x_train=inputs, y_train=targets)
+    return ["--data", path, "--classes", 2, "--size", 500, "--epsilon", 1, "--epochs", 2, "--batch-size", 50]
+
+
+def test_nothing_published_follows_the_number_of_records(tmp_path: Path) -> None:
+    published = []
+    for records in (347, 401):
+        out = tmp_path / f"out{records}"
+        shown = train(*own_data(tmp_path / "own.npz", records=records), "--model", "linear", "--out", out)
+        assert shown.exit_code == 0, shown.output
+        texts = [shown.output, *((out / name).read_text() for name in FILES - {"model.safetensors"})]
+        assert not any(re.search(rf"\b{records}\b", text) for text in texts)
+        run = facts(out)
+        published.append({k: v for k, v in run.items() if k not in ("seconds", "seconds_per_step", "ledger_head")})
+    assert published[0] == published[1]
+
+
+RECIPE = """
+[model]
+name = "trained_models:linear"
+[privacy]
+epsilon = 0.7
+delta = 1e-4
+[training]
+epochs = 1
+lr = 0.5
+"""
+
+
+@pytest.mark.usefixtures("own_models")
+def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300)
+    assert shown.exit_code == 0, shown.output
+    run = facts(tmp_path / "runs" / "digits")
+    assert (run["model"], run["parameters"]) == ("trained_models:linear", 650)
+    assert (run["budget"], run["epochs"]) == (0.7, 1)
+    assert (run["learning"]["lr"], run["expected_batch_size"]) == (0.25, 300)
+
+
+@pytest.fixture
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path.with_name(tmp_path.name + "_models")
+    folder.mkdir()
+    (folder / "trained_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.mark.usefixtures("own_models")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "digit"], "Did you mean digits?"),
+        (["--data", "nothing.csv"], "there is no data set and no file 'nothing.csv'"),
+        (["--model", "resnet"], "no model 'resnet'; there are cnn"),
+        (["--model", "trained_models:absent"], "no model 'trained_models:absent'"),
+        (["--model", "trained_models:wrong_output"], "does not fit the labels"),
+        (["--model", "trained_models:normed"], "BatchNorm1d mixes examples"),
+        (["--model", "trained_models:centred"], "Centred"),
+        (["--epsilon", 0], "epsilon > 0"),
+        (["--epsilon", "nan"], "epsilon"),
+        (["--delta", 1], "0 < delta < 1"),
+        (["--delta", 0.001], "not below one over the declared size"),
+        (["--batch-size", 2000], "sampling_rate <= 1"),
+        (["--batch-size", 0], "batch_size >= 1"),
+        (["--epochs", 0], "epochs > 0"),
+        (["--lr", -1], "lr > 0"),
+        (["--max-grad-norm", 0], "max_grad_norm > 0"),
+        (["--classes", 3], "takes no declaration"),
+        (["--epsilon", -1, "--delta", 2], "delta=2"),
+        (["--epochs", "many"], "--epochs"),
+        (["absent.toml"], "absent.toml"),
+        (["--unknown"], "--unknown"),
+    ],
+)
+def test_bad_input_is_a_message_and_exit_code_2_and_leaves_nothing(
+    options: list[object], message: str, tmp_path: Path
+) -> None:
+    shown = train(*QUICK, *options)
+    assert shown.exit_code == 2
+    assert message in shown.output
+    assert "Traceback" not in shown.output
+    assert tree(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("[privacy]\nepsilom = 3\n[training]\nepoch = 1\n", ["privacy.epsilom: did you mean 'epsilon'?", "'epochs'"]),
+        ('[privacy]\nepsilon = "three"\n', ["privacy.epsilon = 'three'"]),
+        ("[privacy\n", ["is not a TOML file"]),
+    ],
+)
+def test_a_recipe_with_mistakes_lists_them(text: str, messages: list[str], tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(text)
+    shown = train("recipe.toml")
+    assert shown.exit_code == 2
+    assert all(message in shown.output for message in messages)
+    assert tree(tmp_path) == {"recipe.toml"}
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mnist").mkdir()
+    for split in ("train", "t10k"):
+        for kind, content in (("images-idx3", b"\0\0\x08\x03\0\0\0\x09\0\0\0\x1c\0\0\0\x1c123"), ("labels-idx1", b"")):
+            (tmp_path / "mnist" / f"{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+    before = tree(tmp_path)
+    shown = train("--data", "mnist", "--data-dir", tmp_path)
+    assert shown.exit_code == 2
+    assert "train-images-idx3-ubyte.gz" in shown.output
+    assert tree(tmp_path) == before
+
+
+def test_a_table_with_a_hole_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "people.csv").write_text("age,label\n31,0\n,1\n")
+    shown = train("--data", "people.csv", "--classes", 2, "--size", 2)
+    assert shown.exit_code == 2
+    assert "people.csv" in shown.output
+    assert tree(tmp_path) == {"people.csv"}
+
+
+def test_a_place_that_is_not_a_run_is_refused_before_anything_happens(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("mine")
+    shown = train("--out", "thesis", "--data", "no such data")
+    assert shown.exit_code == 2
+    assert "thesis exists and is not a run" in shown.output
+    assert tree(tmp_path) == {"thesis", "thesis/chapter.tex"}
+
+
+def test_a_full_disk_leaves_the_older_run_and_what_was_spent(short_run: tuple[Path, Result], tmp_path: Path) -> None:
+    shutil.copytree(short_run[0], tmp_path / "run")
+    older = (tmp_path / "run" / "run.json").read_text()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))  # bytes; the weights take more
+    try:
+        shown = train(*QUICK, "--out", "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert shown.exit_code == 2
+    assert "Traceback" not in shown.output
+    assert (tmp_path / "run" / "run.json").read_text() == older
+    assert tree(tmp_path / "run.unfinished-1") == {"ledger.jsonl"}
+    assert "run.unfinished-1/ledger.jsonl" in shown.output
+
+
+def press_ctrl_c_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Watch.on_step
+
+    def on_step(watch, run, point) -> None:
+        shown(watch, run, point)
+        if point.step == step:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Watch, "on_step", on_step)
+
+
+def test_ctrl_c_ends_the_step_at_hand_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    press_ctrl_c_at(19, monkeypatch)
+    shown = train("--epochs", 10, "--epsilon", 1, "--out", "run")
+    assert shown.exit_code == 130, shown.output
+    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
+    run = facts(tmp_path / "run")
+    assert (run["completed"], run["steps_taken"], run["steps"]) == (False, 20, 20)
+    assert 0 < run["epsilon"] < 1
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    assert kinds.count("commit") == 20
+    assert "stopped by hand after 20 of" in (tmp_path / "run" / "privacy.txt").read_text()
+    assert "Interrupted after 20 of" in (tmp_path / "run" / "report.html").read_text()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(models, "build", build)
+    shown = train()
+    assert shown.exit_code == 130
+    assert "Nothing was spent" in shown.output
+    assert tree(tmp_path) == set()
+
+
+def signalled(number: signal.Signals, folder: Path) -> tuple[int, str]:
+    """Exit code and standard error of a long run that got a signal when its ledger held twenty lines."""
+    program = "from noisette.cli import main; main()"
+    command = [sys.executable, "-c", program, "train", "--epochs", "300", "--out", "run"]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    ledger = folder / "run.unfinished-1" / "ledger.jsonl"
+    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 20)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    return process.returncode, errors
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_real_ctrl_c(tmp_path: Path) -> None:
+    code, errors = signalled(signal.SIGINT, tmp_path)
+    assert code == 130, errors
+    assert "Traceback" not in errors
+    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
+    assert facts(tmp_path / "run")["completed"] is False
+
+
+@pytest.mark.slow
+def test_a_killed_run_leaves_its_ledger(tmp_path: Path) -> None:
+    code, _ = signalled(signal.SIGKILL, tmp_path)
+    assert code == -signal.SIGKILL
+    assert tree(tmp_path) == {"run.unfinished-1", "run.unfinished-1/ledger.jsonl"}
+
+
+def test_files_are_readable_as_the_umask_says(short_run: tuple[Path, Result]) -> None:
+    before = os.umask(0)
+    os.umask(before)
+    assert (short_run[0] / "report.html").stat().st_mode & 0o777 == 0o666 & ~before
+    assert (short_run[0] / "ledger.jsonl").stat().st_mode & 0o777 == 0o600

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from noisette.data import DataError, Declaration, load
+
+DECLARED = Declaration(
+    classes=("no", "yes"), size=100, ranges={"age": (0, 100)}, categories={"city": ("Rome", "Oslo", "")}
+)
+CONTENT = "age,city,height,label\n50,Oslo,1.5,yes\n150,Rome,2,no\n0,,-3e2,no\n"
+
+
+def written(tmp_path: Path, content: str, name: str = "people.csv") -> str:
+    path = tmp_path / name
+    path.write_text(content, encoding="utf-8")
+    return str(path)
+
+
+def refusal(path: str, declaration: Declaration) -> str:
+    with pytest.raises(DataError) as caught:
+        load(path, declaration=declaration)
+    return str(caught.value)
+
+
+def test_columns_as_declared(tmp_path: Path) -> None:
+    found = load(written(tmp_path, CONTENT), declaration=DECLARED)
+    assert (found.name, found.classes, found.declared_size, found.test) == ("people.csv", 2, 100, None)
+    assert found.train.inputs.dtype == np.float32
+    assert found.train.inputs.tolist() == [[0, 0, 1, 0, 1.5], [1, 1, 0, 0, 2], [-1, 0, 0, 1, -300]]
+    assert found.train.targets.tolist() == [1, 0, 0]
+
+
+def test_gzipped_with_byte_order_mark_quotes_and_empty_lines(tmp_path: Path) -> None:
+    path = tmp_path / "PEOPLE.CSV.GZ"
+    path.write_bytes(gzip.compress(b'\xef\xbb\xbflabel,"a ""b"", c",x\r\n\r\n0,"2",1\r\n1,4,3\r\n\r\n'))
+    found = load(str(path), declaration=Declaration(classes=2, size=2))
+    assert found.train.inputs.tolist() == [[2, 1], [4, 3]]
+    assert found.train.targets.tolist() == [0, 1]
+
+
+def test_test_split_in_another_order_of_columns(tmp_path: Path) -> None:
+    train = written(tmp_path, "a,b,label\n1,2,0\n")
+    test = written(tmp_path, "label,b,a\n1,20,10\n", "later.csv")
+    found = load(train, declaration=Declaration(classes=2, size=1, test=Path(test)))
+    assert found.test is not None
+    assert found.test.inputs.tolist() == [[10, 20]]
+    assert found.test.targets.tolist() == [1]
+
+
+def test_test_split_with_other_columns(tmp_path: Path) -> None:
+    test = written(tmp_path, "a,c,label\n1,2,0\n", "later.csv")
+    declared = Declaration(classes=2, size=1, test=Path(test))
+    assert "later.csv must have the columns of people.csv" in refusal(written(tmp_path, "a,b,label\n1,2,0\n"), declared)
+
+
+def test_problems_of_the_test_split_are_told_apart(tmp_path: Path) -> None:
+    test = written(tmp_path, "a,label\n,0\n", "later.csv")
+    declared = Declaration(classes=2, size=1, test=Path(test))
+    message = refusal(written(tmp_path, "a,label\n1,0\n"), declared)
+    assert "later.csv: column 'a': a value is missing in row 1" in message
+
+
+def test_classes_and_size_must_be_declared(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, CONTENT), Declaration())
+    assert "2 problems" in message
+    assert "declare classes" in message
+    assert "declare size" in message
+
+
+def test_all_problems_at_once_by_row_and_column(tmp_path: Path) -> None:
+    content = (
+        "age,city,height,label\n,Oslo,1.5,yes\n30,Paris,tall,no\n40,Rome, nan ,maybe\n50,Rome,inf,\n60,Rome,1e39,no\n"
+    )
+    message = refusal(written(tmp_path, content), DECLARED)
+    assert "5 problems" not in message
+    assert "6 problems" in message
+    assert "row 1 is the first below the header" in message
+    for line in (
+        "column 'age': a value is missing in row 1;",
+        "column 'city': none of its declared categories in row 2",
+        "column 'height': a value is missing in row 3;",
+        "column 'height': not a finite number (a column of text needs its categories declared) in rows 2, 4 and 5",
+        "column 'label': a value is missing in row 4;",
+        "column 'label': none of the declared classes in row 3",
+    ):
+        assert line in message
+
+
+def test_values_are_never_told(tmp_path: Path) -> None:
+    content = "age,city,height,label\nCANARY1,CANARY2,CANARY3,CANARY4\n"
+    assert "CANARY" not in refusal(written(tmp_path, content), DECLARED)
+
+
+def test_text_label_without_names(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, "x,label\n1,cat\n2,dog\n3,0\n"), Declaration(classes=2, size=3))
+    assert "column 'label': not in 0..1 (if labels are text, declare classes as the list of their names)" in message
+    assert "in rows 1 and 2" in message
+
+
+@pytest.mark.parametrize("label", ["2", "-1", "0.5", "1e0"])
+def test_label_out_of_range(tmp_path: Path, label: str) -> None:
+    message = refusal(written(tmp_path, f"x,label\n1,0\n2,{label}\n"), Declaration(classes=2, size=3))
+    assert "column 'label': not in 0..1" in message
+    assert message.endswith("in row 2")
+
+
+def test_declared_columns_that_are_absent(tmp_path: Path) -> None:
+    declared = Declaration(classes=2, size=3, label="outcome", ranges={"agge": (0, 1)}, categories={"zzz": ("a", "b")})
+    message = refusal(written(tmp_path, "age,label\n1,0\n"), declared)
+    assert "label: there is no column 'outcome'; it has 'age', 'label'" in message
+    assert "ranges: there is no column 'agge'; did you mean 'age'?" in message
+    assert "categories: there is no column 'zzz'" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty; its first line must name the columns"),
+        ("a,label\n", "has a header but no rows"),
+        ("a,a,label\n1,2,0\n", "every column needs a name of its own"),
+        ("a,,label\n1,2,0\n", "every column needs a name of its own"),
+        ("label\n0\n", "there is no column but the label's"),
+        ("a,label\n1,0\n2\n3,0,9\n", "there are not 2 fields, as in the header, in rows 2 and 3"),
+    ],
+)
+def test_no_table(tmp_path: Path, content: str, says: str) -> None:
+    assert says in refusal(written(tmp_path, content), Declaration(classes=2, size=3))
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "old.csv"
+    path.write_bytes("näme,label\n1,0\n".encode("latin-1"))
+    assert "is not text in UTF-8" in refusal(str(path), Declaration(classes=2, size=3))
+
+
+def test_damaged_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "cut.csv.gz"
+    path.write_bytes(gzip.compress(CONTENT.encode())[:-10])
+    assert "cannot be read" in refusal(str(path), DECLARED)
+
+
+def test_absent_test_file(tmp_path: Path) -> None:
+    declared = Declaration(classes=2, size=3, test=tmp_path / "none.csv")
+    assert "none.csv cannot be read: No such file" in refusal(written(tmp_path, "x,label\n1,0\n"), declared)
+
+
+def test_width_does_not_depend_on_the_records(tmp_path: Path) -> None:
+    few = load(written(tmp_path, "age,city,height,label\n1,Rome,1,no\n"), declaration=DECLARED)
+    many = load(written(tmp_path, CONTENT), declaration=DECLARED)
+    assert few.train.inputs.shape[1] == many.train.inputs.shape[1]
+    assert few.declared_size == many.declared_size

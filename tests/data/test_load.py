@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import noisette.data
+from noisette.data import DataError, Declaration, load, names
+
+
+def test_built_in_names() -> None:
+    assert names() == ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult")
+
+
+def test_unknown_name_lists_all_and_a_close_one() -> None:
+    with pytest.raises(DataError) as caught:
+        load("mnits")
+    message = str(caught.value)
+    assert "Did you mean mnist?" in message
+    assert all(name in message for name in names())
+    assert "\n" not in message
+
+
+def test_unknown_name_with_nothing_close() -> None:
+    with pytest.raises(DataError, match=r"there is no data set and no file 'zzzzzz'. Give one of"):
+        load("zzzzzz")
+
+
+def test_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "mine.parquet").write_bytes(b"")
+    with pytest.raises(DataError, match=r"mine.parquet is a file of another kind; .*\.csv, \.csv\.gz, \.npz"):
+        load(str(tmp_path / "mine.parquet"))
+
+
+def test_built_in_set_takes_no_declaration() -> None:
+    with pytest.raises(DataError, match="digits is a built-in set and takes no declaration"):
+        load("digits", declaration=Declaration(size=3))
+    assert load("digits", declaration=Declaration()).declared_size == 1437
+
+
+def test_a_folder_named_as_a_built_in_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load("digits").name == "digits"
+    with pytest.raises(DataError, match="declare classes"):
+        load("./digits")
+
+
+def test_the_room_imports_no_torch_and_no_pickle() -> None:
+    room = Path(noisette.data.__file__).parent
+    imported = {
+        name.split(".")[0]
+        for path in room.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert "numpy" in imported
+    assert not imported & {"torch", "pickle", "pandas"}

@@ -1,0 +1,70 @@
+"""The real files, as far as NOISETTE_DATA has them: shapes, means and the known number of examples of each class."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from noisette.data import Declaration, load
+
+Real = Callable[[str], Path]
+
+# Per class, as published or counted independently of these readers.
+TRAIN = {
+    "mnist": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    "fashion-mnist": [6000] * 10,
+    "kmnist": [690, 690, 695, 702, 757, 708, 688, 708, 672, 701],
+    "emnist-letters": [1000] * 26,
+    "cifar10": [5000] * 10,
+    "adult": [24_720, 7_841],
+}
+TEST = {
+    "mnist": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+    "fashion-mnist": [1000] * 10,
+    "kmnist": [1000] * 10,
+    "emnist-letters": [200] * 26,
+    "cifar10": [1000] * 10,
+    "adult": [12_435, 3_846],
+}
+MEAN = {"mnist": [0.1307], "fashion-mnist": [0.2860], "cifar10": [0.4914, 0.4822, 0.4465]}  # per channel, published
+SHAPE = {"cifar10": (3, 32, 32), "adult": (113,)}
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_counts_shapes_and_means(name: str, real: Real) -> None:
+    folder = real(name)
+    found = load(name, data_dir=folder)
+    assert found.test is not None
+    assert np.bincount(found.train.targets).tolist() == TRAIN[name]
+    assert np.bincount(found.test.targets).tolist() == TEST[name]
+    assert found.train.inputs.shape == (sum(TRAIN[name]), *SHAPE.get(name, (1, 28, 28)))
+    assert found.declared_size == sum(TRAIN[name])
+    low = -1 if name == "adult" else 0
+    assert found.train.inputs.min() == low
+    assert found.train.inputs.max() == 1
+    if name in MEAN:
+        np.testing.assert_allclose(found.train.inputs.mean((0, 2, 3), dtype=np.float64), MEAN[name], atol=1.5e-4)
+    assert (found.note != "") == (name in ("kmnist", "emnist-letters", "cifar10"))
+
+
+def test_adult_unknown_workclass(real: Real) -> None:
+    inputs = load("adult", data_dir=real("adult")).train.inputs
+    assert inputs[:, 9].sum() == 1836  # "?" lines of the training file, counted by grep
+
+
+def test_a_real_npz(real: Real) -> None:
+    path = real("adbench") / "adbench" / "5_campaign.npz"
+    found = load(str(path), declaration=Declaration(classes=2, size=41_188))
+    assert found.train.inputs.shape == (41_188, 62)
+    assert found.train.targets.sum() == 4_640
+
+
+def test_reading_mnist_is_quick(real: Real) -> None:
+    folder = real("mnist")
+    start = time.perf_counter()
+    load("mnist", data_dir=folder)
+    assert time.perf_counter() - start < 5  # usually below 1; machines may be busy

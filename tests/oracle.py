@@ -1,0 +1,50 @@
+"""The truth about clipped sums: each example alone, in double precision, through a plain copy of the module.
+
+Knows nothing of noisette.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+Loss = Callable[..., Tensor]  # (model, *inputs) -> one loss for each example
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """Gradient norms (b,), and the clipped sum for each trainable parameter by name."""
+
+    norms: Tensor
+    sums: dict[str, Tensor]
+
+    @property
+    def vector(self) -> Tensor:
+        return torch.cat([g.flatten() for g in self.sums.values()])
+
+
+def clipped_sum(model: nn.Module, loss: Loss, inputs: Sequence[Tensor], bound: float) -> Clipped:
+    """Sum over examples of min(1, bound / norm) times gradient; an example without a finite norm adds nothing."""
+    plain = copy.deepcopy(model).double()
+    for module in plain.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            hooks.clear()
+    named = {name: p for name, p in plain.named_parameters() if p.requires_grad}
+    sums = {name: torch.zeros_like(p) for name, p in named.items()}
+    norms = []
+    for i in range(len(inputs[0])):
+        alone = [x[i : i + 1].double() if x.is_floating_point() else x[i : i + 1] for x in inputs]
+        value = loss(plain, *alone).sum()
+        gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+        known = {name: g for name, g in zip(named, gradients, strict=True) if g is not None}
+        norm = math.sqrt(sum(float((g * g).sum()) for g in known.values()))
+        norms.append(norm)
+        if math.isfinite(norm):
+            for name, g in known.items():
+                sums[name] += g * min(1.0, bound / norm if norm else 1.0)
+    return Clipped(torch.tensor(norms, dtype=torch.float64), sums)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from noisette.accounting import PldAccountant, PoissonGaussian
+from noisette.report import Facts
+from noisette.training import Point
+
+EVENT = PoissonGaussian(sampling_rate=0.15, noise_multiplier=3.2)
+DELTA = 1e-4
+
+
+def point(step: int, accuracy: float | None) -> Point:
+    return Point(step, PldAccountant().price({EVENT: step}).epsilon(delta=DELTA), accuracy)
+
+
+@pytest.fixture(scope="session")
+def facts() -> Facts:
+    points = tuple(point(step, accuracy) for step, accuracy in ((60, 0.81), (120, 0.9), (180, 0.925), (240, 0.931)))
+    return Facts(
+        version="1.2.3",
+        data="flowers",
+        note="",
+        declared_size=1437,
+        input_shape=(1, 8, 8),
+        classes=10,
+        model="cnn",
+        parameters=21642,
+        epsilon=points[-1].epsilon,
+        delta=DELTA,
+        budget=3.0,
+        accountant="pld",
+        accountant_version="dp-accounting 0.6.0",
+        neighbouring="add or remove one record",
+        sampling="Poisson",
+        sampling_rate=EVENT.sampling_rate,
+        noise_multiplier=EVENT.noise_multiplier,
+        max_grad_norm=1.5,
+        tail_delta=1.7e-13,
+        allow_large_delta=False,
+        steps=240,
+        steps_planned=240,
+        steps_taken=240,
+        completed=True,
+        ledger_head="0123abcd",
+        expected_batch_size=216,
+        epochs=36.0,
+        seed=7,
+        learning={"lr": 1.25, "momentum": 0.0, "cosine": False},
+        test_accuracy=0.931,
+        seconds=3.21,
+        seconds_per_step=0.0134,
+        device="cpu",
+        points=points,
+    )

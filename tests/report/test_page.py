@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+from noisette.report import Facts
+from noisette.report.page import page
+from noisette.report.statement import statement
+
+
+class Outline(HTMLParser):
+    """The elements of a page, its text, and whatever it would fetch."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.open: list[str] = []
+        self.parts: list[str] = []
+        self.feed(html)
+        self.text = " ".join(" ".join(self.parts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "action", "srcset") and not (value or "").startswith("#"):
+                self.fetched.append(f"{tag} {name}={value}")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.parts.append(data)
+
+
+def test_it_needs_nothing_but_itself(facts: Facts) -> None:
+    html = page(facts)
+    outline = Outline(html)
+    assert not {"script", "link", "iframe", "img", "object", "base"} & set(outline.tags)
+    assert outline.fetched == []
+    assert "@import" not in html
+    assert "url(http" not in html
+    assert outline.tags.count("svg") == 2
+
+
+def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
+    text = Outline(page(facts)).text
+    assert "93.1 % test accuracy with differential privacy at ε = 2.76, δ = 1e-4" in text
+    assert "learning rate 1.25" in text
+    assert "bound (max. gradient norm) 1.5" in text
+    for section in statement(facts):
+        assert section.heading in text
+        for paragraph in section.paragraphs:
+            assert paragraph in text
+
+
+def test_both_colour_schemes_are_there(facts: Facts) -> None:
+    assert "prefers-color-scheme: dark" in page(facts)
+
+
+def test_names_from_outside_are_text_not_markup(facts: Facts) -> None:
+    outline = Outline(page(replace(facts, data="<script>x</script>", model="<img src=//evil>", note="<b>partial</b>")))
+    assert "script" not in outline.tags
+    assert "img" not in outline.tags
+    assert "<b>partial</b>" in outline.text
+
+
+def test_a_stopped_run_and_one_without_test_examples_say_so(facts: Facts) -> None:
+    points = tuple(replace(p, test_accuracy=None) for p in facts.points)
+    text = Outline(page(replace(facts, completed=False, steps_taken=96, test_accuracy=None, points=points))).text
+    assert "Interrupted after 96 of 240 steps" in text
+    assert "A model with differential privacy at" in text
+
+
+def test_a_run_stopped_before_its_first_point_has_a_page(facts: Facts) -> None:
+    outline = Outline(page(replace(facts, completed=False, test_accuracy=None, points=())))
+    assert "svg" not in outline.tags
+    assert "Privacy statement" in outline.text

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from noisette.report import Facts
+from noisette.report.statement import as_text, statement
+
+
+def words(facts: Facts) -> str:
+    return " ".join(as_text(statement(facts), title="Privacy statement").split())
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "Relation: add or remove one record. Unit: one record",
+        "epsilon = 2.76, delta = 1e-4",
+        "by dp-accounting 0.6.0 under noisette 1.2.3",
+        "a Euclidean norm of at most 1.5, so one record moves the sum of a batch by at most 1.5",
+        "As slack for rounding",
+        "standard deviation 3.2 times 1.5",
+        "Sampling: Poisson",
+        "independently with probability 0.15.",
+        "240 planned, 240 reserved in the ledger and paid for by epsilon, 240 carried out",
+        "sealed by 0123abcd",
+        "divided by 216, a declared constant",
+        "Size of the training set: 1,437, a declared and public constant",
+        "Of delta, 1.7e-13 is set aside for the far tail",
+        "ChaCha20 keystreams under a key of 256 bits",
+        "Arithmetic: floating point",
+        "Unsafe switches: none.",
+        "the test examples are taken to be public",
+        "Running time",
+        "People with several records",
+        "choosing the best of several",
+        "low bits of floating-point noise",
+        "fairness, correctness, and the law",
+    ],
+)
+def test_it_says(claim: str, facts: Facts) -> None:
+    assert claim in words(facts)
+
+
+def test_epsilon_is_rounded_upwards_wherever_it_stands(facts: Facts) -> None:
+    text = words(replace(facts, epsilon=2.9910001))
+    assert "(3.00, 1e-4)" in text
+    assert "2.99" not in text
+
+
+def test_a_run_that_was_stopped_says_so_and_names_the_budget(facts: Facts) -> None:
+    text = words(replace(facts, completed=False, steps=97, steps_taken=96))
+    assert "stopped by hand after 96 of 240 steps" in text
+    assert "97 reserved in the ledger" in text
+    assert "the budget of the whole run holds: epsilon = 3." in text
+    assert "stopped by hand" not in words(facts)
+
+
+def test_a_large_delta_is_stamped(facts: Facts) -> None:
+    text = words(replace(facts, delta=0.01, allow_large_delta=True))
+    assert "Unsafe switches: allow_large_delta" in text
+    assert "7.0e-4" in text or "7e-4" in text
+
+
+def test_the_text_fits_a_terminal(facts: Facts) -> None:
+    lines = as_text(statement(facts), title="Privacy statement").splitlines()
+    assert max(map(len, lines)) <= 88

@@ -1,0 +1,36 @@
+"""Embedding tables against autograd: repeated ids, the padding row, examples that are all padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rule_oracle import by_autograd, check_form, double
+
+from noisette.rules.embedding import embedding_weight
+
+B = 4
+
+
+@pytest.mark.parametrize("shape", [(), (6,), (2, 3)])
+@pytest.mark.parametrize("padding", [None, 0, 3, -1, -9])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
+def test_embedding(shape: tuple[int, ...], padding: int | None, kind: torch.dtype) -> None:
+    ids = torch.randint(0, 9, (B, *shape))
+    flat = ids.view(B, -1)
+    flat[:, 1:3] = flat[:, :1]
+    flat[-1] = 0 if padding is None else padding % 9
+    ids = ids.to(kind)
+    w, dy = double(9, 5), double(B, *shape, 5)
+    truth = by_autograd(lambda v: F.embedding(ids, v, padding), w, dy, B)
+    check_form(embedding_weight(B, dy, ids, w, padding), truth)
+    if padding is not None:
+        assert not truth[-1].any()
+
+
+def test_settings_that_look_at_the_whole_batch_are_refused() -> None:
+    ids, w, dy = torch.zeros(B, 2).long(), double(9, 5), double(B, 2, 5)
+    with pytest.raises(ValueError, match="max_norm"):
+        embedding_weight(B, dy, ids, w, max_norm=1.0)
+    with pytest.raises(ValueError, match="scale_grad_by_freq"):
+        embedding_weight(B, dy, ids, w, scale_grad_by_freq=True)

@@ -1,0 +1,43 @@
+"""Scale and shift of layer norm, RMS norm and group norm against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch.nn.functional as F
+from rule_oracle import by_autograd, check_form, double
+
+from noisette.rules.normalization import (
+    group_norm_bias,
+    group_norm_weight,
+    layer_norm_bias,
+    layer_norm_weight,
+    rms_norm_weight,
+)
+
+B = 4
+
+
+@pytest.mark.parametrize("between", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("axes", [(5,), (4, 5)])
+def test_layer_norm(between: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    x, w, bias = double(B, *between, *axes), double(*axes), double(*axes)
+    dy = double(*x.shape)
+    check_form(layer_norm_weight(B, dy, x, axes, w, bias, 0.1), by_autograd(lambda v: F.layer_norm(x, axes, v, bias, 0.1), w, dy, B))
+    check_form(layer_norm_bias(B, dy, x, axes, w, bias, 0.1), by_autograd(lambda v: F.layer_norm(x, axes, w, v, 0.1), bias, dy, B))
+
+
+@pytest.mark.parametrize("between", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("eps", [None, 0.1])
+def test_rms_norm(between: tuple[int, ...], eps: float | None) -> None:
+    x, w = double(B, *between, 5), double(5)
+    dy = double(*x.shape)
+    check_form(rms_norm_weight(B, dy, x, (5,), w, eps), by_autograd(lambda v: F.rms_norm(x, (5,), v, eps), w, dy, B))
+
+
+@pytest.mark.parametrize("places", [(), (7,), (3, 2)])
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_group_norm(places: tuple[int, ...], groups: int) -> None:
+    x, w, bias = double(B, 6, *places), double(6), double(6)
+    dy = double(*x.shape)
+    check_form(group_norm_weight(B, dy, x, groups, w, bias, 0.1), by_autograd(lambda v: F.group_norm(x, groups, v, bias, 0.1), w, dy, B))
+    check_form(group_norm_bias(B, dy, x, groups, w, bias, 0.1), by_autograd(lambda v: F.group_norm(x, groups, w, v, 0.1), bias, dy, B))
