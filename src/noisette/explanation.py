@@ -94,9 +94,7 @@ def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: d
 
 
 def _stray(output: Any, tape: Tape) -> list[str]:
-    leaves = [
-        leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
         return ["the output depends on no trainable parameter"]
     total = torch.stack([leaf.sum() for leaf in leaves]).sum()

@@ -107,19 +107,24 @@ class Recipe:
     @classmethod
     def default_for(cls, data: str) -> Self:
         """A recipe that is known to work for this data set, or a middling one."""
-        tuned = _TUNED.get(data)
-        if tuned is None:
+        known = _KNOWN_TO_WORK.get(data)
+        if known is None:
             return cls(DataSection(name=data), ModelSection("mlp"), PrivacySection(), TrainingSection())
-        privacy, training, model = tuned
+        privacy, training, model = known
         return cls(DataSection(name=data), ModelSection(model), privacy, training)
 
 
-_TUNED = {
-    "digits": (
-        PrivacySection(epsilon=3.0, delta=1e-4),
-        TrainingSection(epochs=40, batch_size=216, lr=1.0, cosine=False),
-        "cnn",
-    ),
+_IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
+_FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
+_FEATURES = PrivacySection(max_grad_norm=0.1)
+_KNOWN_TO_WORK = {
+    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95), "cnn"),
+    "mnist": (_FEATURES, _IMAGES, "scattering"),
+    "fashion-mnist": (_FEATURES, _IMAGES, "scattering"),
+    "cifar10": (_FEATURES, _IMAGES, "scattering"),
+    "kmnist": (_FEATURES, _FEW_IMAGES, "scattering"),
+    "emnist-letters": (_FEATURES, _FEW_IMAGES, "scattering"),
+    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
 }
 
 

@@ -240,7 +240,9 @@ class _Recorder(TorchFunctionMode):
         for tensor in _outputs(output):
             if tensor.requires_grad:
                 edge = get_gradient_edge(tensor)
-                self._record.uses.append(Use(func, args, kwargs, tuple(weights), edge, tensor.dtype, upstream, versions))
+                self._record.uses.append(
+                    Use(func, args, kwargs, tuple(weights), edge, tensor.dtype, upstream, versions)
+                )
 
 
 def _outputs(output: object) -> Iterator[Tensor]:

@@ -17,12 +17,13 @@ from noisette.accounting import Ledger, epsilon_curve
 from noisette.bounding import PerExampleClip
 from noisette.data import DataSet, Split
 from noisette.private_run import PrivateRun, privatize
-from noisette.recipe import Recipe, TrainingSection
+from noisette.recipe import Recipe
 
 F = nn.functional
 
 _POINTS = 20  # places in a run where epsilon and test accuracy are taken
 _EVALUATED_AT_ONCE = 2000
+_FEATURES_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Outcome:
     model: nn.Module
     run: PrivateRun
     points: list[Point] = field(default_factory=list)
-    seconds: float = 0.0  # of training and evaluation
+    seconds: float = 0.0  # of calibration, training and evaluation
     interrupted: bool = False
 
     @property
@@ -77,15 +78,17 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
         ValueError: a model or a number that does not fit.
         PrivacyRefusal: the model mixes examples.
     """
+    start = time.perf_counter()
     settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(settings.seed)
     model = models.build(recipe.model.name, data.train.inputs.shape[1:], data.classes).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=settings.momentum)
-    averaged = AveragedModel(model, multi_avg_fn=_warm_average(settings.averaging)) if settings.averaging else None
+    fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
+    averaged = AveragedModel(trained, avg_fn=_warm_average(settings.averaging)) if settings.averaging else None
     run = privatize(
-        PerExampleClip(model, max_grad_norm=recipe.privacy.max_grad_norm),
+        PerExampleClip(trained, max_grad_norm=recipe.privacy.max_grad_norm),
         optimizer,
-        _tensors(data.train, device),
+        _examples(data.train, fixed, device),
         expected_batch_size=settings.batch_size,
         public_size=data.declared_size,
         epochs=settings.epochs,
@@ -94,29 +97,28 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
         allow_large_delta=recipe.privacy.allow_large_delta,
         ledger=Ledger(ledger_path, dataset=data.name),
     )
-    published = averaged.module if averaged else model
-    outcome = Outcome(recipe, data, published, run)
-    test = _tensors(data.test, device) if data.test else None
-    start = time.perf_counter()
+    published = averaged.module if averaged else trained
+    outcome = Outcome(recipe, data, models.FixedFeatures(fixed, published) if fixed else published, run)
+    test = _examples(data.test, fixed, device) if data.test else None
     with run:
         try:
-            _train_steps(run, outcome, averaged, settings, test, on_step)
+            _train_steps(run, outcome, published, averaged, test, on_step)
         except KeyboardInterrupt:
             outcome.interrupted = True
     outcome.seconds = time.perf_counter() - start
-    model.eval()
+    outcome.model.eval()
     return outcome
 
 
 def _train_steps(
     run: PrivateRun,
     outcome: Outcome,
+    published: nn.Module,
     averaged: AveragedModel | None,
-    settings: TrainingSection,
     test: tuple[Tensor, Tensor] | None,
     on_step: Watch,
 ) -> None:
-    model, optimizer = run.bound.model, run.optimizer
+    settings, model, optimizer = outcome.recipe.training, run.bound.model, run.optimizer
     schedule = CosineAnnealingLR(optimizer, run.steps) if settings.cosine else None
     costs = _costs(run, outcome.recipe.privacy.delta)
     for batch in run.batches():
@@ -129,7 +131,7 @@ def _train_steps(
         if averaged:
             averaged.update_parameters(model)
         if run.steps_taken in costs:
-            accuracy = evaluate(outcome.model, *test) if test else None
+            accuracy = evaluate(published, *test) if test else None
             outcome.points.append(Point(run.steps_taken, costs[run.steps_taken], accuracy))
         following = next(step for step in costs if step >= run.steps_taken)
         latest = outcome.points[-1].test_accuracy if outcome.points else None
@@ -142,18 +144,27 @@ def _costs(run: PrivateRun, delta: float) -> dict[int, float]:
     return dict(zip(steps, epsilon_curve(run.event, checkpoints=steps, delta=delta), strict=True))
 
 
-def _warm_average(decay: float) -> Callable[[list[Tensor], list[Tensor], Tensor | int], None]:
+def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
     """Exponential average of the weights, shorter at first so that the initial weights are soon forgotten."""
 
-    def average(kept: list[Tensor], current: list[Tensor], count: Tensor | int) -> None:
-        weight = 1 - min(decay, (1 + int(count)) / (10 + int(count)))
-        torch._foreach_lerp_(kept, current, weight)
+    def average(kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
+        return torch.lerp(kept, current, 1 - min(decay, (1 + int(count)) / (10 + int(count))))
 
     return average
 
 
-def _tensors(split: Split, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.as_tensor(split.inputs, device=device), torch.as_tensor(split.targets, device=device)
+def _examples(split: Split, fixed: nn.Module | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs of what is trained, and targets: the split itself, or its fixed features, computed once."""
+    inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
+    if fixed is None:
+        return inputs.to(device), targets
+    with torch.no_grad():
+        shape = fixed(torch.zeros(1, *inputs.shape[1:], device=device)).shape[1:]
+        features = torch.empty(len(inputs), *shape, device=device)
+        pairs = zip(features.split(_FEATURES_AT_ONCE), inputs.split(_FEATURES_AT_ONCE), strict=True)
+        for place, part in pairs:
+            place.copy_(fixed(part.to(device)))
+    return features, targets
 
 
 @torch.no_grad()

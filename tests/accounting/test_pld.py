@@ -76,15 +76,15 @@ def test_several_kinds_of_release():
 
 
 def test_against_the_library_on_its_own_path():
-    """Google's accountant, told the same story by its own events, on a much finer grid."""
-    library = PLDAccountant(value_discretization_interval=1e-5)
+    """Google's accountant, told the same story by its own events, on a finer grid."""
+    library = PLDAccountant(value_discretization_interval=3e-5)
     library.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(3.0)), 200)
     library.compose(dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(2.0)), 300)
     ours = PldAccountant().price({PoissonGaussian(0.1, 3.0): 200, PoissonGaussian(0.02, 2.0): 300})
     assert library.get_epsilon(1e-6) <= ours.epsilon(delta=1e-6) <= library.get_epsilon(1e-6) * 1.001
 
 
-@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 4.0, 2000), (0.1, 2.0, 500), (0.001, 1.0, 20_000)])
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 4.0, 2000), (0.1, 2.0, 500), (0.002, 1.2, 5000)])
 def test_a_coarser_grid_errs_upwards_and_a_finer_one_by_less(rate, noise, steps):
     prices = [
         PldAccountant(coarseness=c).price({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
@@ -96,7 +96,7 @@ def test_a_coarser_grid_errs_upwards_and_a_finer_one_by_less(rate, noise, steps)
 
 
 def test_the_grid_fits_epsilon_and_the_release():
-    single = PldAccountant().price({PoissonGaussian(1.0, 2.0): 1})
+    single = PldAccountant().price({PoissonGaussian(1.0, 8.0): 1})
     assert single._interval(0.29) <= 1e-5
     assert single._interval(1.0) <= 1e-4
     assert single._interval(200.0) <= 1e-3

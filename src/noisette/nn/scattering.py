@@ -49,7 +49,9 @@ class Scattering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
         if h % STRIDE or w % STRIDE or min(h, w) < 12:
-            raise ValueError(f"scattering needs sides of 12 pixels or more that are multiples of {STRIDE}, got {h} x {w}")
+            raise ValueError(
+                f"scattering needs sides of 12 pixels or more that are multiples of {STRIDE}, got {h} x {w}"
+            )
         x = x.reshape(b * c, 1, h, w)
         fine = _moduli(x, self.fine, stride=1)
         coarse = _moduli(x, self.coarse, stride=2)

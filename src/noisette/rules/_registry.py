@@ -62,7 +62,11 @@ def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[s
 def operation_name(operation: Operation) -> str:
     """A name a reader recognises: ``linear``, ``Tensor.add``."""
     qualified = getattr(operation, "__qualname__", None) or getattr(operation, "__name__", repr(operation))
-    return qualified.replace("_VariableFunctionsClass.", "").replace("_TensorBase", "Tensor").replace("TensorBase", "Tensor")
+    return (
+        qualified.replace("_VariableFunctionsClass.", "")
+        .replace("_TensorBase", "Tensor")
+        .replace("TensorBase", "Tensor")
+    )
 
 
 def examples_first(b: int, tensor: Tensor) -> Tensor:

@@ -1,0 +1,96 @@
+"""A release adds noise of the declared size once, and divides by the declared constant."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from noisette.bounding import BoundedSum
+from noisette.keystream import SecretKey
+from noisette.release import GaussianRelease
+
+NAMES = ["a", "b"]
+
+
+def bounded(bound: float = 1.0, size: int = 40_000, dtype: torch.dtype = torch.float32) -> BoundedSum:
+    params = tuple(nn.Parameter(torch.zeros(n, dtype=dtype)) for n in (size, 7))
+    return BoundedSum(params, tuple(torch.full_like(p, 5.0) for p in params), bound)
+
+
+def names(*sums: BoundedSum) -> dict[int, str]:
+    return {id(p): f"{k}.{name}" for k, s in enumerate(sums) for p, name in zip(s.params, NAMES, strict=True)}
+
+
+def deviation_and_mean(sums: list[BoundedSum], release: GaussianRelease) -> list[tuple[float, float]]:
+    release(sums, names(*sums), step=0)
+    return [(float(s.params[0].grad.double().std()), float(s.params[0].grad.double().mean())) for s in sums]
+
+
+@pytest.mark.parametrize("bound", [1e-3, 1.0, 250.0])
+@pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
+@pytest.mark.parametrize("expected_batch_size", [1, 600, 0.5])
+def test_deviation_is_noise_times_bound_over_the_constant(bound: float, noise_multiplier: float, expected_batch_size: float) -> None:
+    release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size)
+    [(deviation, mean)] = deviation_and_mean([bounded(bound)], release)
+    expected = noise_multiplier * bound / expected_batch_size
+    assert abs(deviation / expected - 1) * math.sqrt(2 * 40_000) <= 6.1
+    assert abs(mean - 5 / expected_batch_size) / expected * math.sqrt(40_000) <= 6.1
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_several_sums_share_one_mechanism(k: int) -> None:
+    sums = [bounded(0.5 + j) for j in range(k)]
+    measured = deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10))
+    for s, (deviation, _) in zip(sums, measured, strict=True):
+        assert abs(deviation / (2.0 * s.bound * math.sqrt(k) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
+
+
+def test_noise_is_that_of_step_and_name() -> None:
+    key = SecretKey()
+    release = GaussianRelease(key, 1.0, 1)
+    one, two = bounded(size=100), bounded(size=100)
+    release([one], names(one), step=4)
+    release([two], names(two), step=4)
+    assert torch.equal(one.params[0].grad, two.params[0].grad)
+    release([two], names(two), step=5)
+    assert not torch.equal(one.params[0].grad, two.params[0].grad)
+    assert torch.equal(one.grads[0], torch.full((100,), 5.0)), "the sum itself is left alone"
+
+
+def test_all_parameters_get_noise_of_their_own() -> None:
+    s = BoundedSum(tuple(nn.Parameter(torch.zeros(50)) for _ in range(2)), tuple(torch.zeros(50) for _ in range(2)), 1.0)
+    GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
+    a, b = (p.grad for p in s.params)
+    assert not torch.equal(a, b)
+    assert bool(a.all())
+    assert bool(b.all())
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_gradient_has_the_precision_of_the_parameter(kind: torch.dtype) -> None:
+    """Noise and addition are in single precision at least; only the result is rounded."""
+    key = SecretKey()
+    exact, low = bounded(dtype=torch.float64), bounded(dtype=kind)
+    for s in (exact, low):
+        GaussianRelease(key, 1.0, 1)([s], names(s), step=0)
+    grad = low.params[0].grad
+    assert grad.dtype == kind
+    error = (grad.double() - exact.params[0].grad).abs() / exact.params[0].grad.abs().clamp(min=1)
+    assert float(error.max()) <= 2 * torch.finfo(kind).eps + 1e-5 * (kind != torch.float64)
+
+
+@pytest.mark.parametrize("bound", [0.0, float("inf"), float("nan"), -1.0])
+def test_bound_that_gives_no_noise_is_refused(bound: float) -> None:
+    s = bounded(bound)
+    with pytest.raises(ValueError, match="hides nothing"):
+        GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
+    assert s.params[0].grad is None
+
+
+@pytest.mark.parametrize("numbers", [(0, 1), (-1, 1), (1, 0), (math.inf, 1), (1, math.nan)])
+def test_numbers_outside_their_domain(numbers: tuple[float, float]) -> None:
+    with pytest.raises(ValueError, match=r"noise_multiplier|expected_batch_size"):
+        GaussianRelease(SecretKey(), *numbers)
