@@ -64,7 +64,9 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 4))
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 4)
+    )
 
 
 def cnn() -> nn.Module:
@@ -165,7 +167,12 @@ def frozen_weight_trained_bias() -> nn.Module:
 
 def low_rank_on_frozen() -> nn.Module:
     base = nn.Linear(6, 4).requires_grad_(False)
-    return Forward(lambda m, x: F.linear(x, m.base.weight + m.b @ m.a, m.base.bias), base=base, a=parameter(2, 6), b=parameter(4, 2))
+    return Forward(
+        lambda m, x: F.linear(x, m.base.weight + m.b @ m.a, m.base.bias),
+        base=base,
+        a=parameter(2, 6),
+        b=parameter(4, 2),
+    )
 
 
 def normalised_weight() -> nn.Module:
@@ -228,8 +235,17 @@ CASES = [
     Case("mlp with in-place relu", mlp, labelled(6), cross_entropy),
     Case("cnn with uneven axes", cnn, labelled(3, 9, 6), cross_entropy),
     Case("residual with 1x1 downsampling", residual_with_downsampling, floats(3, 7, 5)),
-    Case("conv over sequences", lambda: nn.Sequential(nn.Conv1d(3, 4, 3, stride=2, padding=1), nn.Flatten()), floats(3, 9)),
-    Case("conv on channels last", cnn, lambda b: (torch.randn(b, 9, 6, 3).permute(0, 3, 1, 2), torch.zeros(b).long()), cross_entropy),
+    Case(
+        "conv over sequences",
+        lambda: nn.Sequential(nn.Conv1d(3, 4, 3, stride=2, padding=1), nn.Flatten()),
+        floats(3, 9),
+    ),
+    Case(
+        "conv on channels last",
+        cnn,
+        lambda b: (torch.randn(b, 9, 6, 3).permute(0, 3, 1, 2), torch.zeros(b).long()),
+        cross_entropy,
+    ),
     Case("python-loop recurrent", recurrent, floats(5, 5)),
     Case("attention", attention, floats(5, 6)),
     Case("linear called twice", lambda: twice(nn.Linear(6, 6)), floats(6)),
@@ -240,21 +256,77 @@ CASES = [
     Case("padding row", padded_words, repeated_and_padding),
     Case("frozen layer", frozen_layer, labelled(6), cross_entropy),
     Case("frozen weights, trained biases", frozen_weight_trained_bias, labelled(3, 9, 6), cross_entropy),
-    Case("unused parameter", lambda: Forward(lambda m, x: m.layer(x), layer=nn.Linear(6, 4), unused=parameter(3)), floats(6)),
-    Case("weight under a mask", lambda: Forward(lambda m, x: F.linear(x, m.w * m.mask), w=parameter(4, 6), mask=(torch.rand(4, 6) > 0.5).float()), floats(6)),
+    Case(
+        "unused parameter",
+        lambda: Forward(lambda m, x: m.layer(x), layer=nn.Linear(6, 4), unused=parameter(3)),
+        floats(6),
+    ),
+    Case(
+        "weight under a mask",
+        lambda: Forward(
+            lambda m, x: F.linear(x, m.w * m.mask), w=parameter(4, 6), mask=(torch.rand(4, 6) > 0.5).float()
+        ),
+        floats(6),
+    ),
     Case("low rank on a frozen base", low_rank_on_frozen, floats(6)),
     Case("standardised weight", normalised_weight, floats(6)),
     Case("weight norm", lambda: parametrizations.weight_norm(nn.Linear(6, 4)), floats(6)),
-    Case("overlapping views", lambda: Forward(lambda m, x: x + m.p.expand(5, -1) + m.q.unfold(0, 4, 1), p=parameter(1, 4), q=parameter(8)), floats(5, 4)),
-    Case("slices that overlap", lambda: Forward(lambda m, x: F.linear(x, m.w[:3]) + F.linear(x, m.w[2:5]), w=parameter(6, 4)), floats(4)),
+    Case(
+        "overlapping views",
+        lambda: Forward(lambda m, x: x + m.p.expand(5, -1) + m.q.unfold(0, 4, 1), p=parameter(1, 4), q=parameter(8)),
+        floats(5, 4),
+    ),
+    Case(
+        "slices that overlap",
+        lambda: Forward(lambda m, x: F.linear(x, m.w[:3]) + F.linear(x, m.w[2:5]), w=parameter(6, 4)),
+        floats(4),
+    ),
     Case("parameter of two heads", TwoHeads, floats(6), two_heads),
-    Case("two calls in one loss", lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), lambda b: (torch.randn(b, 6), torch.randn(b, 6)), two_calls),
-    Case("elementwise", lambda: Forward(elementwise, **{n: parameter(4) for n in "abc"}, d=parameter(1, 3, 4), e=parameter(3, 1), f=parameter(3, 4), g=parameter(4), h=parameter(1, 4), scalar=parameter()), floats(3, 4)),
+    Case(
+        "two calls in one loss",
+        lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
+        lambda b: (torch.randn(b, 6), torch.randn(b, 6)),
+        two_calls,
+    ),
+    Case(
+        "elementwise",
+        lambda: Forward(
+            elementwise,
+            **{n: parameter(4) for n in "abc"},
+            d=parameter(1, 3, 4),
+            e=parameter(3, 1),
+            f=parameter(3, 4),
+            g=parameter(4),
+            h=parameter(1, 4),
+            scalar=parameter(),
+        ),
+        floats(3, 4),
+    ),
     Case("data written into a weight", lambda: Forward(written_into, p=parameter(4)), floats(4)),
     Case("bias added in place", lambda: Forward(accumulated_bias, w=parameter(4, 6), p=parameter(4)), floats(6)),
-    Case("matrix products", lambda: Forward(lambda m, x: torch.addmm(m.b, x, m.w, alpha=0.5, beta=3) @ m.v, w=parameter(6, 4), b=parameter(4), v=parameter(4)), floats(6), lambda model, x: model(x).square()),
+    Case(
+        "matrix products",
+        lambda: Forward(
+            lambda m, x: torch.addmm(m.b, x, m.w, alpha=0.5, beta=3) @ m.v,
+            w=parameter(6, 4),
+            b=parameter(4),
+            v=parameter(4),
+        ),
+        floats(6),
+        lambda model, x: model(x).square(),
+    ),
     Case("linear on four axes", lambda: nn.Linear(6, 4), floats(2, 3, 6)),
-    Case("layer norms", lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm((3, 4)), nn.RMSNorm(4), nn.LayerNorm(4, bias=False)), floats(2, 3, 4)),
-    Case("part of the graph detached", lambda: Forward(lambda m, x: m.b(m.a(x).detach() + x) + m.a(x), a=nn.Linear(6, 6), b=nn.Linear(6, 6)), floats(6)),
-    Case("checkpointed", lambda: Forward(lambda m, x: checkpoint(m.body, x, use_reentrant=False), body=mlp()), floats(6)),
-]  # fmt: skip
+    Case(
+        "layer norms",
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm((3, 4)), nn.RMSNorm(4), nn.LayerNorm(4, bias=False)),
+        floats(2, 3, 4),
+    ),
+    Case(
+        "part of the graph detached",
+        lambda: Forward(lambda m, x: m.b(m.a(x).detach() + x) + m.a(x), a=nn.Linear(6, 6), b=nn.Linear(6, 6)),
+        floats(6),
+    ),
+    Case(
+        "checkpointed", lambda: Forward(lambda m, x: checkpoint(m.body, x, use_reentrant=False), body=mlp()), floats(6)
+    ),
+]

@@ -24,7 +24,7 @@ def by_autograd(operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tenso
 
 
 def check_form(form, truth: Tensor) -> None:
-    """Norms, explicit gradients, weighted sum and selection agree with the truth (b, *shape), in any order of asking."""
+    """Norms, explicit gradients, weighted sum and selection are those of the truth (b, *shape), in any order."""
     b = truth.shape[0]
     weights = torch.linspace(-1, 2, b, dtype=truth.dtype)
     expected_sum = torch.einsum("b,b...->...", weights, truth)
@@ -34,8 +34,12 @@ def check_form(form, truth: Tensor) -> None:
     torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)
     torch.testing.assert_close(form.explicit(), truth, **TOLERANCE)
     chosen = form.select(some)
-    torch.testing.assert_close(chosen.weighted_sum(weights[some]), torch.einsum("b,b...->...", weights[some], truth[some]), **TOLERANCE)
-    torch.testing.assert_close(chosen.squared_norms(), truth[some].reshape(len(some), truth[0].numel()).square().sum(1), **TOLERANCE)
+    torch.testing.assert_close(
+        chosen.weighted_sum(weights[some]), torch.einsum("b,b...->...", weights[some], truth[some]), **TOLERANCE
+    )
+    torch.testing.assert_close(
+        chosen.squared_norms(), truth[some].reshape(len(some), truth[0].numel()).square().sum(1), **TOLERANCE
+    )
     none = form.select(torch.zeros(0, dtype=torch.long))
     torch.testing.assert_close(none.weighted_sum(weights[:0]), torch.zeros_like(truth[0]))
 

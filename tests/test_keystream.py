@@ -37,7 +37,12 @@ def quarter_round(s: list[int], a: int, b: int, c: int, d: int) -> None:
 
 def chacha20_block(key: bytes, counter: int, nonce: bytes) -> bytes:
     """RFC 8439, section 2.3."""
-    start = [*struct.unpack("<4I", b"expand 32-byte k"), *struct.unpack("<8I", key), counter, *struct.unpack("<3I", nonce)]
+    start = [
+        *struct.unpack("<4I", b"expand 32-byte k"),
+        *struct.unpack("<8I", key),
+        counter,
+        *struct.unpack("<3I", nonce),
+    ]
     s = list(start)
     for _ in range(10):
         for column in range(4):
@@ -81,7 +86,9 @@ def test_pieces_are_parts_of_the_whole() -> None:
         np.testing.assert_array_equal(words(key, count, start=start), whole[start : start + count])
 
 
-@pytest.mark.parametrize("other", [{"purpose": "sampling"}, {"name": "bias"}, {"step": 4}, {"purpose": "noisew", "name": "eight"}])
+@pytest.mark.parametrize(
+    "other", [{"purpose": "sampling"}, {"name": "bias"}, {"step": 4}, {"purpose": "noisew", "name": "eight"}]
+)
 def test_every_part_of_the_address_matters(other: dict) -> None:
     key = SecretKey(SECRET)
     assert not np.intersect1d(words(key, 1000), words(key, 1000, **other)).size
@@ -119,9 +126,14 @@ def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> 
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters())
     run = noisette.privatize(
-        noisette.PerExampleClip(model, 1.0), optimizer, torch.randn(9, 3),
-        sampling_rate=1, expected_batch_size=9, steps=1, noise_multiplier=1.0,
-    )  # fmt: skip
+        noisette.PerExampleClip(model, 1.0),
+        optimizer,
+        torch.randn(9, 3),
+        sampling_rate=1,
+        expected_batch_size=9,
+        steps=1,
+        noise_multiplier=1.0,
+    )
     for batch in run.batches():
         for x in batch.pieces(9):
             run.backward(model(x).square().sum(1))

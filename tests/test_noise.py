@@ -15,14 +15,25 @@ from torch import Tensor
 
 from noisette.accounting.tail import RADIUS
 from noisette.keystream import SecretKey
-from noisette.noise import TILE, Stream, gaussian_noise
+from noisette.noise import TILE, GaussianNoise
 
 KEY = SecretKey(bytes(32))
 Z = 6.1
 
 
-def noise(numel: int, *, name: str = "weight", start: int = 0, step: int = 0, dtype: torch.dtype = torch.float64, key: SecretKey = KEY, deviation: float = 1.0) -> Tensor:
-    return gaussian_noise(key, [Stream(name, numel, start)], step=step, dtype=dtype, deviation=deviation)[0]
+def noise(
+    numel: int,
+    *,
+    name: str = "weight",
+    start: int = 0,
+    step: int = 0,
+    dtype: torch.dtype = torch.float64,
+    key: SecretKey = KEY,
+    deviation: float = 1.0,
+) -> Tensor:
+    values = torch.zeros(numel, dtype=dtype)
+    GaussianNoise(key).add_({name: values}, step=step, deviation=deviation, start=start)
+    return values
 
 
 def check_gaussian(z: np.ndarray) -> None:
@@ -49,7 +60,9 @@ def test_distribution_of_many() -> None:
     check_gaussian(noise(10_000_000, key=SecretKey()).numpy())
 
 
-@pytest.mark.parametrize("mutant", [lambda z: 0.98 * z, lambda z: z + 0.02, lambda z: z.clip(-3, 3), lambda z: np.sign(z) * abs(z) ** 1.05])
+@pytest.mark.parametrize(
+    "mutant", [lambda z: 0.98 * z, lambda z: z + 0.02, lambda z: z.clip(-3, 3), lambda z: np.sign(z) * abs(z) ** 1.05]
+)
 def test_the_check_sees_small_faults(mutant) -> None:
     with pytest.raises(AssertionError):
         check_gaussian(mutant(noise(1_000_000).numpy()))
@@ -74,15 +87,16 @@ def test_tail_and_edge(dtype: torch.dtype) -> None:
     nearest = noise(2 * TILE, dtype=dtype, key=Words(2**64 - 1))
     assert not nearest.isnan().any()
     assert float(nearest.abs().max()) <= 2e-8
-    between = noise(TILE, dtype=torch.float64, key=Words(2**63))
+    between = noise(TILE, dtype=torch.float64, key=Words(2**52 - 1))
     assert float(between.abs().max()) == pytest.approx(math.sqrt(2 * math.log(2)), rel=1e-6)
 
 
 def test_radius_uses_53_bits() -> None:
-    """The lowest of the 53 bits moves the radius; the eleven below it do not."""
-    at, above, below = (float(noise(1, key=Words(word))) for word in (2**30, 2**30 + 2**11, 2**30 + 2**11 - 1))
-    assert at != above
-    assert at == below
+    """The lowest bit of a word moves the radius, and so does the 53rd; what lies above does not."""
+    at, lowest, highest, above = (float(noise(1, key=Words(2**20 + more))) for more in (0, 1, 2**52, 2**53))
+    assert at != lowest
+    assert at != highest
+    assert at == above
 
 
 def autocorrelation_peak(z: np.ndarray) -> float:
@@ -114,15 +128,21 @@ def cross_correlation_peak(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.abs(np.fft.irfft(product)).max() / math.sqrt(n))
 
 
-@pytest.mark.parametrize("other", [{"name": "bias"}, {"step": 1}, {"key": SecretKey(bytes(31) + b"1")}], ids=["parameter", "step", "key"])
+@pytest.mark.parametrize(
+    "other", [{"name": "bias"}, {"step": 1}, {"key": SecretKey(bytes(31) + b"1")}], ids=["parameter", "step", "key"]
+)
 def test_independent_across(other: dict) -> None:
     assert cross_correlation_peak(noise(100_000).numpy(), noise(100_000, **other).numpy()) <= 7.5
     assert not np.intersect1d(noise(10_000).numpy(), noise(10_000, **other).numpy()).size
 
 
 def test_covariance_across_parameters_and_steps() -> None:
-    streams = [Stream(f"layer.{k}", 4000) for k in range(6)]
-    rows = torch.stack([z for step in range(5) for z in gaussian_noise(KEY, streams, step=step, dtype=torch.float64)])
+    source, rows = GaussianNoise(KEY), []
+    for step in range(5):
+        layers = {f"layer.{k}": torch.zeros(4000, dtype=torch.float64) for k in range(6)}
+        source.add_(layers, step=step)
+        rows += layers.values()
+    rows = torch.stack(rows)
     covariance = (rows @ rows.t() / 4000 - torch.eye(30)) * math.sqrt(4000)
     off = covariance[~torch.eye(30, dtype=torch.bool)]
     assert float(off.abs().max()) <= 7.5
@@ -132,19 +152,35 @@ def test_covariance_across_parameters_and_steps() -> None:
 
 def test_pure_function_whole_or_in_parts() -> None:
     whole = noise(3 * 1024 * TILE + 77, dtype=torch.float32)
-    for start, numel in ((0, 1), (5, TILE), (TILE, TILE), (TILE - 1, 2), (700, 2000), (1024 * TILE - 3, 10), (3 * 1024 * TILE, 77)):
+    for start, numel in (
+        (0, 1),
+        (5, TILE),
+        (TILE, TILE),
+        (TILE - 1, 2),
+        (700, 2000),
+        (1024 * TILE - 3, 10),
+        (3 * 1024 * TILE, 77),
+    ):
         assert torch.equal(noise(numel, start=start, dtype=torch.float32), whole[start : start + numel])
 
 
 def test_company_changes_nothing() -> None:
     """What a parameter gets does not depend on which others are noised with it, or in which order."""
-    sizes = {"a": 3, "b": 1024 * TILE + 5, "c": TILE, "d": 1, "e": 5000}
-    together = gaussian_noise(KEY, [Stream(name, n) for name, n in sizes.items()], step=2)
-    back = gaussian_noise(KEY, [Stream(name, n) for name, n in reversed(sizes.items())], step=2)
-    for (name, n), z, again in zip(sizes.items(), together, reversed(back), strict=True):
-        assert torch.equal(z, noise(n, name=name, step=2, dtype=torch.float32))
-        assert torch.equal(z, again)
-        assert z.numel() == n
+    sizes = {"a": 3, "b": 1024 * TILE + 5, "c": TILE, "d": 1, "e": 5000, "f": 0}
+    together, back = ({name: torch.zeros(n) for name, n in items} for items in (sizes.items(), reversed(sizes.items())))
+    source = GaussianNoise(KEY)
+    source.add_(together, step=2)
+    source.add_(back, step=2)
+    for name, n in sizes.items():
+        assert torch.equal(together[name], noise(n, name=name, step=2, dtype=torch.float32))
+        assert torch.equal(together[name], back[name])
+
+
+def test_noise_is_added_to_what_is_there() -> None:
+    """In the shape of the tensor, each element by its place."""
+    tensor = torch.full((7, 11, 5), 3.0, dtype=torch.float64)
+    GaussianNoise(KEY).add_({"weight": tensor}, step=0)
+    torch.testing.assert_close(tensor.view(-1), 3 + noise(385), rtol=1e-14, atol=1e-14)
 
 
 def test_precisions_agree_to_rounding() -> None:
@@ -153,14 +189,12 @@ def test_precisions_agree_to_rounding() -> None:
     assert single.double().std() == pytest.approx(float(double.std()), rel=1e-7)
 
 
-def test_deviation_scales() -> None:
-    torch.testing.assert_close(noise(1000, deviation=3.5), 3.5 * noise(1000), rtol=1e-14, atol=0)
-
-
-def test_parameters_without_elements() -> None:
-    empty, full = gaussian_noise(KEY, [Stream("a", 0), Stream("b", 4)], step=0)
-    assert empty.numel() == 0
-    assert torch.equal(full, noise(4, name="b", dtype=torch.float32))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("deviation", [1e-30, 1e-12, 3.5, 1e12, 1e30])
+def test_deviation_scales(deviation: float, dtype: torch.dtype) -> None:
+    """Also where its square is no number of single precision."""
+    z = noise(1000, deviation=deviation, dtype=dtype).double()
+    torch.testing.assert_close(z / deviation, noise(1000, dtype=dtype).double(), rtol=1e-6, atol=1e-6)
 
 
 def test_global_seed_does_not_reach_it() -> None:

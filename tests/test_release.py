@@ -32,7 +32,9 @@ def deviation_and_mean(sums: list[BoundedSum], release: GaussianRelease) -> list
 @pytest.mark.parametrize("bound", [1e-3, 1.0, 250.0])
 @pytest.mark.parametrize("noise_multiplier", [0.5, 4.0])
 @pytest.mark.parametrize("expected_batch_size", [1, 600, 0.5])
-def test_deviation_is_noise_times_bound_over_the_constant(bound: float, noise_multiplier: float, expected_batch_size: float) -> None:
+def test_deviation_is_noise_times_bound_over_the_constant(
+    bound: float, noise_multiplier: float, expected_batch_size: float
+) -> None:
     release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size)
     [(deviation, mean)] = deviation_and_mean([bounded(bound)], release)
     expected = noise_multiplier * bound / expected_batch_size
@@ -55,13 +57,30 @@ def test_noise_is_that_of_step_and_name() -> None:
     release([one], names(one), step=4)
     release([two], names(two), step=4)
     assert torch.equal(one.params[0].grad, two.params[0].grad)
-    release([two], names(two), step=5)
-    assert not torch.equal(one.params[0].grad, two.params[0].grad)
-    assert torch.equal(one.grads[0], torch.full((100,), 5.0)), "the sum itself is left alone"
+    three = bounded(size=100)
+    release([three], names(three), step=5)
+    assert not torch.equal(one.params[0].grad, three.params[0].grad)
+
+
+def test_no_private_value_stays_behind() -> None:
+    """What the bound handed over is used up: after the release its memory holds noised values too."""
+    s = bounded(size=100)
+    GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
+    assert not bool((s.grads[0] == 5.0).any())
+
+
+def test_gradient_that_is_not_contiguous() -> None:
+    key, p, q = SecretKey(), nn.Parameter(torch.zeros(6, 4)), nn.Parameter(torch.zeros(6, 4))
+    value = torch.randn(4, 6).t()
+    GaussianRelease(key, 1.0, 2)([BoundedSum((p,), (value,), 1.0)], {id(p): "w"}, step=0)
+    GaussianRelease(key, 1.0, 2)([BoundedSum((q,), (torch.zeros(6, 4),), 1.0)], {id(q): "w"}, step=0)
+    torch.testing.assert_close(p.grad - q.grad, value / 2)
 
 
 def test_all_parameters_get_noise_of_their_own() -> None:
-    s = BoundedSum(tuple(nn.Parameter(torch.zeros(50)) for _ in range(2)), tuple(torch.zeros(50) for _ in range(2)), 1.0)
+    s = BoundedSum(
+        tuple(nn.Parameter(torch.zeros(50)) for _ in range(2)), tuple(torch.zeros(50) for _ in range(2)), 1.0
+    )
     GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
     a, b = (p.grad for p in s.params)
     assert not torch.equal(a, b)

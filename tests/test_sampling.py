@@ -92,7 +92,7 @@ def test_seeds_do_not_reach_it() -> None:
 
 
 def test_a_record_does_not_see_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coin of a record is its own: neither the data set's length nor how many coins are tossed at once change it."""
+    """Its coin is its own: neither the data set's length nor how many coins are tossed at once change it."""
     key = SecretKey(bytes(32))
     long = PoissonSampler(size=1000, sampling_rate=0.4, key=key).indices(step=2)
     short = PoissonSampler(size=777, sampling_rate=0.4, key=key).indices(step=2)
@@ -102,7 +102,9 @@ def test_a_record_does_not_see_the_others(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rates_at_the_ends() -> None:
-    np.testing.assert_array_equal(PoissonSampler(size=7, sampling_rate=1.0, key=SecretKey()).indices(step=0), np.arange(7))
+    np.testing.assert_array_equal(
+        PoissonSampler(size=7, sampling_rate=1.0, key=SecretKey()).indices(step=0), np.arange(7)
+    )
     for rate in (1e-300, 5e-324):
         assert len(PoissonSampler(size=1000, sampling_rate=rate, key=SecretKey()).indices(step=0)) == 0
     assert len(PoissonSampler(size=1000, sampling_rate=1 - 2**-53, key=SecretKey()).indices(step=0)) == 1000

@@ -43,7 +43,7 @@ _ROOMS = {
     "noise_multiplier_for": "accounting",
     "privatize": "private_run",
 }
-__all__ = sorted(_ROOMS)
+__all__ = list(_ROOMS)  # pyright: ignore[reportUnsupportedDunderAll]
 __version__ = "0.1.0"
 
 

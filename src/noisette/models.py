@@ -128,7 +128,10 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
         ValueError: there is no such model, or it does not give one score per class for an example of this shape.
     """
     factory = _MODELS.get(name) or _imported(name)
-    model = factory(shape, classes)
+    try:
+        model = factory(shape, classes)
+    except TypeError as error:
+        raise ValueError(f"the model {name!r} is called with (shape of an example, classes), but: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
     with torch.no_grad():

@@ -1,13 +1,13 @@
 """Proves the bound on the user's own model, with public random inputs, before anything private is released.
 
-Two measured properties (S1, S2) together say that no record moves the sum by more than the bound: the sum of one example
-alone is within the bound, and the sum of a batch is the sum of its examples' own. A list of forbidden layers cannot see
-coupling inside a module of the user's; this can.
+Two measured properties (S1, S2) together say that no record moves the sum by more than the bound: the sum of one
+example alone is within the bound, and the sum of a batch is the sum of its examples' own. A list of forbidden layers
+cannot see coupling inside a module of the user's; this can.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ def refuse_mixing_modules(model: nn.Module) -> None:
 
 
 def prove(bound: GradientBound, example: Call) -> None:
-    """Check the bound on this model: singleton bound (S1) and additivity (S2), for random inputs shaped like ``example``.
+    """Check the bound on this model: singleton bound (S1) and additivity (S2), for inputs shaped like ``example``.
 
     Random operations such as dropout are stilled, buffers and the random state are put back, and only the shapes and
     types of ``example`` are read.
@@ -87,8 +87,8 @@ def prove(bound: GradientBound, example: Call) -> None:
         if not largest <= limit * (1 + min(tolerance, 1e-5)):
             raise PrivacyRefusal(
                 f"one example alone moves the sum by {largest:.6g}, above the bound {limit:.6g}: the norm that was "
-                "clipped is not the norm of what was added. Do not train with this model; it uses an operation in a way "
-                "that its rule does not expect. engine=noisette.Loop() needs no rule."
+                "clipped is not the norm of what was added. Do not train with this model; it uses an operation in a "
+                "way that its rule does not expect. engine=noisette.Loop() needs no rule."
             )
         apart = float((together - torch.stack(singles).sum(0)).norm())
         if not apart <= tolerance * limit:
@@ -131,12 +131,17 @@ def _row(batch: Call, i: int) -> Call:
 
 
 class _Projection:
-    """A loss for a model whose loss is not known yet: each example's outputs times fixed random numbers."""
+    """A loss for a model whose loss is not known yet: each example's outputs times random numbers of its own.
+
+    They stand for the example's label: a model that hands one example's output to another cannot hide.
+    """
 
     def __init__(self) -> None:
         self._directions: dict[int, Tensor] = {}
 
-    def __call__(self, output: object, b: int) -> Tensor:
+    def __call__(self, output: object, examples: Sequence[int]) -> Tensor:
+        """One loss for each of these examples, whose outputs these are."""
+        b = len(examples)
         leaves = [leaf for leaf in tree_flatten(_plain(output))[0] if isinstance(leaf, Tensor)]
         batched = [leaf for leaf in leaves if leaf.requires_grad and leaf.dim() and leaf.shape[0] % b == 0]
         if not batched:
@@ -145,11 +150,11 @@ class _Projection:
                 "return one row per example"
             )
         rows = [leaf.reshape(b, -1) for leaf in batched if leaf.numel()]
-        return torch.stack([row @ self._direction(k, row) for k, row in enumerate(rows)]).sum(0)
+        return torch.stack([(row * self._directions_of(k, row)[examples]).sum(1) for k, row in enumerate(rows)]).sum(0)
 
-    def _direction(self, k: int, rows: Tensor) -> Tensor:
-        if k not in self._directions or self._directions[k].numel() != rows.shape[1]:
-            self._directions[k] = torch.randn(rows.shape[1], dtype=rows.dtype, device=rows.device)
+    def _directions_of(self, k: int, rows: Tensor) -> Tensor:
+        if k not in self._directions or self._directions[k].shape[1] != rows.shape[1]:
+            self._directions[k] = torch.randn(_EXAMPLES, rows.shape[1], dtype=rows.dtype, device=rows.device)
         return self._directions[k]
 
 
@@ -158,22 +163,22 @@ def _plain(output: object) -> object:
     return dict(output) if isinstance(output, Mapping) else output
 
 
-def _sum_of(bound: GradientBound, batch: Call, b: int, loss: _Projection, scale: float) -> Tensor:
+def _sum_of(bound: GradientBound, batch: Call, examples: Sequence[int], loss: _Projection, scale: float) -> Tensor:
     """What the bound hands on for this batch, as one vector in double precision."""
     with torch.enable_grad():
         with _Stilled():
             output = bound.model(*batch.args, **batch.kwargs)
-        losses = loss(output, b) * scale
+        losses = loss(output, examples) * scale
     bound.backward(losses)
     return torch.cat([g.double().flatten() for part in bound.take() for g in part.grads])
 
 
 def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, scale: float) -> Tensor:
-    return _sum_of(bound, _row(batch, i), 1, loss, scale)
+    return _sum_of(bound, _row(batch, i), [i], loss, scale)
 
 
 def _joint_vector(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> Tensor:
-    return _sum_of(bound, batch, _EXAMPLES, loss, scale)
+    return _sum_of(bound, batch, range(_EXAMPLES), loss, scale)
 
 
 def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: list[Tensor]) -> float:

@@ -88,7 +88,11 @@ def privatize(
         assert epsilon is not None
         assert delta is not None
         noise_multiplier = noise_multiplier_for(
-            epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps, accountant=accountant
+            epsilon=epsilon,
+            delta=delta * (1 - _TAIL_SHARE),
+            sampling_rate=sampling_rate,
+            steps=steps,
+            accountant=accountant,
         )
     return PrivateRun(
         bound,
@@ -106,7 +110,7 @@ def privatize(
 class PrivateRun:
     """A training run under way: draws its batches, bounds and releases its gradients, and knows what was spent.
 
-    Made by :func:`privatize`. Use it in a ``with`` block, or call ``close()``, to leave model and optimizer as they were.
+    Made by :func:`privatize`. A ``with`` block, or ``close()``, leaves model and optimizer as they were.
     """
 
     def __init__(
@@ -148,7 +152,7 @@ class PrivateRun:
         self._batch: Batch | None = None
         self._step_due = False
         self._reserved = 0
-        self._written: dict[int, Tensor] = {}
+        self._written: dict[int, Tensor | None] = {}
         self._prices: dict[frozenset[tuple[PoissonGaussian, int]], PrivacyCurve] = {}
         self._proven: set[tuple[bool, ...]] = set()
         self._handles = (
@@ -206,12 +210,15 @@ class PrivateRun:
         Guarantee: an upper bound, from the accountant, with the noise generator's tail taken off delta.
         """
         _check.open_fraction(delta=delta)
-        if delta <= self._tail:
-            return math.inf
         spent = frozenset(self.ledger.events.items())
         if spent not in self._prices:
             self._prices[spent] = self.accountant.price(self.ledger.events)
-        return self._prices[spent].epsilon(delta=delta - self._tail)
+        remaining = self.delta_for_noise(delta)
+        return self._prices[spent].epsilon(delta=remaining) if remaining > 0 else math.inf
+
+    def delta_for_noise(self, delta: float) -> float:
+        """What is left of this delta for the Gaussian mechanism, once the noise generator's tail is taken off."""
+        return delta - self._tail
 
     def _reserve_step(self) -> None:
         """The ledger knows of a step before its batch is drawn, so no crash can hide what was spent."""
@@ -264,8 +271,8 @@ class PrivateRun:
         }
         if stray:
             raise PrivacyRefusal(
-                f".grad of {self._listed(stray)} holds a gradient that is not private: losses.backward() was called, or "
-                ".grad was set. Call run.backward(losses) instead, and clear these with optimizer.zero_grad()"
+                f".grad of {self._listed(stray)} holds a gradient that is not private: losses.backward() was called, "
+                "or .grad was set. Call run.backward(losses) instead, and clear these with optimizer.zero_grad()"
             )
 
     def _listed(self, ids: set[int]) -> str:
@@ -363,8 +370,9 @@ def _check_budget(
         _check.open_fraction(delta=delta)
         if delta >= one_over_size and not allow_large_delta:
             raise ValueError(
-                f"delta={delta:g} is not below one over the declared size ({one_over_size:.2g}): releasing one record in "
-                "the clear would satisfy it. Choose a smaller delta, or pass allow_large_delta=True"
+                f"delta={delta:g} is not below one over the declared size ({one_over_size:.2g}): releasing one record "
+                "in the clear would satisfy it. Choose a smaller delta, or allow it with allow_large_delta=True "
+                "(on the command line --allow-large-delta)"
             )
 
 
@@ -398,15 +406,13 @@ def _check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
         )
 
 
-def _call_gradient_hooks(p: Tensor) -> Tensor:
+def _call_gradient_hooks(p: Tensor) -> Tensor | None:
     """The user's gradient hooks of a parameter see the noised gradient, as they would any other; what is left of it."""
     hooks: Mapping[int, Any] = p._backward_hooks or {}
     for hook in list(hooks.values()):
-        changed = hook(p.grad)
-        if changed is not None:
+        if p.grad is not None and (changed := hook(p.grad)) is not None:
             p.grad = changed
     after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
     for hook in list(after.values()):
         hook(p)
-    assert p.grad is not None
     return p.grad

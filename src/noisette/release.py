@@ -1,10 +1,9 @@
-"""The only place where a private value becomes public: noise of the right size, then division by a declared constant."""
+"""The only place where a private value becomes public: noise of the right size, and division by a declared constant."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,10 +11,9 @@ from torch import Tensor
 from noisette import _check
 from noisette.bounding.base import BoundedSum
 from noisette.keystream import SecretKey
-from noisette.noise import Stream, gaussian_noise
+from noisette.noise import GaussianNoise
 
 
-@dataclass(frozen=True)
 class GaussianRelease:
     """Noises bounded sums and writes them to ``.grad``, the only values ever found there.
 
@@ -29,15 +27,16 @@ class GaussianRelease:
     Source: Abadi et al. 2016, algorithm 1.
     """
 
-    key: SecretKey
-    noise_multiplier: float
-    expected_batch_size: float
-
-    def __post_init__(self) -> None:
-        _check.positive(noise_multiplier=self.noise_multiplier, expected_batch_size=self.expected_batch_size)
+    def __init__(self, key: SecretKey, noise_multiplier: float, expected_batch_size: float) -> None:
+        _check.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
+        self.noise_multiplier = float(noise_multiplier)
+        self.expected_batch_size = float(expected_batch_size)
+        self._noise = GaussianNoise(key)
 
     def __call__(self, sums: Sequence[BoundedSum], names: Mapping[int, str], *, step: int) -> None:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
+
+        The sums are used up: their memory becomes that of the noised gradients, and no private value stays behind.
 
         Args:
             sums: what the bound handed over for this logical batch.
@@ -49,22 +48,19 @@ class GaussianRelease:
             deviation = self.noise_multiplier * bounded.bound * widened
             if not 0 < deviation < math.inf:
                 raise ValueError(f"noise of standard deviation {deviation} hides nothing")
-            self._release(bounded, names, deviation, step)
+            self._release(bounded, names, deviation / self.expected_batch_size, step)
 
     def _release(self, bounded: BoundedSum, names: Mapping[int, str], deviation: float, step: int) -> None:
-        groups: dict[tuple[torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
-        for p, g in zip(bounded.params, bounded.grads, strict=True):
-            precision = torch.float64 if torch.float64 in (p.dtype, g.dtype) else torch.float32
-            groups.setdefault((precision, p.device), []).append((p, g))
-        for (dtype, device), pairs in groups.items():
-            streams = [Stream(names[id(p)], p.numel()) for p, _ in pairs]
-            noise = gaussian_noise(
-                self.key,
-                streams,
-                step=step,
-                deviation=deviation / self.expected_batch_size,
-                dtype=dtype,
-                device=device,
-            )
-            for (p, g), z in zip(pairs, noise, strict=True):
-                p.grad = z.view(p.shape).add_(g, alpha=1 / self.expected_batch_size).to(p.dtype)
+        groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+        gradients = [(p, _at_least_single(g).contiguous()) for p, g in zip(bounded.params, bounded.grads, strict=True)]
+        for p, g in gradients:
+            groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g.div_(self.expected_batch_size)
+        for group in groups.values():
+            self._noise.add_(group, step=step, deviation=deviation)
+        for p, g in gradients:
+            p.grad = g.to(p.dtype)
+
+
+def _at_least_single(g: Tensor) -> Tensor:
+    """Noise is never added in half precision."""
+    return g if g.dtype in (torch.float32, torch.float64) else g.float()

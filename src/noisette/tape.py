@@ -1,9 +1,9 @@
 """Which operation used which trainable parameter in a forward pass, and where its output gradient will arrive.
 
-The tape watches operations, not layers: inside the user's root module every torch call passes by, and each value is one
-of three things. A *weight* comes from trainable parameters; a *constant* from anything that knows no example (buffers,
-``arange``, frozen weights); everything else is *data*. A call that joins a weight with data is a *use*. A call on weights
-and constants alone derives a new weight.
+The tape watches operations, not layers: inside the user's root module every torch call passes by, and each value is
+one of three things. A *weight* comes from trainable parameters; a *constant* from anything that knows no example
+(buffers, ``arange``, frozen weights); everything else is *data*. A call that joins a weight with data is a *use*. A
+call on weights and constants alone derives a new weight.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Use:
 
 @dataclass(frozen=True)
 class DerivedWeight:
-    """A tensor computed from trainable parameters and constants alone, such as a slice, a transpose or a masked weight."""
+    """A tensor computed from trainable parameters and constants alone, such as a slice or a masked weight."""
 
     tensor: Tensor
     parents: tuple[Tensor, ...]  # the trainable parameters it comes from

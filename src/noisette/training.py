@@ -105,6 +105,9 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
             _train_steps(run, outcome, published, averaged, test, on_step)
         except KeyboardInterrupt:
             outcome.interrupted = True
+    if outcome.interrupted:
+        accuracy = evaluate(published, *test) if test else None
+        outcome.points.append(Point(run.steps_taken, outcome.epsilon, accuracy))
     outcome.seconds = time.perf_counter() - start
     outcome.model.eval()
     return outcome
@@ -120,7 +123,7 @@ def _train_steps(
 ) -> None:
     settings, model, optimizer = outcome.recipe.training, run.bound.model, run.optimizer
     schedule = CosineAnnealingLR(optimizer, run.steps) if settings.cosine else None
-    costs = _costs(run, outcome.recipe.privacy.delta)
+    costs = _costs(run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta)
     for batch in run.batches():
         for inputs, targets in batch.pieces(settings.piece_size):
             run.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
@@ -138,10 +141,11 @@ def _train_steps(
         on_step(run, Point(run.steps_taken, costs[following], latest))
 
 
-def _costs(run: PrivateRun, delta: float) -> dict[int, float]:
-    """Epsilon at evenly spaced steps of the run, the last one included."""
+def _costs(run: PrivateRun, budget: float, delta: float) -> dict[int, float]:
+    """Epsilon at evenly spaced steps of the run, the last one included; the whole run costs no more than its budget."""
     steps = sorted({max(1, round(run.steps * k / _POINTS)) for k in range(1, _POINTS + 1)})
-    return dict(zip(steps, epsilon_curve(run.event, checkpoints=steps, delta=delta), strict=True))
+    epsilons = epsilon_curve(run.event, checkpoints=steps, delta=run.delta_for_noise(delta))
+    return {step: min(epsilon, budget) for step, epsilon in zip(steps, epsilons, strict=True)}
 
 
 def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:

@@ -139,7 +139,7 @@ def test_rdp_and_moments_prices_move_the_right_way_everywhere(rate, noise, steps
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(ordinary_rates, ordinary_noises, ordinary_steps, ordinary_deltas)
 def test_the_tighter_accountant_is_never_dearer_everywhere(rate, noise, steps, delta):
     check_order(rate, noise, steps, delta)

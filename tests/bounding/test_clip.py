@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
 from torch import Tensor, nn
 
+from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
 from noisette import MissingRule, PrivacyRefusal
 from noisette.bounding import BookKeeping, Engine, Loop, PerExampleClip, Reweight
 
@@ -155,7 +155,9 @@ def folded_by_view(out: Tensor) -> Tensor:
 
 
 @every_engine
-@pytest.mark.parametrize("loss", [contrastive, centred, softmax_over_the_batch, sorted_by_value, ranked, folded_by_view])
+@pytest.mark.parametrize(
+    "loss", [contrastive, centred, softmax_over_the_batch, sorted_by_value, ranked, folded_by_view]
+)
 def test_losses_that_look_at_other_examples_are_refused(loss: Callable[[Tensor], Tensor], engine: Engine) -> None:
     model, x = mlp(), torch.randn(6, 6)
     with pytest.raises(PrivacyRefusal, match="depends on the output of another example"):
@@ -186,7 +188,9 @@ def test_input_changed_in_place_is_refused(engine: Engine) -> None:
 @rule_engines
 def test_examples_on_another_axis_are_refused(engine: Engine) -> None:
     model = Forward(lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=nn.Linear(6, 4))
-    with pytest.raises(MissingRule, match=r"weight of linear: the first axis of shape \(5, 3, 4\) does not hold the 3 examples"):
+    with pytest.raises(
+        MissingRule, match=r"weight of linear: the first axis of shape \(5, 3, 4\) does not hold the 3 examples"
+    ):
         clipped(model, lambda: squares(model, torch.randn(3, 5, 6)), engine)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_oracle import check_form, double
 
 from noisette.bounding.derivation import Region, Slices, _disjoint, _overlaps_itself
 from noisette.rules import Dense, Outer
+from rule_oracle import check_form, double
 
 
 def test_slices_of_a_packed_projection() -> None:

@@ -74,6 +74,11 @@ def test_a_stopped_run_and_one_without_test_examples_say_so(facts: Facts) -> Non
     assert "A model with differential privacy at" in text
 
 
+def test_an_unsafe_switch_is_named_at_the_top(facts: Facts) -> None:
+    text = Outline(page(replace(facts, allow_large_delta=True))).text
+    assert text.index("Unsafe switch: allow_large_delta") < text.index("Settings")
+
+
 def test_a_run_stopped_before_its_first_point_has_a_page(facts: Facts) -> None:
     outline = Outline(page(replace(facts, completed=False, test_accuracy=None, points=())))
     assert "svg" not in outline.tags

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from rule_oracle import TOLERANCE, by_autograd, check_form, double
 from torch import Tensor
 
 from noisette.rules import conv
 from noisette.rules.conv import Kernel, conv_bias, conv_weight
+from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
@@ -38,7 +37,10 @@ def check_conv(x: Tensor, w: Tensor, bias: Tensor, **numbers: object) -> None:
     dy = torch.randn_like(operation(x, w, bias, **numbers))
     truth = by_autograd(lambda v: operation(x, v, bias, **numbers), w, dy, len(x))
     check_form(conv_weight(len(x), dy, x, w, bias, **numbers), truth)
-    check_form(conv_bias(len(x), dy, x, w, bias, **numbers), by_autograd(lambda v: operation(x, w, v, **numbers), bias, dy, len(x)))
+    check_form(
+        conv_bias(len(x), dy, x, w, bias, **numbers),
+        by_autograd(lambda v: operation(x, w, v, **numbers), bias, dy, len(x)),
+    )
     form = conv_weight(len(x), dy, x, w, bias, **numbers)
     assert isinstance(form, Kernel)
     weights = torch.linspace(-1, 2, len(x), dtype=x.dtype)
@@ -51,17 +53,23 @@ def check_conv(x: Tensor, w: Tensor, bias: Tensor, **numbers: object) -> None:
             fresh = replace(form, kept=None)
             torch.testing.assert_close(plan(fresh), truth.flatten(1).square().sum(1), **TOLERANCE)
             assert (fresh.kept is not None) == name.endswith("kept")
-            torch.testing.assert_close(fresh.weighted_sum(weights), torch.einsum("b,b...->...", weights, truth), **TOLERANCE)
+            torch.testing.assert_close(
+                fresh.weighted_sum(weights), torch.einsum("b,b...->...", weights, truth), **TOLERANCE
+            )
 
 
 distinct_pairs = st.permutations([1, 2, 3]).map(lambda numbers: (numbers[0], numbers[1]))
-paddings = st.one_of(st.permutations([0, 1, 2, 3]).map(lambda numbers: (numbers[0], numbers[1])), st.sampled_from(["valid", "same"]))
+paddings = st.one_of(
+    st.permutations([0, 1, 2, 3]).map(lambda numbers: (numbers[0], numbers[1])), st.sampled_from(["valid", "same"])
+)
 
 
 @st.composite
 def convolutions(draw: st.DrawFn, axes: int):
     """Kernel, stride, dilation and padding drawn for each axis, and different on the two."""
-    kernel, stride, dilation, padding = (draw(numbers) for numbers in (distinct_pairs, distinct_pairs, distinct_pairs, paddings))
+    kernel, stride, dilation, padding = (
+        draw(numbers) for numbers in (distinct_pairs, distinct_pairs, distinct_pairs, paddings)
+    )
     if padding == "same":
         stride = (1, 1)
     groups, channels, outputs = draw(st.sampled_from([(1, 2, 3), (2, 4, 6), (3, 3, 6), (2, 2, 2)]))

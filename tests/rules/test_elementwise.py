@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rule_oracle import by_autograd, check_form, double
 from torch import Tensor
 
 from noisette.rules import find_rule, named_arguments
 from noisette.rules.elementwise import reduced
+from rule_oracle import by_autograd, check_form, double
 
 B = 4
 X = (B, 3, 5)
@@ -26,11 +26,16 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (1,), (3, 5), (3, 1), (1, 5), (1, 3, 5), (1, 1, 1), (B, 3, 5), (B, 1, 5), (B, 1, 1)])
+@pytest.mark.parametrize(
+    "shape", [(), (5,), (1,), (3, 5), (3, 1), (1, 5), (1, 3, 5), (1, 1, 1), (B, 3, 5), (B, 1, 5), (B, 1, 1)]
+)
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_either_operand(operation: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]) -> None:
     x, p, dy = double(*X).abs() + 0.5, double(*shape).abs() + 0.5, double(*X)
-    for operand, pair, of in (("other", (x, p), lambda v: operation(x, v)), ("input", (p, x), lambda v: operation(v, x))):
+    for operand, pair, of in (
+        ("other", (x, p), lambda v: operation(x, v)),
+        ("input", (p, x), lambda v: operation(v, x)),
+    ):
         rule = find_rule(operation, operand)
         assert rule is not None
         check_form(rule(B, dy, **named_arguments(operation, pair, {})), by_autograd(of, p, dy, B))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from rule_oracle import by_autograd, check_form, double
 
 from noisette.rules.embedding import embedding_weight
+from rule_oracle import by_autograd, check_form, double
 
 B = 4
 

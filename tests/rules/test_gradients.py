@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from rule_oracle import check_form, double
 from torch import Tensor
 
 from noisette.rules.gradients import Dense, Outer, PerExampleRow, Rows, Total, add, gram_product
+from rule_oracle import check_form, double
 
 B = 5
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from rule_oracle import by_autograd, check_form, double
 
 from noisette.rules import find_rule
 from noisette.rules.linear import addmm_bias, addmm_weight, linear_bias, linear_weight, matmul_right
+from rule_oracle import by_autograd, check_form, double
 
 B = 4
 AXES = [(), (3,), (2, 3)]
@@ -50,8 +50,12 @@ def test_matrix_product_with_a_stack_is_refused() -> None:
 def test_addmm(shape: tuple[int, ...], alpha: float, beta: float) -> None:
     bias, x, w, dy = double(*shape), double(B, 5), double(5, 6), double(B, 6)
     numbers = {"alpha": alpha, "beta": beta}
-    check_form(addmm_weight(B, dy, bias, x, w, **numbers), by_autograd(lambda v: torch.addmm(bias, x, v, **numbers), w, dy, B))
-    check_form(addmm_bias(B, dy, bias, x, w, **numbers), by_autograd(lambda v: torch.addmm(v, x, w, **numbers), bias, dy, B))
+    check_form(
+        addmm_weight(B, dy, bias, x, w, **numbers), by_autograd(lambda v: torch.addmm(bias, x, v, **numbers), w, dy, B)
+    )
+    check_form(
+        addmm_bias(B, dy, bias, x, w, **numbers), by_autograd(lambda v: torch.addmm(v, x, w, **numbers), bias, dy, B)
+    )
 
 
 def test_weights_on_the_left_have_no_rule() -> None:

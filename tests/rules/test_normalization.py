@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch.nn.functional as F
-from rule_oracle import by_autograd, check_form, double
 
 from noisette.rules.normalization import (
     group_norm_bias,
@@ -13,6 +12,7 @@ from noisette.rules.normalization import (
     layer_norm_weight,
     rms_norm_weight,
 )
+from rule_oracle import by_autograd, check_form, double
 
 B = 4
 
@@ -22,8 +22,14 @@ B = 4
 def test_layer_norm(between: tuple[int, ...], axes: tuple[int, ...]) -> None:
     x, w, bias = double(B, *between, *axes), double(*axes), double(*axes)
     dy = double(*x.shape)
-    check_form(layer_norm_weight(B, dy, x, axes, w, bias, 0.1), by_autograd(lambda v: F.layer_norm(x, axes, v, bias, 0.1), w, dy, B))
-    check_form(layer_norm_bias(B, dy, x, axes, w, bias, 0.1), by_autograd(lambda v: F.layer_norm(x, axes, w, v, 0.1), bias, dy, B))
+    check_form(
+        layer_norm_weight(B, dy, x, axes, w, bias, 0.1),
+        by_autograd(lambda v: F.layer_norm(x, axes, v, bias, 0.1), w, dy, B),
+    )
+    check_form(
+        layer_norm_bias(B, dy, x, axes, w, bias, 0.1),
+        by_autograd(lambda v: F.layer_norm(x, axes, w, v, 0.1), bias, dy, B),
+    )
 
 
 @pytest.mark.parametrize("between", [(), (3,), (2, 3)])
@@ -39,5 +45,11 @@ def test_rms_norm(between: tuple[int, ...], eps: float | None) -> None:
 def test_group_norm(places: tuple[int, ...], groups: int) -> None:
     x, w, bias = double(B, 6, *places), double(6), double(6)
     dy = double(*x.shape)
-    check_form(group_norm_weight(B, dy, x, groups, w, bias, 0.1), by_autograd(lambda v: F.group_norm(x, groups, v, bias, 0.1), w, dy, B))
-    check_form(group_norm_bias(B, dy, x, groups, w, bias, 0.1), by_autograd(lambda v: F.group_norm(x, groups, w, v, 0.1), bias, dy, B))
+    check_form(
+        group_norm_weight(B, dy, x, groups, w, bias, 0.1),
+        by_autograd(lambda v: F.group_norm(x, groups, v, bias, 0.1), w, dy, B),
+    )
+    check_form(
+        group_norm_bias(B, dy, x, groups, w, bias, 0.1),
+        by_autograd(lambda v: F.group_norm(x, groups, w, v, 0.1), bias, dy, B),
+    )

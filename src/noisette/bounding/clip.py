@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ class PerExampleClip:
                 "of it), with gradients enabled, before each backward"
             )
         self._check_kind_once(losses, record)
-        with torch.autocast(losses.device.type, enabled=False):
+        with _full_precision(losses.device.type):
             sums = self.engine.clipped_sum(losses, record, self.parameters, self._factors)
         for name, total in sums.items():
             # Pieces of one batch meet in double precision, so that their order and number hardly matter.
@@ -116,3 +117,8 @@ class PerExampleClip:
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
         self._tape.close()
+
+
+def _full_precision(device: str) -> AbstractContextManager[object]:
+    """Norms and sums are computed outside of autocast."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

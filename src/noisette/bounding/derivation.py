@@ -100,6 +100,8 @@ def onto_parameters(
 
     A parameter met directly, as views, and through other derivations has all of them added up before any norm.
     """
+    if not derived:
+        return _add_by_tensor(gradients)
     direct: dict[int, tuple[Tensor, list[ExampleGradients]]] = {}
     views: dict[int, list[tuple[Region, ExampleGradients]]] = {}
     pending = [(tensor, form) for tensor, form in _add_by_tensor(gradients)]
@@ -108,10 +110,11 @@ def onto_parameters(
         weight = derived.get(id(tensor))
         if weight is None:
             direct.setdefault(id(tensor), (tensor, []))[1].append(form)
-        elif isinstance(form, PerExampleRow) or not _is_view(tensor, weight.parents[0]) or len(weight.parents) > 1:
+            continue
+        parent = next(iter(weight.parents))
+        if isinstance(form, PerExampleRow) or len(weight.parents) > 1 or not _is_view(tensor, parent):
             pending += _pull_back(weight, form)
         else:
-            parent = weight.parents[0]
             direct.setdefault(id(parent), (parent, []))
             views.setdefault(id(parent), []).append(_upright(Region.of(tensor), form))
     return [(parameter, _joined(parameter, forms, views.get(key, []))) for key, (parameter, forms) in direct.items()]

@@ -52,11 +52,13 @@ class Reweight:
         weights = factors(_norms(forms, losses))
         low_precision = any(use.dtype.itemsize < 4 for use in record.uses)
         if not forms or low_precision or not weights.isfinite().all():
-            # A second pass would round to other gradients than those measured; and no zero stops an infinite activation.
+            # A second pass would round to other gradients than those measured, and no zero stops an infinity.
             return _weighted_sums(forms, weights)
         names = list(forms)
         with _hooks_off(parameters.values()):
             sums = torch.autograd.grad(losses, [parameters[name] for name in names], grad_outputs=weights)
+        if len({g.data_ptr() for g in sums}) < len(sums):
+            sums = [g.clone() for g in sums]  # autograd hands out one tensor for parameters of equal gradient
         return dict(zip(names, sums, strict=True))
 
 

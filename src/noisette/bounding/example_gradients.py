@@ -66,17 +66,11 @@ def _apply_rules(
         for use, dy in reached:
             use.check_unchanged()
             arguments = named_arguments(use.operation, use.args, use.kwargs)
-            for operand, value in arguments.items():
-                for weight in _weights_in(value, use):
-                    rule = find_rule(use.operation, operand)
-                    where = f"{names[id(weight)]}, {operand} of {operation_name(use.operation)}"
-                    if rule is None or value is not weight:
-                        problems.append(f"{where}: no rule")
-                        continue
-                    try:
-                        gradients.append((weight, rule(b, dy.to(weight.dtype), **_cast(arguments, weight.dtype))))
-                    except ValueError as error:
-                        problems.append(f"{where}: {error}")
+            for operand, weight in _operands_of(use, arguments):
+                try:
+                    gradients.append((weight, _apply_rule(b, dy, use, operand, weight, arguments)))
+                except ValueError as error:
+                    problems.append(f"{names[id(weight)]}, {operand} of {operation_name(use.operation)}: {error}")
     if problems := list(dict.fromkeys(problems)):
         listed = "\n  ".join(problems)
         raise MissingRule(
@@ -87,15 +81,30 @@ def _apply_rules(
     return gradients
 
 
-def _cast(arguments: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+def _operands_of(use: Use, arguments: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """Each recorded weight of the use with the name of the argument that it is, or that holds it."""
+    found = []
+    for _, weight in use.weights:
+        for operand, value in arguments.items():
+            if value is weight or (type(value) in (list, tuple) and any(item is weight for item in value)):
+                found.append((operand, weight))
+    return found
+
+
+def _apply_rule(
+    b: int, dy: Tensor, use: Use, operand: str, weight: Tensor, arguments: Mapping[str, Any]
+) -> ExampleGradients:
+    rule = find_rule(use.operation, operand)
+    if rule is None or arguments[operand] is not weight:
+        raise ValueError("no rule")
+    return rule(b, dy.to(weight.dtype), **_cast(arguments, weight.dtype))
+
+
+def _cast(arguments: Mapping[str, Any], dtype: torch.dtype) -> Mapping[str, Any]:
     """The arguments in the weight's own precision, which an autocast forward pass has left."""
-    return {
-        name: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    other = {
+        name: value.to(dtype)
         for name, value in arguments.items()
+        if isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point()
     }
-
-
-def _weights_in(value: object, use: Use) -> list[Tensor]:
-    """The recorded weights that this argument is, or holds."""
-    held = value if isinstance(value, list | tuple) else [value]
-    return [weight for _, weight in use.weights if any(item is weight for item in held)]
+    return {**arguments, **other} if other else arguments

@@ -47,7 +47,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="cnn, mlp, linear; or package.module:callable, called with (shape of an example, number of classes).",
+            help="cnn, linear, mlp, scattering; or package.module:callable, called with (example shape, classes).",
             show_default="what suits the data",
         ),
     ] = None,
@@ -85,7 +85,7 @@ def train(
         typer.Option(
             metavar="F",
             help="Norm that each example's gradient is clipped to.",
-            show_default="1",
+            show_default="what suits the model",
             rich_help_panel="Privacy",
         ),
     ] = None,

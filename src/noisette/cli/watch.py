@@ -28,7 +28,7 @@ class Watch:
     def __init__(self, title: str) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(24),
             MofNCompleteColumn(),
             TextColumn("steps"),
             TimeRemainingColumn(),
@@ -54,7 +54,8 @@ class Watch:
         )
         if self._asked_to_stop:
             raise KeyboardInterrupt
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        if self._interrupt_before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._on_interrupt)
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._asked_to_stop:

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
 from noisette.accounting import MomentsAccountant, PoissonGaussian, RdpAccountant, epsilon_curve
 from noisette.report.facts import Facts
@@ -66,17 +66,17 @@ def epsilon_against_steps(facts: Facts) -> str:
 
 def accuracy_against_epsilon(facts: Facts) -> str:
     """Test accuracy as the budget was spent, as an SVG element; "" if it was not measured."""
-    measured = [(point.epsilon, point.test_accuracy) for point in facts.points if point.test_accuracy is not None]
+    measured = [(p.epsilon, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
     if not measured:
         return ""
-    epsilons, accuracies = zip(*measured, strict=True)
+    epsilons, percents = zip(*measured, strict=True)
     with matplotlib.rc_context(_STYLE):
-        figure, axes = _empty("ε spent", "test accuracy")
-        axes.plot(epsilons, accuracies, color=_BLUE, marker="o", markersize=3.5, clip_on=False)
-        axes.set_xlim(0, epsilons[-1])
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+        figure, axes = _empty("ε spent", "test accuracy (%)")
+        axes.plot(epsilons, percents, color=_BLUE, marker="o", markersize=3.5, clip_on=False)
+        axes.set_xlim(0, float(upward(epsilons[-1])))
         axes.margins(y=0.1)
-        _label(axes, percent(accuracies[-1]), (epsilons[-1], accuracies[-1]), _BLUE)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        _label(axes, percent(percents[-1] / 100), (epsilons[-1], percents[-1]), _BLUE)
         return _svg(figure, salt="accuracy")
 
 

@@ -26,7 +26,7 @@ def embedding_weight(
         raise ValueError("max_norm rewrites the rows that a batch touches, which no noise covers; leave it out")
     if scale_grad_by_freq:
         raise ValueError("scale_grad_by_freq counts ids over the whole batch and so mixes examples; leave it out")
-    ids = examples_first(b, input).reshape(b, -1).long()
+    ids = examples_first(b, input).reshape(b, -1)
     return touched_rows(ids, examples_first(b, dy).reshape(b, ids.shape[1], -1), weight, padding_idx)
 
 

@@ -20,6 +20,8 @@ from torch import Tensor
 _GRAM_SLACK = 16
 # Explicit gradients are kept when they need at most this many times the memory of the factors they replace.
 _KEEP_EXPLICIT = 2
+# Fresh memory for explicit gradients larger than this many Gram matrices costs more than the Gram matrices do.
+_KEEP_SLOWER_THAN_GRAM = 4
 # Below this many positions, writing and reading an explicit gradient costs more than forming it a second time.
 _MIN_POSITIONS_TO_KEEP = 16
 
@@ -46,7 +48,12 @@ class ExampleGradients(Protocol):
 
 def _square_sums(rows: Tensor) -> Tensor:
     """Sum of squares over all axes but the first."""
-    return torch.linalg.vector_norm(rows.flatten(1), dim=1).square() if rows.dim() > 1 else rows.square()
+    return _lengths(rows).square()
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    """Euclidean norm over all axes but the first."""
+    return torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim()))) if rows.dim() > 1 else rows.abs()
 
 
 @dataclass(frozen=True)
@@ -117,12 +124,13 @@ class Outer:
     @property
     def _keeps_explicit(self) -> bool:
         (_, t, o), i = self.left.shape, self.right.shape[2]
-        return t >= _MIN_POSITIONS_TO_KEEP and o * i <= _KEEP_EXPLICIT * t * (o + i)
+        small = o * i <= _KEEP_EXPLICIT * t * (o + i) and o * i <= _KEEP_SLOWER_THAN_GRAM * t * t
+        return t >= _MIN_POSITIONS_TO_KEEP and small
 
     def squared_norms(self) -> Tensor:
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:
-            return _square_sums(self.left) * _square_sums(self.right)
+            return (_lengths(self.left) * _lengths(self.right)).square()
         if self._keeps_explicit:
             return _square_sums(self._explicit)
         if t * t <= o * i:
@@ -243,6 +251,8 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
 
     The squared norms of two uses never just add up: their gradients may point the same way.
     """
+    if len(parts) == 1:
+        return parts[0]
     joined: list[ExampleGradients] = []
     dense = [part.gradients for part in parts if isinstance(part, Dense)]
     outer = [part for part in parts if isinstance(part, Outer)]
