@@ -118,6 +118,11 @@ def test_deep_copy_is_an_ordinary_model(model: nn.Module, tape: Tape) -> None:
     assert len(tape.record.uses) == 3
 
 
+def test_shallow_copy_does_not_disturb(model: nn.Module, tape: Tape) -> None:
+    copy.copy(model)(X)
+    assert tape.record.uses == []
+
+
 def test_pickled_model_is_an_ordinary_model(model: nn.Module, tape: Tape) -> None:
     restored = pickle.loads(pickle.dumps(model))
     torch.testing.assert_close(restored(X), model(X))

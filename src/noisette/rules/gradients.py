@@ -16,12 +16,12 @@ from typing import Protocol, Self
 import torch
 from torch import Tensor
 
+from noisette.rules._workspace import borrow
+
 # Rounding errors of a Gram product can hide a part of a norm that cancels; this many units of the diagonal cover it.
 _GRAM_SLACK = 16
 # Explicit gradients are kept when they need at most this many times the memory of the factors they replace.
 _KEEP_EXPLICIT = 2
-# Fresh memory for explicit gradients larger than this many Gram matrices costs more than the Gram matrices do.
-_KEEP_SLOWER_THAN_GRAM = 4
 # Below this many positions, writing and reading an explicit gradient costs more than forming it a second time.
 _MIN_POSITIONS_TO_KEEP = 16
 
@@ -119,13 +119,13 @@ class Outer:
 
     @cached_property
     def _explicit(self) -> Tensor:
-        return torch.bmm(self.left.transpose(1, 2), self.right)
+        (b, _, o), i = self.left.shape, self.right.shape[2]
+        return torch.bmm(self.left.transpose(1, 2), self.right, out=borrow(self, (b, o, i), self.left))
 
     @property
     def _keeps_explicit(self) -> bool:
         (_, t, o), i = self.left.shape, self.right.shape[2]
-        small = o * i <= _KEEP_EXPLICIT * t * (o + i) and o * i <= _KEEP_SLOWER_THAN_GRAM * t * t
-        return t >= _MIN_POSITIONS_TO_KEEP and small
+        return t >= _MIN_POSITIONS_TO_KEEP and o * i <= _KEEP_EXPLICIT * t * (o + i)
 
     def squared_norms(self) -> Tensor:
         (b, t, o), i = self.left.shape, self.right.shape[2]
@@ -150,7 +150,8 @@ class Outer:
         return torch.bmm(self.right, self.right.transpose(1, 2))
 
     def explicit(self) -> Tensor:
-        return self._explicit if self._keeps_explicit else torch.bmm(self.left.transpose(1, 2), self.right)
+        # Not the kept one: its memory is used again, and what is handed out here may be kept by others.
+        return torch.bmm(self.left.transpose(1, 2), self.right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if "_explicit" in self.__dict__:
