@@ -1,0 +1,69 @@
+"""Scattering features against their definition, written out with NumPy's Fourier transform and plain sums."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from noisette.nn import Scattering
+from noisette.nn.scattering import ANGLES
+
+
+def morlet(deviation: float, angle: float) -> np.ndarray:
+    radius = math.ceil(2.75 * deviation / 0.5)
+    kernel = np.zeros((2 * radius + 1, 2 * radius + 1), dtype=complex)
+    envelope = np.zeros_like(kernel)
+    for row in range(-radius, radius + 1):
+        for column in range(-radius, radius + 1):
+            along = column * math.cos(angle) + row * math.sin(angle)
+            across = row * math.cos(angle) - column * math.sin(angle)
+            height = math.exp(-(along**2 + across**2 / 4) / (2 * deviation**2))
+            envelope[row + radius, column + radius] = height
+            kernel[row + radius, column + radius] = height * np.exp(1j * 0.6 * math.pi / deviation * along)
+    return (kernel - envelope * kernel.sum() / envelope.sum()) / (4 * math.pi * deviation**2)
+
+
+def correlate(image: np.ndarray, kernel: np.ndarray) -> np.ndarray:
+    radius = kernel.shape[0] // 2
+    padded = np.pad(image, radius, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, kernel.shape)
+    return (windows * kernel).sum((2, 3))
+
+
+def blur(image: np.ndarray, deviation: float) -> np.ndarray:
+    radius = math.ceil(2.75 * deviation)
+    line = np.exp(-(np.arange(-radius, radius + 1) ** 2) / (2 * deviation**2))
+    kernel = np.outer(line, line)
+    return correlate(image, kernel / kernel.sum())
+
+
+def test_features_follow_the_definition() -> None:
+    image = np.random.default_rng(0).random((16, 16))
+    features = Scattering()(torch.tensor(image, dtype=torch.float32).view(1, 1, 16, 16))[0].numpy()
+    fine = [np.abs(correlate(image, morlet(0.8, math.pi * k / ANGLES))) for k in range(ANGLES)]
+    coarse = [np.abs(correlate(image, morlet(1.6, math.pi * k / ANGLES)))[::2, ::2] for k in range(ANGLES)]
+    second = [np.abs(correlate(u, morlet(1.6, math.pi * k / ANGLES)))[::2, ::2] for u in fine for k in range(ANGLES)]
+    expected = [blur(u, 1.6)[::4, ::4] for u in [image, *fine]] + [blur(u, 0.8)[::2, ::2] for u in [*coarse, *second]]
+    np.testing.assert_allclose(features, np.stack(expected), atol=2e-5)
+
+
+def test_a_wavelet_sees_no_constant() -> None:
+    features = Scattering()(torch.full((1, 1, 16, 16), 0.7))[0]
+    torch.testing.assert_close(features[0], torch.full((4, 4), 0.7))
+    assert features[1:].abs().max() < 1e-5
+
+
+def test_each_example_alone() -> None:
+    images = torch.rand(3, 2, 12, 20)
+    features = Scattering()(images)
+    assert features.shape == (3, 162, 3, 5)
+    torch.testing.assert_close(features[1:2], Scattering()(images[1:2]))
+
+
+@pytest.mark.parametrize("size", [(8, 8), (30, 28)])
+def test_sides_that_do_not_fit_are_refused(size: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="multiples of 4"):
+        Scattering()(torch.zeros(1, 1, *size))

@@ -1,0 +1,66 @@
+"""Recipes: what a file may say, and how a wrong one is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from noisette import models
+from noisette.recipe import PrivacySection, Recipe, TrainingSection
+
+EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+
+
+def read(tmp_path: Path, text: str) -> Recipe:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return Recipe.read(path)
+
+
+def test_what_a_file_leaves_out_keeps_its_default(tmp_path: Path) -> None:
+    recipe = read(tmp_path, '[data]\nname = "mnist"\n[training]\nlr = 2\n')
+    assert recipe.data.name == "mnist"
+    assert recipe.training.lr == 2.0
+    assert isinstance(recipe.training.lr, float)
+    assert recipe.privacy == PrivacySection()
+
+
+def test_declarations_of_own_files(tmp_path: Path) -> None:
+    text = '[data]\nname = "a.csv"\nclasses = ["no", "yes"]\nsize = 300\nranges = {age = [0, 100]}\n'
+    recipe = read(tmp_path, text)
+    assert recipe.data.classes == ("no", "yes")
+    assert recipe.data.ranges == {"age": (0, 100)}
+
+
+def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="3 problems") as error:
+        read(tmp_path, '[privacy]\nepsilom = 1.0\n[trainng]\nlr = 1.0\n[training]\nepochs = "many"\n')
+    assert "did you mean 'epsilon'" in str(error.value)
+    assert "did you mean 'training'" in str(error.value)
+    assert "training.epochs = 'many'" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["not toml", "data = 3\n", "[training]\nseed = true\n", "[training]\nbatch_size = 2.5\n"]
+)
+def test_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError):
+        read(tmp_path, text)
+
+
+def test_numbers_outside_their_domain_are_listed_together() -> None:
+    with pytest.raises(ValueError) as error:
+        Recipe(privacy=PrivacySection(epsilon=0.0, delta=1.0), training=TrainingSection(epochs=-1.0, momentum=1.0))
+    for name in ("epsilon=0.0", "delta=1.0", "epochs=-1.0", "momentum=1.0"):
+        assert name in str(error.value)
+
+
+@pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
+def test_committed_recipes_are_the_defaults_they_claim_to_be(path: Path) -> None:
+    assert Recipe.read(path) == Recipe.default_for(path.stem)
+
+
+def test_every_default_names_a_model_that_exists() -> None:
+    for data in ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult", "other"):
+        assert Recipe.default_for(data).model.name in models.names()

@@ -1,0 +1,97 @@
+"""The training loop of a recipe: what it publishes, what it spends, and how it stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from noisette.accounting import PldAccountant, PoissonGaussian
+from noisette.data import DataSet, Split, load
+from noisette.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
+from noisette.training import Outcome, evaluate, train
+
+
+def quick(**training: object) -> Recipe:
+    return Recipe(
+        DataSection("digits"),
+        ModelSection("linear"),
+        PrivacySection(epsilon=8.0, delta=1e-4),
+        replace(TrainingSection(epochs=6, batch_size=200, lr=4.0, averaging=0.9), **training),  # type: ignore[arg-type]
+    )
+
+
+def run(recipe: Recipe, data: DataSet | None = None) -> Outcome:
+    return train(recipe, data or load("digits"), ledger_path=None, on_step=lambda run, point: None)
+
+
+def test_learns_within_its_budget() -> None:
+    outcome = run(quick())
+    last = outcome.points[-1]
+    assert last.test_accuracy is not None
+    assert last.test_accuracy > 0.8
+    event = PoissonGaussian(200 / 1437, outcome.run.noise_multiplier)
+    assert outcome.run.event == event
+    again = PldAccountant().price({event: outcome.run.steps}).epsilon(delta=1e-4)
+    assert again == pytest.approx(outcome.epsilon, rel=1e-3)
+    assert outcome.epsilon <= 8.0
+    assert last.step == outcome.run.steps == round(6 * 1437 / 200)
+    assert [p.epsilon for p in outcome.points] == sorted(p.epsilon for p in outcome.points)
+
+
+def test_the_published_model_is_the_one_that_was_tested() -> None:
+    data = load("digits")
+    outcome = run(quick(), data)
+    assert data.test is not None
+    accuracy = evaluate(outcome.model, torch.as_tensor(data.test.inputs), torch.as_tensor(data.test.targets))
+    assert accuracy == outcome.points[-1].test_accuracy
+    assert not outcome.model.training
+
+
+def test_seed_sets_the_first_weights_and_nothing_else() -> None:
+    first, second = run(quick(epochs=0.5)), run(quick(epochs=0.5))
+    weights = [next(outcome.model.parameters()).detach() for outcome in (first, second)]
+    assert not torch.equal(*weights), "noise and batches are fresh in every run"
+
+
+def test_interrupt_keeps_what_was_done_and_pays_for_it() -> None:
+    def stop(run: object, point: object) -> None:
+        if getattr(point, "step", 0) == 3:
+            raise KeyboardInterrupt
+
+    outcome = train(quick(), load("digits"), ledger_path=None, on_step=stop)
+    assert outcome.interrupted
+    assert outcome.run.steps_taken == 3
+    assert sum(outcome.run.ledger.events.values()) == 3
+    assert outcome.points[-1].step == 3
+    assert 0 < outcome.points[-1].epsilon < 8.0
+
+
+def test_fixed_features_are_computed_once_and_the_whole_model_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    split = Split(rng.random((64, 1, 12, 12), dtype=np.float32), rng.integers(0, 2, 64))
+    data = DataSet("tiny", split, split, classes=2, declared_size=64, note="")
+    recipe = Recipe(
+        DataSection("tiny"), ModelSection("scattering"), PrivacySection(delta=1e-3), TrainingSection(1, 32, 1.0)
+    )
+    outcome = run(recipe, data)
+    assert outcome.model(torch.zeros(1, 1, 12, 12)).shape == (1, 2)
+    assert sorted(outcome.run.bound.parameters) == ["bias", "weight"]
+    accuracy = evaluate(outcome.model, torch.as_tensor(split.inputs), torch.as_tensor(split.targets))
+    assert accuracy == outcome.points[-1].test_accuracy
+
+
+def test_another_length_than_declared_changes_nothing_public() -> None:
+    data = load("digits")
+    fewer = replace(data, train=Split(data.train.inputs[:-100], data.train.targets[:-100]))
+    whole, less = (run(quick(epochs=0.5), given) for given in (data, fewer))
+    assert whole.run.event == less.run.event
+    assert whole.run.steps == less.run.steps
+    assert whole.epsilon == less.epsilon
+
+
+def test_without_a_test_set_no_accuracy_is_reported() -> None:
+    outcome = run(quick(epochs=0.5), replace(load("digits"), test=None))
+    assert all(point.test_accuracy is None for point in outcome.points)
