@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 
 def _number(name: str, value: object) -> float:
@@ -34,6 +35,13 @@ def open_fraction(**arguments: object) -> None:
             raise ValueError(f"expected 0 < {name} < 1, got {name}={value}")
 
 
+def below_one(**arguments: object) -> None:
+    """Each argument lies in [0, 1), or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 <= _number(name, value) < 1:
+            raise ValueError(f"expected 0 <= {name} < 1, got {name}={value}")
+
+
 def count(**arguments: object) -> None:
     """Each argument is a whole number of at least one, or an error names it."""
     for name, value in arguments.items():
@@ -41,3 +49,26 @@ def count(**arguments: object) -> None:
             raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
         if value < 1:
             raise ValueError(f"expected {name} >= 1, got {name}={value}")
+
+
+def all_of(*checks: Callable[[], object]) -> None:
+    """Run every check, then report all problems at once.
+
+    Raises:
+        ValueError: the messages of all checks that failed, a line each.
+    """
+    problems = []
+    for check in checks:
+        try:
+            check()
+        except (ValueError, TypeError) as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def exactly_one(**arguments: object) -> None:
+    """One of the arguments is given and the others are ``None``, or a ``ValueError`` names them."""
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of {' and '.join(arguments)}, got {' and '.join(given) or 'neither'}")

@@ -66,26 +66,18 @@ class Recipe:
     training: TrainingSection = TrainingSection()
 
     def __post_init__(self) -> None:
-        problems = []
-        for check, arguments in (
-            (_check.positive, {"epsilon": self.privacy.epsilon}),
-            (_check.open_fraction, {"delta": self.privacy.delta}),
-            (_check.positive, {"max_grad_norm": self.privacy.max_grad_norm}),
-            (_check.positive, {"epochs": self.training.epochs}),
-            (_check.count, {"batch_size": self.training.batch_size}),
-            (_check.positive, {"lr": self.training.lr}),
-            (_check.count, {"piece_size": self.training.piece_size}),
-        ):
-            try:
-                check(**arguments)
-            except (TypeError, ValueError) as error:
-                problems.append(str(error))
-        if not 0 <= self.training.averaging < 1:
-            problems.append(f"expected 0 <= averaging < 1, got averaging={self.training.averaging}")
-        if not 0 <= self.training.momentum < 1:
-            problems.append(f"expected 0 <= momentum < 1, got momentum={self.training.momentum}")
-        if problems:
-            raise ValueError("\n".join(problems))
+        privacy, training = self.privacy, self.training
+        _check.all_of(
+            lambda: _check.positive(epsilon=privacy.epsilon),
+            lambda: _check.open_fraction(delta=privacy.delta),
+            lambda: _check.positive(max_grad_norm=privacy.max_grad_norm),
+            lambda: _check.positive(epochs=training.epochs),
+            lambda: _check.count(batch_size=training.batch_size),
+            lambda: _check.positive(lr=training.lr),
+            lambda: _check.below_one(momentum=training.momentum),
+            lambda: _check.below_one(averaging=training.averaging),
+            lambda: _check.count(piece_size=training.piece_size),
+        )
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -1,4 +1,4 @@
-"""Scale and shift of layer norm, RMS norm and group norm against autograd."""
+"""Scale and shift of layer, RMS, group and evaluating batch norm against autograd."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pytest
 import torch.nn.functional as F
 
 from noisette.rules.normalization import (
+    batch_norm_bias,
+    batch_norm_weight,
     group_norm_bias,
     group_norm_weight,
     layer_norm_bias,
@@ -53,3 +55,24 @@ def test_group_norm(places: tuple[int, ...], groups: int) -> None:
         group_norm_bias(B, dy, x, groups, w, bias, 0.1),
         by_autograd(lambda v: F.group_norm(x, groups, w, v, 0.1), bias, dy, B),
     )
+
+
+@pytest.mark.parametrize("places", [(), (7,), (3, 2)])
+def test_batch_norm_with_fixed_statistics(places: tuple[int, ...]) -> None:
+    x, w, bias, mean, variance = double(B, 6, *places), double(6), double(6), double(6), double(6).square() + 0.1
+    dy = double(*x.shape)
+    check_form(
+        batch_norm_weight(B, dy, x, mean, variance, w, bias, False, 0.1, 0.2),
+        by_autograd(lambda v: F.batch_norm(x, mean, variance, v, bias, False, 0.1, 0.2), w, dy, B),
+    )
+    check_form(
+        batch_norm_bias(B, dy, x, mean, variance, w, bias, False, 0.1, 0.2),
+        by_autograd(lambda v: F.batch_norm(x, mean, variance, w, v, False, 0.1, 0.2), bias, dy, B),
+    )
+
+
+@pytest.mark.parametrize("operand", [batch_norm_weight, batch_norm_bias])
+def test_batch_norm_over_the_batch_is_refused(operand: object) -> None:
+    x, w, bias = double(B, 6), double(6), double(6)
+    with pytest.raises(ValueError, match="mix examples"):
+        operand(B, x, x, None, None, w, bias, True)  # type: ignore[operator]

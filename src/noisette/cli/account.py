@@ -21,7 +21,7 @@ from noisette.accounting import (
     RdpAccountant,
     noise_multiplier_for,
 )
-from noisette.cli.errors import check_all, plain_errors
+from noisette.cli.errors import plain_errors
 
 
 class AccountantName(StrEnum):
@@ -73,7 +73,7 @@ def account(
 
     Example: noisette account --sampling-rate 0.01 --noise-multiplier 1.3 --steps 6000 --delta 1e-5
     """
-    check_all(
+    _check.all_of(
         partial(_check.probability, sampling_rate=sampling_rate),
         partial(_check.positive, noise_multiplier=noise_multiplier),
         partial(_check.count, steps=steps),
@@ -96,7 +96,7 @@ def calibrate(
 
     Example: noisette calibrate --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 6000
     """
-    check_all(
+    _check.all_of(
         partial(_check.positive, epsilon=epsilon),
         partial(_check.open_fraction, delta=delta),
         partial(_check.probability, sampling_rate=sampling_rate),

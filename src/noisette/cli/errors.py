@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
@@ -23,19 +23,3 @@ def plain_errors() -> Iterator[None]:
     except (ValueError, TypeError, OSError, PrivacyRefusal) as error:
         typer.echo("\n".join([f"Error: {error}", *getattr(error, "__notes__", [])]), err=True)
         raise typer.Exit(EXIT_CODE) from None
-
-
-def check_all(*checks: Callable[[], object]) -> None:
-    """Run every check, then report all problems at once.
-
-    Raises:
-        ValueError: the messages of all checks that failed.
-    """
-    problems = []
-    for check in checks:
-        try:
-            check()
-        except (ValueError, TypeError) as error:
-            problems.append(str(error))
-    if problems:
-        raise ValueError("; ".join(problems))

@@ -1,4 +1,4 @@
-"""Scale and shift of normalisation layers that look at one example at a time: layer norm and group norm."""
+"""Scale and shift of normalisation that looks at one example at a time; batch norm only with fixed statistics."""
 
 from __future__ import annotations
 
@@ -68,6 +68,44 @@ def group_norm_bias(
     b: int, dy: Tensor, input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor, eps: float = 1e-5
 ) -> ExampleGradients:
     """G_c = sum over positions of dy_c."""
+    return reduced_channels(b, dy, bias)
+
+
+@rule(F.batch_norm, operand="weight")
+def batch_norm_weight(
+    b: int,
+    dy: Tensor,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> ExampleGradients:
+    """With fixed statistics: G_c = sum over positions of dy_c x_hat_c."""
+    if training:
+        raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
+    return reduced_channels(b, dy * F.batch_norm(input, running_mean, running_var, eps=eps), weight)
+
+
+@rule(F.batch_norm, operand="bias")
+def batch_norm_bias(
+    b: int,
+    dy: Tensor,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> ExampleGradients:
+    """With fixed statistics: G_c = sum over positions of dy_c."""
+    if training:
+        raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
     return reduced_channels(b, dy, bias)
 
 
