@@ -15,6 +15,7 @@ SOURCE = Path(noisette.__file__).parent
 # A room imports only from rooms above it in this list; rooms on one line do not know each other.
 ORDER = [
     ["errors", "_check"],
+    ["schedule"],
     ["keystream"],
     ["sampling"],
     ["tape"],

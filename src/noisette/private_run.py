@@ -27,6 +27,7 @@ from noisette.keystream import SecretKey
 from noisette.preflight import Call, prove, refuse_mixing_modules
 from noisette.release import GaussianRelease
 from noisette.sampling import Batch, PoissonSampler, gatherer
+from noisette.schedule import check_delta, check_numbers, schedule
 
 # The part of delta that may go to what the noise generator cannot reach.
 _TAIL_SHARE = 0.01
@@ -79,7 +80,7 @@ def privatize(
         ValueError: numbers outside their domain, contradicting or missing; all problems are listed.
         PrivacyRefusal: the model mixes examples, or the optimizer does not fit the bound.
     """
-    _check_numbers(
+    check_numbers(
         expected_batch_size=expected_batch_size,
         sampling_rate=sampling_rate,
         steps=steps,
@@ -89,8 +90,8 @@ def privatize(
         noise_multiplier=noise_multiplier,
         delta=delta,
     )
-    sampling_rate, steps = _schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
-    _check_delta(delta, sampling_rate / expected_batch_size, allow_large_delta)
+    sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
+    check_delta(delta, sampling_rate / expected_batch_size, allow_large_delta)
     accountant = accountant if accountant is not None else PldAccountant()
     refuse_mixing_modules(bound.model)
     _check_optimizer(optimizer, bound)
@@ -333,67 +334,6 @@ class _Preflight:
         except BaseException:
             run._proven.discard(mode)
             raise
-
-
-def _check_numbers(
-    *,
-    expected_batch_size: float,
-    sampling_rate: float | None,
-    steps: int | None,
-    public_size: int | None,
-    epochs: float | None,
-    epsilon: float | None,
-    noise_multiplier: float | None,
-    delta: float | None,
-) -> None:
-    """Every number is in its domain, and each choice is made once; all problems at once."""
-    _check.all_of(
-        lambda: _check_has_delta(epsilon, delta),
-        lambda: _check.positive(expected_batch_size=expected_batch_size),
-        lambda: _check.exactly_one(sampling_rate=sampling_rate, public_size=public_size),
-        lambda: _check.exactly_one(steps=steps, epochs=epochs),
-        lambda: _check.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier),
-        lambda: sampling_rate is None or _check.probability(sampling_rate=sampling_rate),
-        lambda: public_size is None or _check.count(public_size=public_size),
-        lambda: steps is None or _check.count(steps=steps),
-        lambda: epochs is None or _check.positive(epochs=epochs),
-        lambda: epsilon is None or _check.positive(epsilon=epsilon),
-        lambda: noise_multiplier is None or _check.positive(noise_multiplier=noise_multiplier),
-        lambda: delta is None or _check.open_fraction(delta=delta),
-    )
-
-
-def _check_has_delta(epsilon: float | None, delta: float | None) -> None:
-    if epsilon is not None and delta is None:
-        raise ValueError("epsilon needs delta: the probability with which the bound may fail")
-
-
-def _schedule(
-    expected_batch_size: float,
-    sampling_rate: float | None,
-    steps: int | None,
-    public_size: int | None,
-    epochs: float | None,
-) -> tuple[float, int]:
-    """Sampling rate and steps, as declared or from the declared size and epochs."""
-    if sampling_rate is None:
-        assert public_size is not None
-        sampling_rate = expected_batch_size / public_size
-        if sampling_rate > 1:
-            raise ValueError(f"expected_batch_size={expected_batch_size} is above public_size={public_size}")
-    if steps is None:
-        assert epochs is not None
-        steps = max(1, round(epochs / sampling_rate))
-    return float(sampling_rate), steps
-
-
-def _check_delta(delta: float | None, one_over_size: float, allow_large_delta: bool) -> None:
-    if delta is not None and delta >= one_over_size and not allow_large_delta:
-        raise ValueError(
-            f"delta={delta:g} is not below one over the declared size ({one_over_size:.2g}): releasing one record "
-            "in the clear would satisfy it. Choose a smaller delta, or allow it with allow_large_delta=True "
-            "(on the command line --allow-large-delta)"
-        )
 
 
 def _held_by(optimizer: Optimizer) -> set[int]:
