@@ -55,7 +55,7 @@ def all_of(*checks: Callable[[], object]) -> None:
     """Run every check, then report all problems at once.
 
     Raises:
-        ValueError: the messages of all checks that failed, a line each.
+        ValueError: the messages of all checks that failed, in one line.
     """
     problems = []
     for check in checks:
@@ -64,7 +64,7 @@ def all_of(*checks: Callable[[], object]) -> None:
         except (ValueError, TypeError) as error:
             problems.append(str(error))
     if problems:
-        raise ValueError("\n".join(problems))
+        raise ValueError("; ".join(problems))
 
 
 def exactly_one(**arguments: object) -> None:

@@ -54,7 +54,9 @@ def schedule(
         assert public_size is not None
         sampling_rate = expected_batch_size / public_size
         if sampling_rate > 1:
-            raise ValueError(f"expected_batch_size={expected_batch_size} is above public_size={public_size}")
+            raise ValueError(
+                f"expected sampling_rate <= 1, got {expected_batch_size} expected of {public_size} declared"
+            )
     if steps is None:
         assert epochs is not None
         steps = max(1, round(epochs / sampling_rate))
