@@ -1,6 +1,6 @@
 """Seconds per epoch of `noisette train` against the same loop in plain PyTorch, evaluation and report included.
 
-    python -m benchmarks.end_to_end [--data mnist] [--epochs 5] [--rounds 3] [--out DIR]
+    python -m benchmarks.end_to_end [--data mnist] [--model cnn] [--epochs 10] [--rounds 3] [--out DIR]
 
 The plain side is a script of its own (plain_loop.py): the same model and batch size, a TensorDataset behind the usual
 shuffling DataLoader, the same number of evaluations. The two commands take turns; medians are compared.
@@ -23,14 +23,15 @@ from benchmarks.step_time import hardware
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", default="mnist")
-    parser.add_argument("--epochs", default="5")
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--epochs", default="10")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {"plain": [], "noisette": []}
     with tempfile.TemporaryDirectory() as folder:
-        shared = ["--data", options.data, "--epochs", options.epochs]
+        shared = ["--data", options.data, "--model", options.model, "--epochs", options.epochs]
         commands = {
             "plain": ["benchmarks.plain_loop", *shared],
             "noisette": ["noisette", "train", *shared, "--out", f"{folder}/run"],
@@ -44,13 +45,14 @@ def main() -> None:
     report = {
         "hardware": hardware(options.threads),
         "data": options.data,
+        "model": options.model,
         "epochs": float(options.epochs),
         "seconds_per_epoch": {name: value / float(options.epochs) for name, value in medians.items()},
         "ratio": medians["noisette"] / medians["plain"],
         "seconds": seconds,
     }
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "end_to_end.json").write_text(json.dumps(report, indent=1) + "\n")
+    (options.out / f"end_to_end_{options.model}.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
 

@@ -16,16 +16,21 @@ F = torch.nn.functional
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", default="mnist")
-    parser.add_argument("--epochs", type=float, default=5)
+    parser.add_argument("--model", default="cnn")
+    parser.add_argument("--epochs", type=float, default=10)
     options = parser.parse_args()
     settings = Recipe.default_for(options.data)
     dataset = data.load(options.data)
     assert dataset.test is not None
-    model = models.build(settings.model.name, dataset.train.inputs.shape[1:], dataset.classes)
+    model = models.build(options.model, dataset.train.inputs.shape[1:], dataset.classes)
+    train, test = (
+        (torch.as_tensor(split.inputs), torch.as_tensor(split.targets)) for split in (dataset.train, dataset.test)
+    )
+    if isinstance(model, models.FixedFeatures):
+        train, test = ((features(model.features, x), y) for x, y in (train, test))
+        model = model.head
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    train = TensorDataset(torch.as_tensor(dataset.train.inputs), torch.as_tensor(dataset.train.targets))
-    loader = DataLoader(train, batch_size=settings.training.batch_size, shuffle=True)
-    test_inputs, test_targets = torch.as_tensor(dataset.test.inputs), torch.as_tensor(dataset.test.targets)
+    loader = DataLoader(TensorDataset(*train), batch_size=settings.training.batch_size, shuffle=True)
     steps, step = int(options.epochs * len(loader)), 0
     while step < steps:
         for inputs, targets in loader:
@@ -34,9 +39,14 @@ def main() -> None:
             optimizer.zero_grad()
             step += 1
             if step % max(1, steps // 20) == 0:
-                print(step, accuracy(model, test_inputs, test_targets))
+                print(step, accuracy(model, *test))
             if step == steps:
                 break
+
+
+@torch.no_grad()
+def features(fixed: torch.nn.Module, images: torch.Tensor) -> torch.Tensor:
+    return torch.cat([fixed(part) for part in images.split(100)])
 
 
 @torch.no_grad()
