@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint format bench reproduce clean
+.PHONY: demo test test-all lint format bench clean
 
 demo: .venv/.installed
 	$(BIN)/noisette train --out runs/demo

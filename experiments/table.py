@@ -1,4 +1,4 @@
-"""Write the README's results table, and the figure beside it, from the committed results.
+"""Write the README's results table from the committed results.
 
     python -m experiments.table [--check]
 

@@ -59,6 +59,20 @@ class Forward(nn.Module):
         return self._forward(self, *inputs)
 
 
+class Scaling(torch.autograd.Function):
+    """A product that the tape cannot see."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return g * w, (g * x).sum(0)
+
+
 def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape) * 0.5)
 
@@ -231,6 +245,10 @@ def repeated_and_padding(b: int) -> Inputs:
     return (x,)
 
 
+def scale_is_shift() -> nn.Module:
+    return Forward(lambda m, x: F.layer_norm(x, (6,), m.p, m.p), p=parameter(6))
+
+
 CASES = [
     Case("mlp with in-place relu", mlp, labelled(6), cross_entropy),
     Case("cnn with uneven axes", cnn, labelled(3, 9, 6), cross_entropy),
@@ -248,6 +266,7 @@ CASES = [
     ),
     Case("python-loop recurrent", recurrent, floats(5, 5)),
     Case("attention", attention, floats(5, 6)),
+    Case("one parameter in two places of one operation", scale_is_shift, floats(4, 6)),
     Case("linear called twice", lambda: twice(nn.Linear(6, 6)), floats(6)),
     Case("conv called twice", lambda: twice(nn.Conv2d(2, 2, 3, padding=1)), floats(2, 5, 4)),
     Case("tied embedding and output", tied_words, ids(6)),

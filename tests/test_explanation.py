@@ -7,10 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from model_cases import CASES, Forward, parameter
+from model_cases import CASES, Forward, Scaling, parameter
 from noisette import explain
 from noisette.rules.conv import conv_weight
-from test_tape import Hidden
 
 
 def test_lines_name_parameter_operation_rule_shape_and_cost() -> None:
@@ -41,7 +40,7 @@ def test_derived_weights_name_their_parameter() -> None:
 
 def test_problems() -> None:
     model = Forward(
-        lambda m, x: F.prelu(m.norm(Hidden.apply(x, m.hidden)), m.slope),
+        lambda m, x: F.prelu(m.norm(Scaling.apply(x, m.hidden)), m.slope),
         norm=nn.BatchNorm1d(6),
         hidden=parameter(6),
         slope=parameter(1),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack as modes
 
-from model_cases import Forward, mlp, parameter
+from model_cases import Forward, Scaling, mlp, parameter
 from noisette.tape import Tape, uncovered_parameters
 
 X = torch.randn(3, 6)
@@ -37,12 +37,8 @@ def test_uses_in_order(model: nn.Module, tape: Tape) -> None:
     model(X)
     assert operations(tape) == ["linear", "linear", "linear"]
     first = tape.record.uses[0]
-    assert [weight is p for (_, weight), p in zip(first.weights, (model[0].weight, model[0].bias), strict=True)] == [
-        True,
-        True,
-    ]
+    assert [id(weight) for weight in first.weights] == [id(model[0].weight), id(model[0].bias)]
     assert len(tape.record.outputs) == 1
-    assert len(tape.record.calls) == 1
     model(X)
     assert len(tape.record.uses) == 6
     assert len(tape.clear().uses) == 6
@@ -67,7 +63,7 @@ def test_nothing_is_recorded_without_gradients(model: nn.Module, tape: Tape) -> 
     model.eval()
     with torch.no_grad():
         model(X)
-    assert tape.record.uses == tape.record.outputs == tape.record.calls == []
+    assert tape.record.uses == tape.record.outputs == []
 
 
 def test_frozen_parameters_are_constants() -> None:
@@ -215,21 +211,9 @@ def test_compiled_forward_is_recorded(model: nn.Module, tape: Tape) -> None:
     assert modes() == []
 
 
-class Hidden(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx, g):
-        x, w = ctx.saved_tensors
-        return g * w, (g * x).sum(0)
-
-
 def test_uncovered_parameters() -> None:
     model = Forward(
-        lambda m, x: m.b(Hidden.apply(m.a(x), m.hidden)), a=nn.Linear(6, 6), hidden=parameter(6), b=nn.Linear(6, 2)
+        lambda m, x: m.b(Scaling.apply(m.a(x), m.hidden)), a=nn.Linear(6, 6), hidden=parameter(6), b=nn.Linear(6, 2)
     )
     tape = Tape(model)
     losses = model(X).sum(1)

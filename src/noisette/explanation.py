@@ -57,9 +57,9 @@ def explain(model: nn.Module, *inputs: Any) -> Explanation:
         lines = [
             _line(names[id(weight)], weight, use.operation, named_arguments(use.operation, use.args, use.kwargs))
             for use in record.uses
-            for _, weight in use.weights
+            for weight in use.weights
         ]
-        used = {id(p) for use in record.uses for _, w in use.weights for p in _roots(w, record.derived)}
+        used = {id(p) for use in record.uses for w in use.weights for p in _roots(w, record.derived)}
         unused = tuple(name for name, p in tape.parameters.items() if id(p) not in used)
         stray = _stray(output, tape)
     finally:

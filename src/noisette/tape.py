@@ -29,7 +29,7 @@ class Use:
     operation: Operation
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    weights: tuple[tuple[int | str, Tensor], ...]  # position or keyword of each weight among the arguments
+    weights: tuple[Tensor, ...]  # each once
     output: GradientEdge
     dtype: torch.dtype  # of the output
     upstream: tuple[Any, ...]  # graph nodes of the data arguments: where the rest of the model lies
@@ -67,7 +67,6 @@ class Record:
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     outputs: list[GradientEdge] = field(default_factory=list)  # of the root module
-    calls: list[tuple[tuple[Any, ...], Mapping[str, Any]]] = field(default_factory=list)  # arguments of the root module
 
 
 class Tape:
@@ -85,8 +84,8 @@ class Tape:
         self._recorder: _Recorder | None = None
         hook = _RootHook(self, root)
         self._handles = (
-            root.register_forward_pre_hook(hook.opens, prepend=True, with_kwargs=True),
-            root.register_forward_hook(hook.closes, always_call=True, with_kwargs=True),
+            root.register_forward_pre_hook(hook.opens, prepend=True),
+            root.register_forward_hook(hook.closes, always_call=True),
         )
 
     def clear(self) -> Record:
@@ -101,12 +100,11 @@ class Tape:
         self._stop()  # an interrupt may have left a call half done
         self.clear()
 
-    def open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def open(self) -> None:
         """Start recording one call of the root module; calls inside that call change nothing."""
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
-        self.record.calls.append((args, kwargs))
         self._recorder = _Recorder(self.record, self.parameters.values(), _constants(self.root))
         self._recorder.__enter__()
 
@@ -143,11 +141,11 @@ class _RootHook:
     def _records(self, module: nn.Module) -> Tape | None:
         return self._tape if self._root is not None and self._root() is module else None
 
-    def opens(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def opens(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if tape := self._records(module):
-            tape.open(args, kwargs)
+            tape.open()
 
-    def closes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
+    def closes(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if tape := self._records(module):
             tape.shut(output)
 
@@ -157,15 +155,13 @@ def _constants(root: nn.Module) -> Iterator[Tensor]:
     yield from (p for p in root.parameters() if not p.requires_grad)
 
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[int | str, Tensor]]:
-    """Each tensor among the arguments with its position or keyword; lists and tuples are opened once."""
-    for place, value in (*enumerate(args), *kwargs.items()):
+def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Each tensor among the arguments; lists and tuples are opened once."""
+    for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
-            yield place, value
+            yield value
         elif type(value) in (list, tuple):
-            for item in value:
-                if isinstance(item, Tensor):
-                    yield place, item
+            yield from (item for item in value if isinstance(item, Tensor))
 
 
 class _Recorder(TorchFunctionMode):
@@ -182,11 +178,11 @@ class _Recorder(TorchFunctionMode):
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        weights: list[tuple[int | str, Tensor]] = []
+        weights: dict[int, Tensor] = {}
         data: list[Tensor] = []
-        for place, tensor in _tensors(args, kwargs):
+        for tensor in _tensors(args, kwargs):
             if id(tensor) in self._weights:
-                weights.append((place, tensor))
+                weights[id(tensor)] = tensor
             elif id(tensor) not in self._constants:
                 data.append(tensor)
         if not weights:
@@ -199,11 +195,11 @@ class _Recorder(TorchFunctionMode):
         upstream = tuple(tensor.grad_fn for tensor in data if tensor.grad_fn is not None)
         output = func(*args, **kwargs)
         if data:
-            self._file_use(func, args, kwargs, weights, data, upstream, output)
+            self._file_use(func, args, kwargs, tuple(weights.values()), data, upstream, output)
             if args and output is args[0]:
                 self._weights.pop(id(output), None)  # data was written into it
         else:
-            self._file_derived(func, args, kwargs, weights, output)
+            self._file_derived(func, args, kwargs, tuple(weights.values()), output)
         return output
 
     def _file_constants(self, output: object) -> None:
@@ -215,10 +211,10 @@ class _Recorder(TorchFunctionMode):
         func: Operation,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        weights: list[tuple[int | str, Tensor]],
+        weights: tuple[Tensor, ...],
         output: object,
     ) -> None:
-        parents = tuple({id(p): p for _, weight in weights for p in self._weights[id(weight)][1]}.values())
+        parents = tuple({id(p): p for weight in weights for p in self._weights[id(weight)][1]}.values())
         for tensor in _outputs(output):
             if not tensor.requires_grad:
                 self._constants[id(tensor)] = tensor
@@ -231,7 +227,7 @@ class _Recorder(TorchFunctionMode):
         func: Operation,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        weights: list[tuple[int | str, Tensor]],
+        weights: tuple[Tensor, ...],
         data: list[Tensor],
         upstream: tuple[Any, ...],
         output: object,
@@ -240,9 +236,7 @@ class _Recorder(TorchFunctionMode):
         for tensor in _outputs(output):
             if tensor.requires_grad:
                 edge = get_gradient_edge(tensor)
-                self._record.uses.append(
-                    Use(func, args, kwargs, tuple(weights), edge, tensor.dtype, upstream, versions)
-                )
+                self._record.uses.append(Use(func, args, kwargs, weights, edge, tensor.dtype, upstream, versions))
 
 
 def _outputs(output: object) -> Iterator[Tensor]:

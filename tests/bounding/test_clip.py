@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
+from model_cases import CASES, Case, Forward, Scaling, cross_entropy, mlp, parameter, squares
 from noisette import MissingRule, PrivacyRefusal
 from noisette.bounding import BookKeeping, Engine, Loop, PerExampleClip, Reweight
 
@@ -26,18 +26,6 @@ def clipped(model: nn.Module, losses: Callable[[], Tensor], engine: Engine | Non
     finally:
         clip.close()
     return torch.cat([g.flatten() for g in total.grads])
-
-
-class Scaling(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        ctx.save_for_backward(x, w)
-        return x * w
-
-    @staticmethod
-    def backward(ctx, g):
-        x, w = ctx.saved_tensors
-        return g * w, (g * x).sum(0)
 
 
 @rule_engines

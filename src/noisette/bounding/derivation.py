@@ -17,8 +17,6 @@ from noisette.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, 
 from noisette.rules.embedding import touched_rows
 from noisette.tape import DerivedWeight
 
-Strides = tuple[int, ...]
-
 
 @dataclass(frozen=True)
 class Region:
@@ -26,7 +24,7 @@ class Region:
 
     offset: int
     size: tuple[int, ...]
-    stride: Strides
+    stride: tuple[int, ...]
 
     @staticmethod
     def of(view: Tensor) -> Region:

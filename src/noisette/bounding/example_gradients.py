@@ -82,12 +82,11 @@ def _apply_rules(
 
 
 def _operands_of(use: Use, arguments: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Each recorded weight of the use with the name of the argument that it is, or that holds it."""
+    """Each place of a weight among the arguments: the argument's name, and the weight that it is or holds."""
     found = []
-    for _, weight in use.weights:
-        for operand, value in arguments.items():
-            if value is weight or (type(value) in (list, tuple) and any(item is weight for item in value)):
-                found.append((operand, weight))
+    for operand, value in arguments.items():
+        held = value if type(value) in (list, tuple) else [value]
+        found += [(operand, weight) for weight in use.weights if any(item is weight for item in held)]
     return found
 
 

@@ -134,7 +134,7 @@ class Outer:
         if self._keeps_explicit:
             return _square_sums(self._explicit)
         if t * t <= o * i:
-            return gram_product(self.gram_left(), self.gram_right())
+            return gram_product(*(torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)))
         return torch.cat([_square_sums(part.explicit()) for part in self._parts(b)]) if b else self.left.new_zeros(0)
 
     def _parts(self, b: int) -> list[Outer]:
@@ -142,12 +142,6 @@ class Outer:
         (_, t, o), i = self.left.shape, self.right.shape[2]
         size = max(1, b * t * (o + i) // (o * i))
         return [Outer(x, y) for x, y in zip(self.left.split(size), self.right.split(size), strict=True)]
-
-    def gram_left(self) -> Tensor:
-        return torch.bmm(self.left, self.left.transpose(1, 2))
-
-    def gram_right(self) -> Tensor:
-        return torch.bmm(self.right, self.right.transpose(1, 2))
 
     def explicit(self) -> Tensor:
         # Not the kept one: its memory is used again, and what is handed out here may be kept by others.
@@ -174,10 +168,6 @@ class Rows:
     ids: Tensor  # (b, t), -1 where nothing is touched
     rows: Tensor  # (b, t, i), zero where nothing is touched
     table: torch.Size
-
-    def gram_ids(self) -> Tensor:
-        """1 where two positions name the same row."""
-        return (self.ids.unsqueeze(2) == self.ids.unsqueeze(1)).to(self.rows.dtype)
 
     def squared_norms(self) -> Tensor:
         # An example whose ids repeat has the sum of its rows there, so norms are taken after adding equal ids up.
@@ -211,12 +201,14 @@ class Total:
     parts: tuple[ExampleGradients, ...]
 
     def squared_norms(self) -> Tensor:
-        factored = [part for part in self.parts if isinstance(part, Outer | Rows)]
-        if len(factored) < len(self.parts):
-            return _square_sums(self.explicit())
-        total = sum(part.squared_norms() for part in factored)
-        pairs = [(p, q) for k, p in enumerate(factored) for q in factored[k + 1 :]]
-        return torch.as_tensor(total + 2 * sum(_inner(p, q) for p, q in pairs)).clamp(min=0)
+        match self.parts:
+            case (Rows() as rows, Outer() as outer) | (Outer() as outer, Rows() as rows):
+                apart = rows.squared_norms() + outer.squared_norms()
+                # Where the two cancel, rounding can hide as much as it does in a Gram product.
+                slack = _GRAM_SLACK * torch.finfo(apart.dtype).eps * apart
+                return (apart + 2 * _inner(rows, outer)).clamp(min=0) + slack
+            case _:
+                return _square_sums(self.explicit())
 
     def explicit(self) -> Tensor:
         return torch.stack([part.explicit() for part in self.parts]).sum(0)
@@ -235,16 +227,12 @@ def gram_product(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum((1, 2)).clamp(min=0) + slack * diagonal
 
 
-def _inner(p: Outer | Rows, q: Outer | Rows) -> Tensor:
-    """Inner product of two gradients of each example, shape (b,), without forming either."""
-    if isinstance(p, Outer) and isinstance(q, Rows):
-        p, q = q, p
-    if isinstance(p, Rows) and isinstance(q, Outer):
-        # <row id_s of G_q, rows_s> with G_q = sum_t left_t right_t^T, so row id_s is sum_t left_t[id_s] right_t.
-        index = p.ids.clamp(min=0).unsqueeze(1).expand(-1, q.positions, -1)
-        picked = q.left.gather(2, index)  # (b, t, s)
-        return (picked * torch.bmm(q.right, p.rows.transpose(1, 2))).sum((1, 2))
-    raise TypeError(f"no inner product between {type(p).__name__} and {type(q).__name__}")
+def _inner(rows: Rows, outer: Outer) -> Tensor:
+    """Inner product of the two gradients of each example, shape (b,), without forming either."""
+    # <row id_s of G, rows_s> with G = sum_t left_t right_t^T, whose row id_s is sum_t left_t[id_s] right_t.
+    index = rows.ids.clamp(min=0).unsqueeze(1).expand(-1, outer.positions, -1)
+    picked = outer.left.gather(2, index)  # (b, t, s)
+    return (picked * torch.bmm(outer.right, rows.rows.transpose(1, 2))).sum((1, 2))
 
 
 def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
