@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -149,13 +150,13 @@ def test_examples_on_the_second_axis_are_refused() -> None:
 class Doubled:
     """An engine that adds up twice what it has clipped."""
 
-    def clipped_sum(self, losses, record, parameters, factors):
-        return {name: 2 * g for name, g in BookKeeping().clipped_sum(losses, record, parameters, factors).items()}
+    def clipped_sum(self, losses, record, parameters, clipping):
+        return {name: 2 * g for name, g in BookKeeping().clipped_sum(losses, record, parameters, clipping).items()}
 
 
 class Unclipped:
-    def clipped_sum(self, losses, record, parameters, factors):
-        return BookKeeping().clipped_sum(losses, record, parameters, torch.ones_like)
+    def clipped_sum(self, losses, record, parameters, clipping):
+        return BookKeeping().clipped_sum(losses, record, parameters, replace(clipping, factors=torch.ones_like))
 
 
 @pytest.mark.parametrize("engine", [Doubled(), Unclipped()], ids=lambda e: type(e).__name__)

@@ -177,10 +177,10 @@ def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
 def batch_clipped(patch: pytest.MonkeyPatch) -> None:
     """The sum of a batch is clipped, not each example."""
 
-    def clipped_sum(self, losses, record, parameters, factors):
+    def clipped_sum(self, losses, record, parameters, clipping):
         sums = torch.autograd.grad(losses.sum(), list(parameters.values()))
-        norm = torch.cat([g.flatten() for g in sums]).norm().unsqueeze(0)
-        return {name: g * factors(norm) for name, g in zip(parameters, sums, strict=True)}
+        norm = torch.cat([g.flatten() for g in sums]).norm().view(1, 1)
+        return {name: g * clipping.factors(norm)[0] for name, g in zip(parameters, sums, strict=True)}
 
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 
@@ -188,8 +188,8 @@ def batch_clipped(patch: pytest.MonkeyPatch) -> None:
 def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
     real = BookKeeping.clipped_sum
 
-    def clipped_sum(self, losses, record, parameters, factors):
-        return {name: 1.4 * g for name, g in real(self, losses, record, parameters, factors).items()}
+    def clipped_sum(self, losses, record, parameters, clipping):
+        return {name: 1.4 * g for name, g in real(self, losses, record, parameters, clipping).items()}
 
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 

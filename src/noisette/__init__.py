@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from noisette.private_run import PrivateRun as PrivateRun
     from noisette.private_run import privatize as privatize
     from noisette.release import GaussianRelease as GaussianRelease
+    from noisette.rules import rule as rule
 
 _ROOMS = {
     "BookKeeping": "bounding",
@@ -42,6 +43,7 @@ _ROOMS = {
     "explain": "explanation",
     "noise_multiplier_for": "accounting",
     "privatize": "private_run",
+    "rule": "rules",
 }
 __all__ = list(_ROOMS)  # pyright: ignore[reportUnsupportedDunderAll]
 __version__ = "0.1.0"

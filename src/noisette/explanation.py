@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from noisette.preflight import mixing_modules
-from noisette.rules import find_rule, named_arguments, operation_name
-from noisette.tape import Tape, uncovered_parameters
+from noisette.rules import find_rule, named_arguments, operation_name, rewrites
+from noisette.tape import Tape, follow
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def explain(model: nn.Module, *inputs: Any) -> Explanation:
     >>> [(use.parameter, use.rule) for use in report.uses]
     [('weight', 'linear_weight'), ('bias', 'linear_bias')]
     """
-    tape = Tape(model)
+    tape = Tape(model, rewrites())
     try:
         with torch.enable_grad():
             output = model(*inputs)
@@ -100,5 +100,5 @@ def _stray(output: Any, tape: Tape) -> list[str]:
     total = torch.stack([leaf.sum() for leaf in leaves]).sum()
     return [
         f"{name}: reaches the output by an operation that was not seen (a custom autograd function or an extension)"
-        for name in uncovered_parameters(total, tape.record, tape.parameters)
+        for name in follow(total, tape.record, tape.parameters).uncovered
     ]

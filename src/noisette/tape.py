@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,10 +30,17 @@ class Use:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     weights: tuple[Tensor, ...]  # each once
-    output: GradientEdge
-    dtype: torch.dtype  # of the output
+    outputs: tuple[GradientEdge | None, ...]  # None where no gradient can arrive
+    several: bool  # the operation returned more than one value
+    axes: int  # of its first output
+    dtype: torch.dtype  # of its first output
     upstream: tuple[Any, ...]  # graph nodes of the data arguments: where the rest of the model lies
     versions: tuple[tuple[Tensor, int], ...]  # the data arguments as they were
+
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """The outputs that a gradient can arrive at."""
+        return [edge for edge in self.outputs if edge is not None]
 
     def check_unchanged(self) -> None:
         """The data this use saw still holds the same values.
@@ -67,6 +74,11 @@ class Record:
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     outputs: list[GradientEdge] = field(default_factory=list)  # of the root module
+    examples: Sequence[Any] = ()  # where each use holds its examples, once that is known
+
+    def copy(self) -> Record:
+        """The same record, for a second backward pass."""
+        return replace(self, uses=list(self.uses))
 
 
 class Tape:
@@ -74,10 +86,16 @@ class Tape:
 
     The module stays as it is: two hooks on its root open and close the recording. A deep copy of the module is an
     ordinary module that records nothing.
+
+    Args:
+        root: the module to record.
+        rewrites: for an operation that hides its steps, a function that takes them one by one. It runs in the
+            operation's place while that uses a weight, unless it returns ``NotImplemented``.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, rewrites: Mapping[Operation, Operation]) -> None:
         self.root = root
+        self._rewrites = rewrites
         self.parameters = {name: p for name, p in root.named_parameters() if p.requires_grad}
         self.record = Record()
         self._depth = 0
@@ -105,7 +123,7 @@ class Tape:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
-        self._recorder = _Recorder(self.record, self.parameters.values(), _constants(self.root))
+        self._recorder = _Recorder(self.record, self.parameters.values(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
 
     def shut(self, output: object) -> None:
@@ -167,9 +185,16 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
 class _Recorder(TorchFunctionMode):
     """Sees every torch call of one forward pass and files it as a use, a derived weight, a constant or plain data."""
 
-    def __init__(self, record: Record, weights: Iterable[Tensor], constants: Iterable[Tensor]) -> None:
+    def __init__(
+        self,
+        record: Record,
+        weights: Iterable[Tensor],
+        constants: Iterable[Tensor],
+        rewrites: Mapping[Operation, Operation],
+    ) -> None:
         super().__init__()
         self._record = record
+        self._rewrites = rewrites
         # Values keep their tensors alive, so that an identity is never reused within the pass.
         self._weights: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {id(p): (p, (p,)) for p in weights}
         self._constants = {id(tensor): tensor for tensor in constants}
@@ -192,6 +217,11 @@ class _Recorder(TorchFunctionMode):
             elif args and id(args[0]) in self._constants:
                 del self._constants[id(args[0])]  # data may have been written into it
             return output
+        if data and (taken_apart := self._rewrites.get(func)):
+            with self:
+                output = taken_apart(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
         upstream = tuple(tensor.grad_fn for tensor in data if tensor.grad_fn is not None)
         output = func(*args, **kwargs)
         if data:
@@ -233,10 +263,13 @@ class _Recorder(TorchFunctionMode):
         output: object,
     ) -> None:
         versions = tuple((tensor, tensor._version) for tensor in data if not tensor.is_inference())
-        for tensor in _outputs(output):
-            if tensor.requires_grad:
-                edge = get_gradient_edge(tensor)
-                self._record.uses.append(Use(func, args, kwargs, weights, edge, tensor.dtype, upstream, versions))
+        tensors = list(_outputs(output))
+        edges = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors)
+        if any(edges):
+            first, several = tensors[0], not isinstance(output, Tensor)
+            self._record.uses.append(
+                Use(func, args, kwargs, weights, edges, several, first.dim(), first.dtype, upstream, versions)
+            )
 
 
 def _outputs(output: object) -> Iterator[Tensor]:
@@ -246,29 +279,45 @@ def _outputs(output: object) -> Iterator[Tensor]:
         yield from (tensor for tensor in output if isinstance(tensor, Tensor))
 
 
-def uncovered_parameters(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> list[str]:
-    """Names of trainable parameters that reach the losses by a way which no recorded use accounts for.
+@dataclass(frozen=True)
+class Paths:
+    """What the way from the losses down to the parameters meets."""
 
-    Walks the autograd graph from the losses. At the output of a use the walk goes on at its data arguments, so a
-    parameter is met only where the tape did not see it at work.
+    uncovered: list[str]  # names of trainable parameters reached by a way that no recorded use accounts for
+    passed: set[Any]  # graph nodes of the uses that lie above another use
+
+
+def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> Paths:
+    """Walk the autograd graph from the losses to its leaves.
+
+    At the output of a use the walk goes on at its data arguments, so a parameter is met only where the tape did not
+    see it at work.
     """
     names = {id(p): name for name, p in parameters.items()}
     upstream: dict[Any, list[Any]] = {}
     for use in record.uses:
-        upstream.setdefault(use.output.node, []).extend(use.upstream)
-    found: set[str] = set()
-    seen: set[Any] = set()
+        for edge in use.edges:
+            upstream.setdefault(edge.node, []).extend(use.upstream)
+    uncovered: set[str] = set()
+    passed: set[Any] = set()
+    leads: dict[Any, bool] = {}  # whether a use lies at or below a node; False while it is not known yet
     stack = [losses.grad_fn]
     while stack:
-        node = stack.pop()
-        if node is None or node in seen:
+        node = stack[-1]
+        if node is None or leads.get(node):
+            stack.pop()
             continue
-        seen.add(node)
-        if node in upstream:
-            stack.extend(upstream[node])
+        below = upstream[node] if node in upstream else [child for child, _ in node.next_functions]
+        if node not in leads:
+            leads[node] = False
+            stack += [child for child in below if child is not None and child not in leads]
             continue
+        stack.pop()
+        reaches = any(leads.get(child, False) for child in below)
+        leads[node] = reaches or node in upstream
+        if node in upstream and reaches:
+            passed.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) in names:
-            found.add(names[id(variable)])
-        stack.extend(next_node for next_node, _ in node.next_functions)
-    return sorted(found)
+            uncovered.add(names[id(variable)])
+    return Paths(sorted(uncovered), passed)

@@ -31,7 +31,7 @@ def measured(
     clip = PerExampleClip(model, bound, engine=engine)
     norms: list[Tensor] = []
     factors = clip._factors
-    clip._factors = lambda n: (norms.append(n), factors(n))[1]
+    clip._factors = lambda n: (norms.append(n.flatten()), factors(n))[1]
     try:
         clip.backward(loss(model, *inputs))
         [total] = clip.take()

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noisette.rules import conv
+from noisette.rules import Examples, conv
 from noisette.rules.conv import Kernel, conv_bias, conv_weight
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
@@ -36,12 +36,12 @@ def check_conv(x: Tensor, w: Tensor, bias: Tensor, **numbers: object) -> None:
     operation = torch.conv1d if w.dim() == 3 else torch.conv2d
     dy = torch.randn_like(operation(x, w, bias, **numbers))
     truth = by_autograd(lambda v: operation(x, v, bias, **numbers), w, dy, len(x))
-    check_form(conv_weight(len(x), dy, x, w, bias, **numbers), truth)
+    check_form(conv_weight(Examples(len(x)), dy, x, w, bias, **numbers), truth)
     check_form(
-        conv_bias(len(x), dy, x, w, bias, **numbers),
+        conv_bias(Examples(len(x)), dy, x, w, bias, **numbers),
         by_autograd(lambda v: operation(x, w, v, **numbers), bias, dy, len(x)),
     )
-    form = conv_weight(len(x), dy, x, w, bias, **numbers)
+    form = conv_weight(Examples(len(x)), dy, x, w, bias, **numbers)
     assert isinstance(form, Kernel)
     weights = torch.linspace(-1, 2, len(x), dtype=x.dtype)
     for keep in (0, 10**9):  # none of the plans that keep explicit gradients, then all of them
@@ -159,10 +159,10 @@ def test_measured_choice_is_exact() -> None:
 
 
 def test_gram_plans_stop_at_many_places() -> None:
-    form = conv_weight(1, torch.zeros(1, 1, 40, 40), torch.zeros(1, 1, 40, 40), torch.zeros(1, 1, 1, 1), None)
+    form = conv_weight(Examples(1), torch.zeros(1, 1, 40, 40), torch.zeros(1, 1, 40, 40), torch.zeros(1, 1, 1, 1), None)
     assert not any(name.startswith("gram") for name in form._plans())
 
 
 def test_folded_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="batch of 6 images is not the batch of 3"):
-        conv_weight(3, double(6, 3, 4, 4), double(6, 2, 4, 4), double(3, 2, 1, 1), None)
+    with pytest.raises(ValueError, match="batch of 6 is not the batch of 3"):
+        conv_weight(Examples(3), double(6, 3, 4, 4), double(6, 2, 4, 4), double(3, 2, 1, 1), None)

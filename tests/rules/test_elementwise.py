@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from noisette.rules import find_rule, named_arguments
+from noisette.rules._examples import Examples
 from noisette.rules.elementwise import reduced
 from rule_oracle import by_autograd, check_form, double
 
@@ -38,7 +39,7 @@ def test_either_operand(operation: Callable[[Tensor, Tensor], Tensor], shape: tu
     ):
         rule = find_rule(operation, operand)
         assert rule is not None
-        check_form(rule(B, dy, **named_arguments(operation, pair, {})), by_autograd(of, p, dy, B))
+        check_form(rule(Examples(B), dy, **named_arguments(operation, pair, {})), by_autograd(of, p, dy, B))
 
 
 @pytest.mark.parametrize("operation", [torch.add, torch.sub])
@@ -48,18 +49,18 @@ def test_alpha(operation: Callable[..., Tensor]) -> None:
         ("other", (x, p), lambda v: operation(x, v, alpha=-2.5)),
         ("input", (p, x), lambda v: operation(v, x, alpha=-2.5)),
     ):
-        form = find_rule(operation, operand)(B, dy, *pair, alpha=-2.5)
+        form = find_rule(operation, operand)(Examples(B), dy, *pair, alpha=-2.5)
         check_form(form, by_autograd(of, p, dy, B))
 
 
 def test_positions_folded_into_the_example_axis() -> None:
     x, p, dy = double(B * 3, 5), double(5), double(B * 3, 5)
-    check_form(find_rule(torch.mul, "other")(B, dy, x, p), by_autograd(lambda v: x * v, p, dy, B))
+    check_form(find_rule(torch.mul, "other")(Examples(B), dy, x, p), by_autograd(lambda v: x * v, p, dy, B))
 
 
 def test_output_with_more_axes_than_the_data() -> None:
     """A parameter that moves the examples off the first axis is refused."""
     with pytest.raises(ValueError, match="first axis"):
-        reduced(B, double(1, B, 5), double(1, 1, 5))
+        reduced(Examples(B), double(1, B, 5), double(1, 1, 5))
     with pytest.raises(ValueError, match=f"meets the {B} examples"):
-        reduced(B, double(7, B, 5), double(7, 1, 5))
+        reduced(Examples(B), double(7, B, 5), double(7, 1, 5))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from noisette.rules._examples import Examples
 from noisette.rules.embedding import embedding_weight
 from rule_oracle import by_autograd, check_form, double
 
@@ -23,7 +24,7 @@ def test_embedding(shape: tuple[int, ...], padding: int | None, kind: torch.dtyp
     ids = ids.to(kind)
     w, dy = double(9, 5), double(B, *shape, 5)
     truth = by_autograd(lambda v: F.embedding(ids, v, padding), w, dy, B)
-    check_form(embedding_weight(B, dy, ids, w, padding), truth)
+    check_form(embedding_weight(Examples(B), dy, ids, w, padding), truth)
     if padding is not None:
         assert not truth[-1].any()
 
@@ -31,6 +32,6 @@ def test_embedding(shape: tuple[int, ...], padding: int | None, kind: torch.dtyp
 def test_settings_that_look_at_the_whole_batch_are_refused() -> None:
     ids, w, dy = torch.zeros(B, 2).long(), double(9, 5), double(B, 2, 5)
     with pytest.raises(ValueError, match="max_norm"):
-        embedding_weight(B, dy, ids, w, max_norm=1.0)
+        embedding_weight(Examples(B), dy, ids, w, max_norm=1.0)
     with pytest.raises(ValueError, match="scale_grad_by_freq"):
-        embedding_weight(B, dy, ids, w, scale_grad_by_freq=True)
+        embedding_weight(Examples(B), dy, ids, w, scale_grad_by_freq=True)

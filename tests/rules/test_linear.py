@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from noisette.rules import find_rule
+from noisette.rules._examples import Examples
 from noisette.rules.linear import addmm_bias, addmm_weight, linear_bias, linear_weight, matmul_right
 from rule_oracle import by_autograd, check_form, double
 
@@ -17,26 +18,26 @@ AXES = [(), (3,), (2, 3)]
 @pytest.mark.parametrize("between", AXES)
 def test_linear(between: tuple[int, ...]) -> None:
     x, w, bias, dy = double(B, *between, 5), double(6, 5), double(6), double(B, *between, 6)
-    check_form(linear_weight(B, dy, x, w, bias), by_autograd(lambda v: F.linear(x, v, bias), w, dy, B))
-    check_form(linear_bias(B, dy, x, w, bias), by_autograd(lambda v: F.linear(x, w, v), bias, dy, B))
+    check_form(linear_weight(Examples(B), dy, x, w, bias), by_autograd(lambda v: F.linear(x, v, bias), w, dy, B))
+    check_form(linear_bias(Examples(B), dy, x, w, bias), by_autograd(lambda v: F.linear(x, w, v), bias, dy, B))
 
 
 def test_positions_folded_into_the_example_axis() -> None:
     x, w, bias, dy = double(B * 3, 5), double(6, 5), double(6), double(B * 3, 6)
-    check_form(linear_weight(B, dy, x, w, bias), by_autograd(lambda v: F.linear(x, v), w, dy, B))
-    check_form(linear_bias(B, dy, x, w, bias), by_autograd(lambda v: F.linear(x, w, v), bias, dy, B))
+    check_form(linear_weight(Examples(B), dy, x, w, bias), by_autograd(lambda v: F.linear(x, v), w, dy, B))
+    check_form(linear_bias(Examples(B), dy, x, w, bias), by_autograd(lambda v: F.linear(x, w, v), bias, dy, B))
 
 
 @pytest.mark.parametrize("between", AXES)
 def test_matrix_product(between: tuple[int, ...]) -> None:
     x, w, dy = double(B, *between, 5), double(5, 6), double(B, *between, 6)
-    check_form(matmul_right(B, dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
+    check_form(matmul_right(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
 
 
 @pytest.mark.parametrize("between", AXES)
 def test_matrix_product_with_a_vector(between: tuple[int, ...]) -> None:
     x, w, dy = double(B, *between, 5), double(5), double(B, *between)
-    check_form(matmul_right(B, dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
+    check_form(matmul_right(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
 
 
 def test_matrix_product_with_a_stack_is_refused() -> None:
@@ -51,10 +52,12 @@ def test_addmm(shape: tuple[int, ...], alpha: float, beta: float) -> None:
     bias, x, w, dy = double(*shape), double(B, 5), double(5, 6), double(B, 6)
     numbers = {"alpha": alpha, "beta": beta}
     check_form(
-        addmm_weight(B, dy, bias, x, w, **numbers), by_autograd(lambda v: torch.addmm(bias, x, v, **numbers), w, dy, B)
+        addmm_weight(Examples(B), dy, bias, x, w, **numbers),
+        by_autograd(lambda v: torch.addmm(bias, x, v, **numbers), w, dy, B),
     )
     check_form(
-        addmm_bias(B, dy, bias, x, w, **numbers), by_autograd(lambda v: torch.addmm(v, x, w, **numbers), bias, dy, B)
+        addmm_bias(Examples(B), dy, bias, x, w, **numbers),
+        by_autograd(lambda v: torch.addmm(v, x, w, **numbers), bias, dy, B),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.nn.functional as F
 
+from noisette.rules._examples import Examples
 from noisette.rules.normalization import (
     batch_norm_bias,
     batch_norm_weight,
@@ -25,11 +26,11 @@ def test_layer_norm(between: tuple[int, ...], axes: tuple[int, ...]) -> None:
     x, w, bias = double(B, *between, *axes), double(*axes), double(*axes)
     dy = double(*x.shape)
     check_form(
-        layer_norm_weight(B, dy, x, axes, w, bias, 0.1),
+        layer_norm_weight(Examples(B), dy, x, axes, w, bias, 0.1),
         by_autograd(lambda v: F.layer_norm(x, axes, v, bias, 0.1), w, dy, B),
     )
     check_form(
-        layer_norm_bias(B, dy, x, axes, w, bias, 0.1),
+        layer_norm_bias(Examples(B), dy, x, axes, w, bias, 0.1),
         by_autograd(lambda v: F.layer_norm(x, axes, w, v, 0.1), bias, dy, B),
     )
 
@@ -39,7 +40,9 @@ def test_layer_norm(between: tuple[int, ...], axes: tuple[int, ...]) -> None:
 def test_rms_norm(between: tuple[int, ...], eps: float | None) -> None:
     x, w = double(B, *between, 5), double(5)
     dy = double(*x.shape)
-    check_form(rms_norm_weight(B, dy, x, (5,), w, eps), by_autograd(lambda v: F.rms_norm(x, (5,), v, eps), w, dy, B))
+    check_form(
+        rms_norm_weight(Examples(B), dy, x, (5,), w, eps), by_autograd(lambda v: F.rms_norm(x, (5,), v, eps), w, dy, B)
+    )
 
 
 @pytest.mark.parametrize("places", [(), (7,), (3, 2)])
@@ -48,11 +51,11 @@ def test_group_norm(places: tuple[int, ...], groups: int) -> None:
     x, w, bias = double(B, 6, *places), double(6), double(6)
     dy = double(*x.shape)
     check_form(
-        group_norm_weight(B, dy, x, groups, w, bias, 0.1),
+        group_norm_weight(Examples(B), dy, x, groups, w, bias, 0.1),
         by_autograd(lambda v: F.group_norm(x, groups, v, bias, 0.1), w, dy, B),
     )
     check_form(
-        group_norm_bias(B, dy, x, groups, w, bias, 0.1),
+        group_norm_bias(Examples(B), dy, x, groups, w, bias, 0.1),
         by_autograd(lambda v: F.group_norm(x, groups, w, v, 0.1), bias, dy, B),
     )
 
@@ -62,11 +65,11 @@ def test_batch_norm_with_fixed_statistics(places: tuple[int, ...]) -> None:
     x, w, bias, mean, variance = double(B, 6, *places), double(6), double(6), double(6), double(6).square() + 0.1
     dy = double(*x.shape)
     check_form(
-        batch_norm_weight(B, dy, x, mean, variance, w, bias, False, 0.1, 0.2),
+        batch_norm_weight(Examples(B), dy, x, mean, variance, w, bias, False, 0.1, 0.2),
         by_autograd(lambda v: F.batch_norm(x, mean, variance, v, bias, False, 0.1, 0.2), w, dy, B),
     )
     check_form(
-        batch_norm_bias(B, dy, x, mean, variance, w, bias, False, 0.1, 0.2),
+        batch_norm_bias(Examples(B), dy, x, mean, variance, w, bias, False, 0.1, 0.2),
         by_autograd(lambda v: F.batch_norm(x, mean, variance, w, v, False, 0.1, 0.2), bias, dy, B),
     )
 
@@ -75,4 +78,4 @@ def test_batch_norm_with_fixed_statistics(places: tuple[int, ...]) -> None:
 def test_batch_norm_over_the_batch_is_refused(operand: object) -> None:
     x, w, bias = double(B, 6), double(6), double(6)
     with pytest.raises(ValueError, match="mix examples"):
-        operand(B, x, x, None, None, w, bias, True)  # type: ignore[operator]
+        operand(Examples(B), x, x, None, None, w, bias, True)  # type: ignore[operator]

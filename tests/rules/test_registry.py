@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.rules import find_rule, named_arguments, operation_name, rule
-from noisette.rules._registry import examples_first, operands
+from noisette.rules import Examples, find_rule, named_arguments, operation_name, rule
+from noisette.rules._registry import operands
 from noisette.rules.linear import linear_weight
 
 
@@ -36,7 +36,7 @@ def test_a_registered_rule_is_found_and_used() -> None:
     from noisette import PerExampleClip
     from noisette.rules import Dense, _registry
 
-    def hypot_other(b: int, dy: Tensor, input: Tensor, other: Tensor) -> Dense:
+    def hypot_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> Dense:
         return Dense(dy * other / torch.hypot(input, other))
 
     model = torch.nn.Module()
@@ -67,10 +67,3 @@ def test_operation_names_are_readable() -> None:
     assert operation_name(torch.nn.functional.linear) == "linear"
     assert operation_name(torch.prelu) == "prelu"
     assert operation_name(torch.Tensor.add) in ("Tensor.add", "TensorBase.add")
-
-
-def test_examples_first() -> None:
-    assert examples_first(3, torch.zeros(6, 5)).shape == (3, 2, 5)
-    for b, shape in ((4, (6, 5)), (0, (6,)), (2, ())):
-        with pytest.raises(ValueError, match="does not hold"):
-            examples_first(b, torch.zeros(shape))

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from noisette import _check
 from noisette.bounding.base import BoundedSum
-from noisette.bounding.engines import BookKeeping, Engine
+from noisette.bounding.engines import BookKeeping, Clipping, Engine
 from noisette.bounding.losses import check_independent, check_one_per_example
 from noisette.errors import PrivacyRefusal
+from noisette.rules import rewrites
 from noisette.tape import Record, Tape
 
 # Norms carry rounding errors; clipping to a hair below C keeps the true norm within C.
@@ -51,7 +52,7 @@ class PerExampleClip:
         self.model = model
         self.max_grad_norm = float(max_grad_norm)
         self.engine: Engine = engine if engine is not None else BookKeeping()
-        self._tape = Tape(model)
+        self._tape = Tape(model, rewrites())
         self._pending: dict[str, Tensor] = {}
         self._checked_losses: set[str] = set()
         if not self._tape.parameters:
@@ -85,7 +86,8 @@ class PerExampleClip:
             )
         self._check_kind_once(losses, record)
         with _full_precision(losses.device.type):
-            sums = self.engine.clipped_sum(losses, record, self.parameters, self._factors)
+            clipping = Clipping([list(self.parameters)], self._factors)
+            sums = self.engine.clipped_sum(losses, record, self.parameters, clipping)
         for name, total in sums.items():
             # Pieces of one batch meet in double precision, so that their order and number hardly matter.
             held = self._pending.get(name)

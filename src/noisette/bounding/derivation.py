@@ -173,9 +173,9 @@ def _is_expansion(weight: DerivedWeight) -> bool:
 
 def _summed_to(source: Tensor, form: PerExampleRow) -> Dense:
     """What reaches a tensor that was expanded to the batch: row i summed over the other axes that were expanded."""
-    shape = (1,) * (form.rows.dim() - source.dim()) + tuple(source.shape)
-    axes = [axis for axis in range(1, form.rows.dim()) if shape[axis] == 1 and form.rows.shape[axis] > 1]
-    rows = form.rows.sum(axes, keepdim=True) if axes else form.rows
+    aligned = [1] * (form.rows.dim() - source.dim()) + list(source.shape)
+    del aligned[form.axis]  # the rows hold it first
+    rows = form.rows.sum_to_size(form.rows.shape[0], *aligned)
     return Dense(rows.reshape(rows.shape[0], *source.shape))
 
 
@@ -186,7 +186,7 @@ def _embedded_rows(weight: DerivedWeight, form: ExampleGradients) -> tuple[Tenso
     if not isinstance(table, torch.nn.Parameter):
         return None
     if isinstance(form, PerExampleRow):
-        b, each = form.rows.shape[0], ids[form.examples]
+        b, each = form.rows.shape[0], ids.movedim(form.axis, 0)[form.examples]
         gradients = form.rows
     else:
         gradients = form.explicit()

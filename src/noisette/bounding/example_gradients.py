@@ -2,108 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from noisette.bounding.activations import visit_output_gradients
 from noisette.bounding.derivation import onto_parameters
 from noisette.errors import MissingRule, PrivacyRefusal
-from noisette.rules import ExampleGradients, find_rule, named_arguments, operation_name
-from noisette.tape import Record, Use, uncovered_parameters
+from noisette.rules import ExampleGradients, Examples, add, find_rule, named_arguments, operation_name
+from noisette.tape import Record, Use, follow
+
+Settle = Callable[[str, ExampleGradients], None]  # name of a parameter, all of its per-example gradients
 
 
 def example_gradients(
-    losses: Tensor, record: Record, parameters: Mapping[str, Tensor], *, retain_graph: bool = False
-) -> dict[str, ExampleGradients]:
-    """Per-example gradients of each parameter that these losses depend on, from one backward pass.
+    losses: Tensor,
+    record: Record,
+    parameters: Mapping[str, Tensor],
+    settle: Settle,
+    *,
+    retain_graph: bool = False,
+) -> None:
+    """Hand each parameter's per-example gradients to ``settle``, once, as soon as they are complete.
 
-    The pass computes gradients of activations only; no weight gradient is formed in it.
+    One backward pass computes gradients of activations only; no weight gradient is formed in it.
 
     Raises:
         MissingRule: an operation has no rule for the parameter it uses; all such uses are listed.
         PrivacyRefusal: a parameter reaches the losses outside the recorded forward pass.
     """
-    if stray := uncovered_parameters(losses, record, parameters):
+    paths = follow(losses, record, parameters)
+    if paths.uncovered:
         raise PrivacyRefusal(
-            f"{len(stray)} parameters reach the losses by a way that was not recorded: {', '.join(stray)}. "
-            "Compute the losses from a call of the module itself, with no penalty on its parameters added "
-            "(weight decay belongs to the optimizer)."
+            f"{len(paths.uncovered)} parameters reach the losses by a way that was not recorded: "
+            f"{', '.join(paths.uncovered)}. Compute the losses from a call of the module itself, with no penalty on "
+            "its parameters added (weight decay belongs to the optimizer)."
         )
-    uses = record.uses
-    if not uses:
-        return {}
-    arriving = torch.autograd.grad(
-        losses,
-        [use.output for use in uses],
-        grad_outputs=torch.ones_like(losses),
-        allow_unused=True,
-        retain_graph=retain_graph,
+    if not record.uses:
+        return
+    arrivals = _Arrivals(losses.shape[0], record, parameters, settle)
+    visit_output_gradients(
+        losses, torch.ones_like(losses), arrivals.uses, paths.passed, arrivals.visit, retain_graph=retain_graph
     )
-    reached = [(use, dy) for use, dy in zip(uses, arriving, strict=True) if dy is not None]
-    gradients = _apply_rules(losses.shape[0], reached, _names(record, parameters))
-    names = {id(p): name for name, p in parameters.items()}
-    return {names[id(p)]: form for p, form in onto_parameters(gradients, record.derived)}
+    arrivals.finish()
 
 
-def _names(record: Record, parameters: Mapping[str, Tensor]) -> dict[int, str]:
-    """What to call each weight in a message."""
-    names = {id(p): name for name, p in parameters.items()}
-    derived = {
-        key: f"a weight derived from {', '.join(names[id(p)] for p in weight.parents)}"
-        for key, weight in record.derived.items()
-    }
-    return derived | names
+class _Arrivals:
+    """Collects the gradients that reach each parameter, and settles it when the last one has come.
+
+    A use, and the activations it holds, is let go once its gradient has come; the record is left without uses.
+    """
+
+    def __init__(self, b: int, record: Record, parameters: Mapping[str, Tensor], settle: Settle) -> None:
+        self.uses = dict(enumerate(record.uses))
+        self._derived = record.derived
+        self._examples = record.examples or [Examples(b)] * len(record.uses)
+        self._settle = settle
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._problems: list[str] = []
+        # Uses of a parameter that have not come yet; one that other weights come from is settled last.
+        self._awaited = Counter(id(weight) for use in record.uses for weight in use.weights)
+        self._late = {id(p) for weight in record.derived.values() for p in weight.parents}
+        record.uses.clear()
+        self._held: dict[int, list[tuple[Tensor, ExampleGradients]]] = {}
+
+    def visit(self, k: int, dy: Any) -> None:
+        use = self.uses.pop(k)
+        use.check_unchanged()
+        with torch.no_grad():
+            for weight, form in self._apply_rules(self._examples[k], dy, use):
+                self._held.setdefault(id(weight), []).append((weight, form))
+            for weight in use.weights:
+                self._awaited[id(weight)] -= 1
+                if not self._awaited[id(weight)] and id(weight) in self._names and id(weight) not in self._late:
+                    self._settle_now(weight)
+
+    def _settle_now(self, weight: Tensor) -> None:
+        if held := self._held.pop(id(weight), []):
+            self._settle(self._names[id(weight)], add([form for _, form in held]))
+
+    def finish(self) -> None:
+        """Settle what is left: parameters that other weights come from, and those with uses that no loss reached."""
+        if problems := list(dict.fromkeys(self._problems)):
+            listed = "\n  ".join(problems)
+            raise MissingRule(
+                f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
+                "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule "
+                "with noisette.rule, or use engine=noisette.Loop(), which needs no rules."
+            )
+        left = [pair for held in self._held.values() for pair in held]
+        with torch.no_grad():
+            for parameter, form in onto_parameters(left, self._derived):
+                self._settle(self._names[id(parameter)], form)
+
+    def _apply_rules(self, examples: Examples, dy: Any, use: Use) -> list[tuple[Tensor, ExampleGradients]]:
+        gradients: list[tuple[Tensor, ExampleGradients]] = []
+        arguments = named_arguments(use.operation, use.args, use.kwargs)
+        for operand, value in arguments.items():
+            weights = _weights_in(value, use.weights)
+            if not weights:
+                continue
+            try:
+                forms = _apply_rule(examples, dy, use, operand, weights[0].dtype, arguments)
+                several = type(value) in (list, tuple)
+                pairs = zip(value, forms, strict=True) if several else [(value, forms)]
+                gradients += [(item, form) for item, form in pairs if any(item is weight for weight in weights)]
+            except ValueError as error:
+                self._problems += [
+                    f"{self._name(weight)}, {operand} of {operation_name(use.operation)}: {error}" for weight in weights
+                ]
+        return gradients
+
+    def _name(self, weight: Tensor) -> str:
+        """What to call a weight in a message."""
+        if id(weight) in self._names:
+            return self._names[id(weight)]
+        parents = self._derived[id(weight)].parents
+        return f"a weight derived from {', '.join(self._names[id(p)] for p in parents)}"
 
 
-def _apply_rules(
-    b: int, reached: list[tuple[Use, Tensor]], names: Mapping[int, str]
-) -> list[tuple[Tensor, ExampleGradients]]:
-    gradients: list[tuple[Tensor, ExampleGradients]] = []
-    problems: list[str] = []
-    with torch.no_grad():
-        for use, dy in reached:
-            use.check_unchanged()
-            arguments = named_arguments(use.operation, use.args, use.kwargs)
-            for operand, weight in _operands_of(use, arguments):
-                try:
-                    gradients.append((weight, _apply_rule(b, dy, use, operand, weight, arguments)))
-                except ValueError as error:
-                    problems.append(f"{names[id(weight)]}, {operand} of {operation_name(use.operation)}: {error}")
-    if problems := list(dict.fromkeys(problems)):
-        listed = "\n  ".join(problems)
-        raise MissingRule(
-            f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
-            "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule with "
-            "noisette.rules.rule, or use engine=noisette.Loop(), which needs no rules."
-        )
-    return gradients
-
-
-def _operands_of(use: Use, arguments: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Each place of a weight among the arguments: the argument's name, and the weight that it is or holds."""
-    found = []
-    for operand, value in arguments.items():
-        held = value if type(value) in (list, tuple) else [value]
-        found += [(operand, weight) for weight in use.weights if any(item is weight for item in held)]
-    return found
+def _weights_in(value: Any, weights: tuple[Tensor, ...]) -> list[Tensor]:
+    """The weights that an argument is or holds."""
+    held = value if type(value) in (list, tuple) else [value]
+    return [weight for weight in weights if any(item is weight for item in held)]
 
 
 def _apply_rule(
-    b: int, dy: Tensor, use: Use, operand: str, weight: Tensor, arguments: Mapping[str, Any]
-) -> ExampleGradients:
+    examples: Examples, dy: Any, use: Use, operand: str, dtype: torch.dtype, arguments: Mapping[str, Any]
+) -> Any:
     rule = find_rule(use.operation, operand)
-    if rule is None or arguments[operand] is not weight:
+    if rule is None:
         raise ValueError("no rule")
-    return rule(b, dy.to(weight.dtype), **_cast(arguments, weight.dtype))
+    return rule(examples, _cast(dy, dtype), **{name: _cast(value, dtype) for name, value in arguments.items()})
 
 
-def _cast(arguments: Mapping[str, Any], dtype: torch.dtype) -> Mapping[str, Any]:
-    """The arguments in the weight's own precision, which an autocast forward pass has left."""
-    other = {
-        name: value.to(dtype)
-        for name, value in arguments.items()
-        if isinstance(value, Tensor) and value.dtype is not dtype and value.is_floating_point()
-    }
-    return {**arguments, **other} if other else arguments
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """The value in the weight's own precision, which an autocast forward pass has left."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.dtype is not dtype and value.is_floating_point() else value
+    if type(value) in (list, tuple):
+        return type(value)(_cast(item, dtype) for item in value)
+    return value

@@ -5,9 +5,12 @@ from noisette.rules import elementwise as elementwise
 from noisette.rules import embedding as embedding
 from noisette.rules import linear as linear
 from noisette.rules import normalization as normalization
+from noisette.rules._examples import Examples as Examples
 from noisette.rules._registry import find_rule as find_rule
 from noisette.rules._registry import named_arguments as named_arguments
 from noisette.rules._registry import operation_name as operation_name
+from noisette.rules._registry import rewrite as rewrite
+from noisette.rules._registry import rewrites as rewrites
 from noisette.rules._registry import rule as rule
 from noisette.rules.gradients import Dense as Dense
 from noisette.rules.gradients import ExampleGradients as ExampleGradients

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
-
-from noisette.rules.gradients import ExampleGradients
-
 Operation = Callable[..., Any]
-Rule = Callable[..., ExampleGradients]
+Rule = Callable[..., Any]  # -> ExampleGradients, or a list of them for an operand that is a list
+Rewrite = Callable[..., Any]
 
 _RULES: dict[tuple[Operation, str], Rule] = {}
 _OPERANDS: dict[Operation, tuple[str, ...]] = {}
+_REWRITES: dict[Operation, Rewrite] = {}
 
 
-def rule(*operations: Operation, operand: str) -> Callable[[Rule], Rule]:
+def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Rule]:
     """Register the rule of one operand of these operations.
 
-    A rule is called as ``rule(b, dy, ...)`` with the number of examples, the gradient that arrives at the operation's
-    output, and then the operation's own arguments under its own names; it returns the gradients of ``operand``.
+    A rule is called as ``rule(examples, dy, ...)``: where the examples lie, the gradient that arrives at the
+    operation's output, and then the operation's own arguments under its own names; it returns the gradients of ``operand``. Where
+    the operation returns several tensors, ``dy`` is a tuple with ``None`` for those no loss depends on. Where the
+    operand is a list of tensors, the rule returns a list of gradients in the same order.
 
     Raises:
         ValueError: the operand has a rule already, or the rule does not take it.
@@ -40,6 +41,31 @@ def rule(*operations: Operation, operand: str) -> Callable[[Rule], Rule]:
         return function
 
     return register
+
+
+def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
+    """Register a function that computes what these operations compute, out of operations that have rules.
+
+    It is called with the operation's own arguments, in a recorded forward pass, whenever one of them is a trainable
+    weight. It returns ``NotImplemented`` where the operation should run as it is.
+
+    Raises:
+        ValueError: an operation is rewritten already.
+    """
+
+    def register(function: Rewrite) -> Rewrite:
+        for operation in operations:
+            if operation in _REWRITES:
+                raise ValueError(f"{operation_name(operation)} is rewritten already")
+            _REWRITES[operation] = function
+        return function
+
+    return register
+
+
+def rewrites() -> Mapping[Operation, Rewrite]:
+    """Every operation that is computed otherwise while it is recorded, and how."""
+    return MappingProxyType(_REWRITES)
 
 
 def operands(operation: Operation) -> tuple[str, ...]:
@@ -67,14 +93,3 @@ def operation_name(operation: Operation) -> str:
         .replace("_TensorBase", "Tensor")
         .replace("TensorBase", "Tensor")
     )
-
-
-def examples_first(b: int, tensor: Tensor) -> Tensor:
-    """The tensor with axes (example, position, ...), whether or not the model folded positions into the first axis.
-
-    Raises:
-        ValueError: the first axis does not hold the examples.
-    """
-    if b == 0 or tensor.dim() == 0 or tensor.shape[0] % b:
-        raise ValueError(f"the first axis of shape {tuple(tensor.shape)} does not hold the {b} examples of the batch")
-    return tensor.reshape(b, tensor.shape[0] // b, *tensor.shape[1:])

@@ -14,8 +14,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from noisette.rules._examples import Examples
 from noisette.rules._fastest import fastest
-from noisette.rules._registry import examples_first, rule
+from noisette.rules._registry import rule
 from noisette.rules.gradients import Dense, ExampleGradients, gram_product
 
 F = torch.nn.functional
@@ -210,7 +211,7 @@ def _pair(value: int | Sequence[int], axes: int) -> tuple[int, int]:
 
 
 def _kernel_gradients(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -220,8 +221,7 @@ def _kernel_gradients(
     groups: int,
 ) -> ExampleGradients:
     axes = weight.dim() - 2
-    if dy.shape[0] != b:
-        raise ValueError(f"its batch of {dy.shape[0]} images is not the batch of {b} examples")
+    examples.require_first(dy)
     if axes == 1:
         input, dy = input.unsqueeze(2), dy.unsqueeze(2)
     kernel, steps = _pair(weight.shape[2:], axes), _pair(dilation, axes)
@@ -243,7 +243,7 @@ def _pad_by_name(x: Tensor, padding: str, kernel: tuple[int, int], dilation: tup
 
 @rule(torch.conv1d, torch.conv2d, operand="weight")
 def conv_weight(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -254,12 +254,12 @@ def conv_weight(
     groups: int = 1,
 ) -> ExampleGradients:
     """G_(o,c,u,v) = sum over places of dy_o times x_c shifted by (u, v)."""
-    return _kernel_gradients(b, dy, input, weight, stride, padding, dilation, groups)
+    return _kernel_gradients(examples, dy, input, weight, stride, padding, dilation, groups)
 
 
 @rule(torch.conv1d, torch.conv2d, operand="bias")
 def conv_bias(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -270,4 +270,4 @@ def conv_bias(
     groups: int = 1,
 ) -> ExampleGradients:
     """G_o = sum over places of dy_o."""
-    return Dense(examples_first(b, dy).flatten(3).sum((1, 3)))
+    return Dense(examples.first(dy).flatten(3).sum((1, 3)))

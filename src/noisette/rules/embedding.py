@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from noisette.rules._registry import examples_first, rule
+from noisette.rules._examples import Examples
+from noisette.rules._registry import rule
 from noisette.rules.gradients import ExampleGradients, Rows
 
 
 @rule(torch.nn.functional.embedding, operand="weight")
 def embedding_weight(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     weight: Tensor,
@@ -26,8 +27,8 @@ def embedding_weight(
         raise ValueError("max_norm rewrites the rows that a batch touches, which no noise covers; leave it out")
     if scale_grad_by_freq:
         raise ValueError("scale_grad_by_freq counts ids over the whole batch and so mixes examples; leave it out")
-    ids = examples_first(b, input).reshape(b, -1)
-    return touched_rows(ids, examples_first(b, dy).reshape(b, ids.shape[1], -1), weight, padding_idx)
+    ids = examples.first(input).reshape(examples.count, -1)
+    return touched_rows(ids, examples.sequences(dy), weight, padding_idx)
 
 
 def touched_rows(ids: Tensor, rows: Tensor, weight: Tensor, padding_idx: int | None) -> Rows:

@@ -79,11 +79,12 @@ class Dense:
 
 @dataclass(frozen=True)
 class PerExampleRow:
-    """Gradients of a tensor whose first axis is the example axis: example i touches row i alone."""
+    """Gradients of a tensor with an example axis of its own: example i touches row i of that axis alone."""
 
     rows: Tensor  # (b, ...): row i is all of example i's gradient
     examples: Tensor  # (b,): which row of the tensor each example owns
     length: int  # rows of the tensor
+    axis: int = 0  # the tensor's axis of rows
 
     def squared_norms(self) -> Tensor:
         return _square_sums(self.rows)
@@ -92,15 +93,15 @@ class PerExampleRow:
         count = self.rows.shape[0]
         full = self.rows.new_zeros(count, self.length, *self.rows.shape[1:])
         full[torch.arange(count, device=full.device), self.examples] = self.rows
-        return full
+        return full.movedim(1, self.axis + 1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self.rows * weights.to(self.rows.dtype).view(-1, *[1] * (self.rows.dim() - 1))
         total = self.rows.new_zeros(self.length, *self.rows.shape[1:])
-        return total.index_add_(0, self.examples, scaled)
+        return total.index_add_(0, self.examples, scaled).movedim(0, self.axis)
 
     def select(self, examples: Tensor) -> PerExampleRow:
-        return PerExampleRow(self.rows[examples], self.examples[examples], self.length)
+        return PerExampleRow(self.rows[examples], self.examples[examples], self.length, self.axis)
 
 
 @dataclass(frozen=True)

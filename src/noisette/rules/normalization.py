@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from noisette.rules._examples import Examples
 from noisette.rules._registry import rule
 from noisette.rules.elementwise import reduced
 from noisette.rules.gradients import Dense, ExampleGradients
@@ -21,7 +22,7 @@ def _channels(parameter: Tensor, dy: Tensor) -> Tensor:
 
 @rule(F.layer_norm, operand="weight")
 def layer_norm_weight(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -30,12 +31,12 @@ def layer_norm_weight(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return reduced(b, dy * F.layer_norm(input, normalized_shape, eps=eps), weight)
+    return reduced(examples, dy * F.layer_norm(input, normalized_shape, eps=eps), weight)
 
 
 @rule(F.layer_norm, operand="bias")
 def layer_norm_bias(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -44,36 +45,53 @@ def layer_norm_bias(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G = sum_t dy_t."""
-    return reduced(b, dy, bias)
+    return reduced(examples, dy, bias)
 
 
 @rule(F.rms_norm, operand="weight")
 def rms_norm_weight(
-    b: int, dy: Tensor, input: Tensor, normalized_shape: Sequence[int], weight: Tensor, eps: float | None = None
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor,
+    eps: float | None = None,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return reduced(b, dy * F.rms_norm(input, normalized_shape, eps=eps), weight)
+    return reduced(examples, dy * F.rms_norm(input, normalized_shape, eps=eps), weight)
 
 
 @rule(F.group_norm, operand="weight")
 def group_norm_weight(
-    b: int, dy: Tensor, input: Tensor, num_groups: int, weight: Tensor, bias: Tensor | None = None, eps: float = 1e-5
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
 ) -> ExampleGradients:
     """G_c = sum over positions of dy_c x_hat_c."""
-    return reduced_channels(b, dy * F.group_norm(input, num_groups, eps=eps), weight)
+    return reduced_channels(examples, dy * F.group_norm(input, num_groups, eps=eps), weight)
 
 
 @rule(F.group_norm, operand="bias")
 def group_norm_bias(
-    b: int, dy: Tensor, input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor, eps: float = 1e-5
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor,
+    eps: float = 1e-5,
 ) -> ExampleGradients:
     """G_c = sum over positions of dy_c."""
-    return reduced_channels(b, dy, bias)
+    return reduced_channels(examples, dy, bias)
 
 
 @rule(F.batch_norm, operand="weight")
 def batch_norm_weight(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     running_mean: Tensor | None,
@@ -87,12 +105,12 @@ def batch_norm_weight(
     """With fixed statistics: G_c = sum over positions of dy_c x_hat_c."""
     if training:
         raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
-    return reduced_channels(b, dy * F.batch_norm(input, running_mean, running_var, eps=eps), weight)
+    return reduced_channels(examples, dy * F.batch_norm(input, running_mean, running_var, eps=eps), weight)
 
 
 @rule(F.batch_norm, operand="bias")
 def batch_norm_bias(
-    b: int,
+    examples: Examples,
     dy: Tensor,
     input: Tensor,
     running_mean: Tensor | None,
@@ -106,10 +124,10 @@ def batch_norm_bias(
     """With fixed statistics: G_c = sum over positions of dy_c."""
     if training:
         raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
-    return reduced_channels(b, dy, bias)
+    return reduced_channels(examples, dy, bias)
 
 
-def reduced_channels(b: int, dy: Tensor, parameter: Tensor) -> ExampleGradients:
+def reduced_channels(examples: Examples, dy: Tensor, parameter: Tensor) -> ExampleGradients:
     """What reaches a per-channel parameter of a gradient with axes (example, channel, ...)."""
-    gradients = reduced(b, dy, _channels(parameter, dy)).explicit()
-    return Dense(gradients.reshape(b, -1))
+    gradients = reduced(examples, dy, _channels(parameter, dy)).explicit()
+    return Dense(gradients.reshape(examples.count, -1))
