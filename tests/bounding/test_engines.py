@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from model_cases import CASES, Case, Forward, Inputs, cross_entropy, mlp, parameter
-from noisette.bounding import BookKeeping, Engine, Loop, PerExampleClip, Reweight
-from oracle import clipped_sum
-
-ENGINES = [BookKeeping(), Reweight(), Loop()]
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+from engine_check import ENGINES, cast, check, measured
+from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter
+from noisette.bounding import BookKeeping, Engine, PerExampleClip
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
-
-
-def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    return tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
-
-
-def measured(
-    model: nn.Module, loss: Callable[..., Tensor], inputs: Inputs, bound: float, engine: Engine
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Norms and clipped sum of one backward of the library."""
-    clip = PerExampleClip(model, bound, engine=engine)
-    norms: list[Tensor] = []
-    factors = clip._factors
-    clip._factors = lambda n: (norms.append(n.flatten()), factors(n))[1]
-    try:
-        clip.backward(loss(model, *inputs))
-        [total] = clip.take()
-    finally:
-        clip.close()
-    assert total.bound == bound
-    return torch.cat(norms).double(), dict(zip(clip.parameters, (g.double() for g in total.grads), strict=True))
-
-
-def check(case: Case, engine: Engine, *, b: int, dtype: torch.dtype) -> None:
-    model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
-    norms = clipped_sum(model, case.loss, inputs, 1.0).norms
-    before = copy.deepcopy(model.state_dict())
-    none, some, every = (
-        2 * norms.max() + 1,
-        norms.median() + 1e-3,
-        (norms[norms > 0].min() if norms.any() else 1) / 1000,
-    )
-    for bound in (float(none), float(some), float(every)):
-        truth = clipped_sum(model, case.loss, inputs, bound)
-        found, sums = measured(model, case.loss, inputs, bound, engine)
-        assert sums.keys() == truth.sums.keys()
-        torch.testing.assert_close(found, truth.norms, rtol=TOLERANCE[dtype], atol=0)
-        for name, expected in truth.sums.items():
-            error = float((sums[name] - expected).norm())
-            assert error <= TOLERANCE[dtype] * float(truth.vector.norm()), (name, bound, error)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name])
-    assert all(p.grad is None for p in model.parameters())
 
 
 @every_engine

@@ -20,9 +20,9 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
     """Register the rule of one operand of these operations.
 
     A rule is called as ``rule(examples, dy, ...)``: where the examples lie, the gradient that arrives at the
-    operation's output, and then the operation's own arguments under its own names; it returns the gradients of ``operand``. Where
-    the operation returns several tensors, ``dy`` is a tuple with ``None`` for those no loss depends on. Where the
-    operand is a list of tensors, the rule returns a list of gradients in the same order.
+    operation's output, and then the operation's own arguments under its own names. It returns the per-example
+    gradients of ``operand``, as a list in the same order where the operand is a list of tensors. Where the operation
+    returns several tensors, ``dy`` is a tuple with ``None`` for those no loss depends on.
 
     Raises:
         ValueError: the operand has a rule already, or the rule does not take it.

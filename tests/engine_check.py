@@ -1,0 +1,85 @@
+"""Compares the norms and the clipped sum of an engine with the oracle's, for a model given as data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from model_cases import Case, Inputs
+from noisette.bounding import BookKeeping, Engine, Loop, PerExampleClip, Reweight
+from noisette.bounding.engines import Clipping, Sums
+from noisette.tape import Record
+from oracle import clipped_sum
+
+ENGINES: list[Engine] = [BookKeeping(), Reweight(), Loop()]
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+
+
+@dataclass
+class Watched:
+    """An engine that remembers the norms it clipped by."""
+
+    engine: Engine
+    norms: list[Tensor] = field(default_factory=list)
+
+    def clipped_sum(self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping) -> Sums:
+        def factors(norms: Tensor) -> Tensor:
+            self.norms.append(norms.flatten())
+            return clipping.factors(norms)
+
+        return self.engine.clipped_sum(losses, record, parameters, replace(clipping, factors=factors))
+
+
+def measured(
+    model: nn.Module, loss: Callable[..., Tensor], inputs: Inputs, bound: float, engine: Engine
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Norms and clipped sum of one backward of the library."""
+    watched = Watched(engine)
+    clip = PerExampleClip(model, bound, engine=watched)
+    try:
+        clip.backward(loss(model, *inputs))
+        [total] = clip.take()
+    finally:
+        clip.close()
+    assert total.bound == bound
+    sums = dict(zip(clip.parameters, (g.double() for g in total.grads), strict=True))
+    return torch.cat(watched.norms).double(), sums
+
+
+def check(case: Case, engine: Engine, *, b: int, dtype: torch.dtype) -> None:
+    """Norms and sums are the oracle's with none, some and all of b examples clipped; the model is left as it was."""
+    model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
+    norms = clipped_sum(model, case.loss, inputs, 1.0).norms
+    before = copy.deepcopy(model.state_dict())
+    none, some, every = (
+        2 * norms.max() + 1,
+        norms.median() + 1e-3,
+        (norms[norms > 0].min() if norms.any() else 1) / 1000,
+    )
+    for bound in (float(none), float(some), float(every)):
+        truth = clipped_sum(model, case.loss, inputs, bound)
+        found, sums = measured(model, case.loss, inputs, bound, engine)
+        assert sums.keys() == truth.sums.keys()
+        torch.testing.assert_close(found, truth.norms, rtol=TOLERANCE[dtype], atol=0)
+        for name, expected in truth.sums.items():
+            error = float((sums[name] - expected).norm())
+            assert error <= TOLERANCE[dtype] * float(truth.vector.norm()), (name, bound, error)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def check_thoroughly(case: Case) -> None:
+    """Every engine, batches of one, two and seven in double precision, six in single precision."""
+    for engine in ENGINES:
+        for b in (7, 1, 2):
+            check(case, engine, b=b, dtype=torch.float64)
+        check(case, engine, b=6, dtype=torch.float32)
