@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from noisette.rules import Examples
+
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
 
@@ -21,6 +23,11 @@ def by_autograd(operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tenso
         silent[i] = rows[i]
         gradients.append(torch.autograd.grad(output, weight, silent.view_as(dy), retain_graph=True)[0])
     return torch.stack(gradients)
+
+
+def by_autograd_at(examples: Examples, operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tensor) -> Tensor:
+    """The same where the model's output keeps its examples in another place than first."""
+    return by_autograd(lambda v: examples.first(operation(v)), weight, examples.first(dy).contiguous(), examples.count)
 
 
 def check_form(form, truth: Tensor) -> None:

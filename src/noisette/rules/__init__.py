@@ -3,6 +3,7 @@
 from noisette.rules import conv as conv
 from noisette.rules import elementwise as elementwise
 from noisette.rules import embedding as embedding
+from noisette.rules import joining as joining
 from noisette.rules import linear as linear
 from noisette.rules import normalization as normalization
 from noisette.rules._examples import Examples as Examples
