@@ -1,0 +1,32 @@
+"""Per-example gradients without a formula: every example gets a copy of the operand, and autograd tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from noisette.rules._examples import Examples
+from noisette.rules.elementwise import reduced
+from noisette.rules.gradients import ExampleGradients
+
+
+def by_expansion(examples: Examples, dy: Tensor, operand: Tensor, call: Callable[[Tensor], Tensor]) -> ExampleGradients:
+    """Gradients of an operand that broadcasts to the output of an operation which keeps examples apart.
+
+    Costs one more forward and one backward pass of that operation.
+
+    Args:
+        examples: where the output holds the examples.
+        dy: gradient of the output.
+        operand: lines up with the output from the last axis on. Where it has the example axis, row i is example i's.
+        call: the operation, as a function of the operand with as many axes as the output and a full example axis.
+    """
+    axis = examples.axis
+    aligned = operand.detach().reshape((1,) * (dy.dim() - operand.dim()) + tuple(operand.shape))
+    full = (*aligned.shape[:axis], dy.shape[axis], *aligned.shape[axis + 1 :])
+    copies = aligned.expand(full).requires_grad_()
+    with torch.enable_grad():
+        [gradients] = torch.autograd.grad(call(copies), copies, dy)
+    return reduced(examples, gradients, operand)
