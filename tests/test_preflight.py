@@ -76,7 +76,8 @@ MIXING = {
 @every_engine
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
 def test_mixing_is_refused(function, engine) -> None:
-    with pytest.raises(PrivacyRefusal, match="the sum of a batch differs from the sum of its examples"):
+    said = "another output when the other examples change|mixes examples in its gradient"
+    with pytest.raises(PrivacyRefusal, match=said):
         proven(Between(function), torch.randn(4, 6), engine=engine)
 
 
@@ -139,12 +140,11 @@ def test_batch_norm_that_evaluates_is_accepted() -> None:
     proven(nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 3)), torch.randn(4, 6))
 
 
-def test_examples_on_the_second_axis_are_refused() -> None:
+def test_examples_on_the_second_axis_inside_are_fine() -> None:
     for model in (nn.Linear(6, 5), nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))):
         transposing = Forward(lambda m, x: m.body(x.transpose(0, 1)).transpose(0, 1), body=model)
         for length in (8, 16):  # a length that the eight examples of the proof divide
-            with pytest.raises(PrivacyRefusal):
-                proven(transposing, torch.randn(4, length, 6))
+            proven(transposing, torch.randn(4, length, 6))
 
 
 class Doubled:

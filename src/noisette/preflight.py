@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from noisette.bounding.base import GradientBound
-from noisette.errors import PrivacyRefusal
+from noisette.errors import MissingRule, PrivacyRefusal
 
 _EXAMPLES = 8
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
@@ -94,7 +94,7 @@ def prove(bound: GradientBound, example: Call) -> None:
         if not apart <= tolerance * limit:
             raise PrivacyRefusal(
                 f"the sum of a batch differs from the sum of its examples by {apart / limit:.3g} times the bound: "
-                f"{_first_mixing_module(bound.model, public)}"
+                f"{_first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
             )
 
 
@@ -178,7 +178,12 @@ def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, sca
 
 
 def _joint_vector(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> Tensor:
-    return _sum_of(bound, batch, range(_EXAMPLES), loss, scale)
+    try:
+        return _sum_of(bound, batch, range(_EXAMPLES), loss, scale)
+    except MissingRule as error:
+        # Each example alone has passed, so what stands in the way is what they share.
+        culprit = _first_mixing_module(bound.model, batch) or _MIXING_UNSEEN
+        raise PrivacyRefusal(f"{culprit}\n{error}") from error
 
 
 def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: list[Tensor]) -> float:
@@ -240,8 +245,17 @@ def _no_dropout(kwargs: Mapping[str, Any]) -> dict[str, float]:
     return {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
 
 
+_MIXING_UNSEEN = (
+    "some operation mixes examples in its gradient, or holds them on another axis than the first. "
+    "Every operation must look at one example at a time, and inputs and outputs hold the examples on the first axis."
+)
+
+
 def _first_mixing_module(model: nn.Module, batch: Call) -> str:
-    """The innermost module, first in order, whose output for example 0 changes when the other examples leave."""
+    """What to say of the innermost module, first in order, whose output for example 0 changes when the others leave.
+
+    Empty where no module's output shows it.
+    """
     together, alone = _outputs_of_example_0(model, batch), _outputs_of_example_0(model, _row(batch, 0))
     for (name, output), (_, single) in zip(together, alone, strict=False):
         if output.shape == single.shape and not torch.allclose(output, single, rtol=1e-2, atol=1e-4):
@@ -250,10 +264,7 @@ def _first_mixing_module(model: nn.Module, batch: Call) -> str:
                 f"{name or 'the model'} ({kind}) gives an example another output when the other examples change. "
                 "Every operation must look at one example at a time; for batch norm use GroupNorm."
             )
-    return (
-        "some operation mixes examples in its gradient, or holds them on another axis than the first. "
-        "Every operation must look at one example at a time, with examples on the first axis."
-    )
+    return ""
 
 
 def _outputs_of_example_0(model: nn.Module, batch: Call) -> list[tuple[str, Tensor]]:

@@ -192,15 +192,6 @@ def test_input_changed_in_place_is_refused(engine: Engine) -> None:
 
 
 @rule_engines
-def test_examples_on_another_axis_are_refused(engine: Engine) -> None:
-    model = Forward(lambda m, x: m.layer(x.transpose(0, 1)).transpose(0, 1), layer=nn.Linear(6, 4))
-    with pytest.raises(
-        MissingRule, match=r"weight of linear: the first axis of shape \(5, 3, 4\) does not hold the 3 examples"
-    ):
-        clipped(model, lambda: squares(model, torch.randn(3, 5, 6)), engine)
-
-
-@rule_engines
 @pytest.mark.parametrize("setting", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}], ids=str)
 def test_embeddings_that_mix_are_refused(setting: dict, engine: Engine) -> None:
     model = Forward(lambda m, x: m.table(x), table=nn.Embedding(9, 4, **setting))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from noisette import _check
 from noisette.bounding.base import BoundedSum
 from noisette.bounding.engines import BookKeeping, Clipping, Engine
+from noisette.bounding.layouts import Layouts
 from noisette.bounding.losses import check_independent, check_one_per_example
 from noisette.errors import PrivacyRefusal
 from noisette.rules import rewrites
@@ -52,6 +53,7 @@ class PerExampleClip:
         self.model = model
         self.max_grad_norm = float(max_grad_norm)
         self.engine: Engine = engine if engine is not None else BookKeeping()
+        self._layouts = Layouts()
         self._tape = Tape(model, rewrites())
         self._pending: dict[str, Tensor] = {}
         self._checked_losses: set[str] = set()
@@ -85,6 +87,7 @@ class PerExampleClip:
                 "of it), with gradients enabled, before each backward"
             )
         self._check_kind_once(losses, record)
+        record.examples = self._layouts.locate(losses, record, self.parameters)
         with _full_precision(losses.device.type):
             clipping = Clipping([list(self.parameters)], self._factors)
             sums = self.engine.clipped_sum(losses, record, self.parameters, clipping)

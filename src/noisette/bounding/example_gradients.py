@@ -98,7 +98,7 @@ class _Arrivals:
             for parameter, form in onto_parameters(left, self._derived):
                 self._settle(self._names[id(parameter)], form)
 
-    def _apply_rules(self, examples: Examples, dy: Any, use: Use) -> list[tuple[Tensor, ExampleGradients]]:
+    def _apply_rules(self, examples: Examples | None, dy: Any, use: Use) -> list[tuple[Tensor, ExampleGradients]]:
         gradients: list[tuple[Tensor, ExampleGradients]] = []
         arguments = named_arguments(use.operation, use.args, use.kwargs)
         for operand, value in arguments.items():
@@ -131,11 +131,13 @@ def _weights_in(value: Any, weights: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def _apply_rule(
-    examples: Examples, dy: Any, use: Use, operand: str, dtype: torch.dtype, arguments: Mapping[str, Any]
+    examples: Examples | None, dy: Any, use: Use, operand: str, dtype: torch.dtype, arguments: Mapping[str, Any]
 ) -> Any:
     rule = find_rule(use.operation, operand)
     if rule is None:
         raise ValueError("no rule")
+    if examples is None:
+        raise ValueError("no axis of its output holds the examples one by one")
     return rule(examples, _cast(dy, dtype), **{name: _cast(value, dtype) for name, value in arguments.items()})
 
 

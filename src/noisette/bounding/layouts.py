@@ -1,0 +1,113 @@
+"""Where each use of a forward pass holds the examples, measured once for each structure of the pass.
+
+A model may keep its examples on any axis, as recurrent layers do that put time first, or fold them together with
+positions. Shapes cannot tell: a batch of eight sentences of eight words looks the same either way. But the gradient at
+an operation's output belongs, row by row, to one example each, so scaling one example's loss scales its rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisette.bounding.activations import visit_output_gradients
+from noisette.rules import Examples
+from noisette.tape import Record, follow
+
+_GOLDEN = 0.6180339887498949
+_TOLERANCE = 1e-2
+# Rows whose gradient is smaller than this part of the largest tell nothing.
+_FAINT = 1e-6
+
+Profiles = dict[int, Tensor]  # axis -> norm of each of its rows
+
+
+class Layouts:
+    """Locates the examples in the output of each use, and remembers what it found for passes of the same structure."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[Examples | None, ...]] = {}
+
+    def locate(self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> list[Examples | None]:
+        """Where each use holds its examples; ``None`` where no axis of its output holds them one by one.
+
+        The graph of the losses stays as it is.
+        """
+        b = losses.shape[0]
+        structure = tuple((use.operation, use.axes) for use in record.uses)
+        if b == 1 or not record.uses:
+            return [Examples(b)] * len(record.uses)
+        if structure not in self._known:
+            located, certain = _measure(losses, record, parameters)
+            if not certain:
+                return located
+            self._known[structure] = tuple(located)
+        return [examples and replace(examples, count=b) for examples in self._known[structure]]
+
+
+def _measure(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> tuple[list[Examples | None], bool]:
+    """Where each use holds its examples, and whether every one was seen clearly."""
+    b = losses.shape[0]
+    scale = _scales(b).to(losses)
+    passed = follow(losses, record, parameters).passed
+    plain, scaled = ({}, {})
+    for cotangent, profiles in ((torch.ones_like(losses), plain), (scale, scaled)):
+
+        def visit(k: int, dy: Any, profiles: dict[int, Profiles] = profiles) -> None:
+            profiles[k] = {} if isinstance(dy, tuple) else _profiles(dy, b)
+
+        uses = dict(enumerate(record.uses))
+        visit_output_gradients(losses, cotangent, uses, passed, visit, retain_graph=True)
+    located: list[Examples | None] = []
+    certain = True
+    for k, use in enumerate(record.uses):
+        if use.several:
+            located.append(Examples(b))  # such an operation says itself where they are
+            continue
+        found, clear = _fitting(plain.get(k, {}), scaled.get(k, {}), scale)
+        certain = certain and clear
+        located.append(found[0] if found else None)
+    return located, certain
+
+
+def _scales(b: int) -> Tensor:
+    """A factor for each loss: powers of two, which change no rounding, in an order that repeats nowhere."""
+    return torch.tensor([2.0 ** int(4 * (i * _GOLDEN % 1)) for i in range(b)])
+
+
+def _profiles(dy: Tensor, b: int) -> Profiles:
+    return {
+        axis: torch.linalg.vector_norm(dy.double(), dim=[k for k in range(dy.dim()) if k != axis])
+        if dy.dim() > 1
+        else dy.double().abs()
+        for axis in range(dy.dim())
+        if dy.shape[axis] and dy.shape[axis] % b == 0
+    }
+
+
+def _fitting(plain: Profiles, scaled: Profiles, scale: Tensor) -> tuple[list[Examples], bool]:
+    """Every place of the examples that explains how the rows have grown, and whether only one can be meant.
+
+    Where no row tells anything the examples are taken to come first, until one does.
+    """
+    b = len(scale)
+    found: list[Examples] = []
+    clear = told = False
+    for axis, rows in plain.items():
+        seen = rows.isfinite() & scaled[axis].isfinite()
+        seen &= rows > _FAINT * rows.nan_to_num(0, 0, 0).max()
+        told = told or bool(seen.any())
+        grown = scaled[axis][seen] / rows[seen]
+        place = torch.arange(len(rows), device=rows.device)
+        positions = len(rows) // b
+        for inner in (False, True)[: 1 + (positions > 1)]:
+            owner = (place % b if inner else place // positions)[seen]
+            fits = bool(((grown / scale.to(rows)[owner] - 1).abs() <= _TOLERANCE).all())
+            if fits and len(owner):
+                found.append(Examples(b, axis, inner))
+                clear = len(owner.unique()) > 1
+    return found if told else [Examples(b)], clear and len(found) == 1

@@ -1,0 +1,138 @@
+"""Models may keep their examples on any axis: where they are is measured, never guessed from shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine_check import check_thoroughly, measured
+from model_cases import Case, Forward, floats, ids, parameter, squares
+from noisette import BookKeeping, MissingRule, PerExampleClip
+from noisette.bounding.layouts import _scales
+from oracle import clipped_sum
+
+T = 14  # a multiple of every batch size that is tested, where only a measurement helps
+
+
+def time_first() -> nn.Module:
+    """Linear, norm, positions and a scale on (time, example, feature)."""
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        h = m.norm(m.up(x.transpose(0, 1)) + m.positions) * m.scale
+        return m.down(torch.tanh(h)).transpose(0, 1)
+
+    return Forward(
+        forward,
+        up=nn.Linear(5, 6),
+        norm=nn.LayerNorm(6),
+        positions=parameter(T, 1, 6),
+        scale=parameter(6),
+        down=nn.Linear(6, 3),
+    )
+
+
+def folded_inside() -> nn.Module:
+    """(time, example, feature) folded to (time times example, feature)."""
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        h = torch.tanh(m.up(x.transpose(0, 1).reshape(-1, 5)))
+        return (m.down(h) * m.scale).view(x.shape[1], x.shape[0], 3).transpose(0, 1)
+
+    return Forward(forward, up=nn.Linear(5, 6), down=nn.Linear(6, 3), scale=parameter(3))
+
+
+def words_time_first() -> nn.Module:
+    return Forward(lambda m, x: m.out(m.table(x.t())).transpose(0, 1), table=nn.Embedding(11, 5), out=nn.Linear(5, 3))
+
+
+CASES = [
+    Case("time first", time_first, floats(T, 5)),
+    Case("examples folded inside positions", folded_inside, floats(T, 5)),
+    Case("examples folded outside positions", lambda: Forward(
+        lambda m, x: m.up(x.reshape(-1, 5)).view(x.shape[0], -1), up=nn.Linear(5, 6)), floats(T, 5)),
+    Case("words, time first", words_time_first, ids(T)),
+    Case("examples on the last axis but one", lambda: Forward(
+        lambda m, x: m.up(x.permute(1, 2, 0, 3)).permute(2, 0, 1, 3), up=nn.Linear(5, 6)), floats(2, T, 5)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
+def test_clipped_sum_is_the_oracles(case: Case) -> None:
+    check_thoroughly(case)
+
+
+def test_axis_of_the_same_length_is_not_mistaken_for_the_examples() -> None:
+    model, x = time_first().double(), torch.randn(T, T, 5, dtype=torch.float64)
+    truth = clipped_sum(model, squares, (x,), 0.5)
+    norms, _ = measured(model, squares, (x,), 0.5, BookKeeping())
+    torch.testing.assert_close(norms, truth.norms, rtol=1e-10, atol=0)
+
+
+def test_structure_is_measured_once() -> None:
+    model = time_first()
+    clip = PerExampleClip(model, 1.0)
+    passes: list[int] = []
+    handle = model.down.weight.register_hook(lambda g: None)  # user hooks stay out of it
+    edges = torch.autograd.grad
+    for step in range(3):
+        count = 0
+
+        def counted(*args, **options):
+            nonlocal count
+            count += 1
+            return edges(*args, **options)
+
+        torch.autograd.grad = counted
+        try:
+            clip.backward(squares(model, torch.randn(4 + step, T, 5)))
+        finally:
+            torch.autograd.grad = edges
+        passes.append(count)
+    handle.remove()
+    clip.close()
+    assert passes[0] > passes[1] == passes[2] == 1
+
+
+def test_output_that_belongs_to_no_example_is_refused() -> None:
+    """Positions computed without the examples have gradients that are summed over them."""
+    model = Forward(lambda m, x: x + F.linear(x.new_ones(x.shape[1], 5), m.w), w=parameter(5, 5))
+    x = torch.randn(7, T, 5)
+    clip = PerExampleClip(model, 1.0)
+    with pytest.raises(MissingRule, match="no axis of its output holds the examples"):
+        clip.backward(squares(model, x))
+    clip.close()
+
+
+def test_bad_example_does_not_hide_the_others() -> None:
+    model, x = time_first().double(), torch.randn(7, T, 5, dtype=torch.float64)
+    _, expected = measured(model, squares, (x[1:],), 0.5, BookKeeping())
+    x[0] = float("nan")
+    _, sums = measured(model, squares, (x,), 0.5, BookKeeping())
+    for name, g in expected.items():
+        torch.testing.assert_close(sums[name], g)
+
+
+def test_examples_without_gradient_leave_the_question_open() -> None:
+    """The first batch tells nothing where only one example has a gradient; a later one does."""
+    model = time_first().double()
+    clip = PerExampleClip(model, 0.5)
+    x, y = (torch.randn(T, T, 5, dtype=torch.float64) for _ in range(2))
+    alone = torch.zeros(T, dtype=torch.float64)
+    alone[2] = 1
+    clip.backward(squares(model, x) * alone)
+    clip.take()
+    clip.backward(squares(model, y))
+    [total] = clip.take()
+    clip.close()
+    truth = clipped_sum(model, squares, (y,), 0.5)
+    found = torch.cat([g.flatten() for g in total.grads])
+    torch.testing.assert_close(found, truth.vector, rtol=1e-10, atol=1e-12)
+
+
+def test_scales_repeat_nowhere() -> None:
+    scale = _scales(64)
+    assert set(scale.tolist()) == {1.0, 2.0, 4.0, 8.0}
+    assert all(scale[0] != scale[1] for _ in range(1))
+    assert not any(torch.equal(scale[period:], scale[:-period]) for period in range(1, 33))
