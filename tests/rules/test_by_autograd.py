@@ -67,3 +67,8 @@ def test_rows_that_are_not_the_batch_are_refused() -> None:
     x, p, dy = double(B * 3, 5), double(B * 3, 5), double(B * 3, 5)
     with pytest.raises(ValueError, match="meets the 4 examples"):
         by_expansion(Examples(B), dy, p, operation(x))
+
+
+def test_an_operand_of_another_size_on_the_example_axis_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(2, 5\) where \(4, 5\) has examples on axis 0"):
+        by_expansion(Examples(B), double(B, 5), double(2, 5), lambda p: p.repeat(2, 1))

@@ -1,6 +1,8 @@
 """Per-example gradients, one file per family of operations. Importing this room registers every rule in it."""
 
+from noisette.rules import attention as attention
 from noisette.rules import conv as conv
+from noisette.rules import einsum as einsum
 from noisette.rules import elementwise as elementwise
 from noisette.rules import embedding as embedding
 from noisette.rules import joining as joining

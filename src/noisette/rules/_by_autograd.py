@@ -22,9 +22,16 @@ def by_expansion(examples: Examples, dy: Tensor, operand: Tensor, call: Callable
         dy: gradient of the output.
         operand: lines up with the output from the last axis on. Where it has the example axis, row i is example i's.
         call: the operation, as a function of the operand with as many axes as the output and a full example axis.
+
+    Raises:
+        ValueError: the operand's size on that axis is neither the output's nor one.
     """
     axis = examples.axis
     aligned = operand.detach().reshape((1,) * (dy.dim() - operand.dim()) + tuple(operand.shape))
+    if aligned.shape[axis] not in (1, dy.shape[axis]):
+        raise ValueError(
+            f"a weight of shape {tuple(operand.shape)} where {tuple(dy.shape)} has examples on axis {axis}"
+        )
     full = (*aligned.shape[:axis], dy.shape[axis], *aligned.shape[axis + 1 :])
     copies = aligned.expand(full).requires_grad_()
     with torch.enable_grad():
