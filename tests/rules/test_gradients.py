@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.rules.gradients import Dense, Outer, PerExampleRow, Rows, Total, add, gram_product
+from noisette.rules.gradients import Dense, Outer, PerExampleRow, Rows, Total, Written, add, gram_product, kept
 from rule_oracle import check_form, double
 
 B = 5
@@ -50,10 +50,11 @@ def test_per_example_row(shape: tuple[int, ...]) -> None:
 
 # (positions, outputs, inputs) for each branch of Outer
 BRANCHES = {
-    "one position": (1, 4, 3),
-    "explicit, kept": (20, 4, 3),
+    "one": (1, 4, 3),
+    "parts, kept": (20, 4, 3),
+    "gram, kept": (16, 20, 30),
     "gram": (3, 6, 5),
-    "explicit, dropped": (12, 3, 4),
+    "parts": (12, 3, 4),
     "gram with many positions": (17, 90, 80),
 }
 
@@ -63,6 +64,7 @@ def test_outer(shape: tuple[int, int, int]) -> None:
     t, o, i = shape
     left, right = double(B, t, o), double(B, t, i)
     check_form(Outer(left, right), outer_truth(left, right))
+    check_form(kept(Outer(left, right)), outer_truth(left, right))
     check_form(Outer(left, right).transposed(), outer_truth(right, left))
 
 
@@ -70,10 +72,11 @@ def test_the_shapes_above_reach_every_branch() -> None:
     """Each branch is chosen by the shapes it is named for, or the test above proves less than it says."""
 
     def branch(t: int, o: int, i: int) -> str:
-        form = Outer(double(1, t, o), double(1, t, i))
-        return "one" if t == 1 else "kept" if form._keeps_explicit else "gram" if t * t <= o * i else "dropped"
+        form = kept(Outer(double(1, t, o), double(1, t, i)))
+        norms = "one" if t == 1 else "gram" if t * t <= o * i else "parts"
+        return norms + ", kept" * isinstance(form, Written)
 
-    assert [branch(*shape) for shape in BRANCHES.values()] == ["one", "kept", "gram", "dropped", "gram"]
+    assert [branch(*shape) for shape in BRANCHES.values()] == [name.partition(" with")[0] for name in BRANCHES]
 
 
 def test_positions_of_one_example_never_just_add_up() -> None:

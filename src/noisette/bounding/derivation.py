@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from noisette.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, add
+from noisette.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, add, kept
 from noisette.rules.embedding import touched_rows
 from noisette.tape import DerivedWeight
 
@@ -64,6 +64,11 @@ class Slices:
 
     def select(self, examples: Tensor) -> Slices:
         return Slices(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
+
+
+@kept.register
+def _(form: Slices) -> Slices:
+    return Slices(form.parameter, tuple((at, kept(part)) for at, part in form.parts))
 
 
 @lru_cache(maxsize=256)

@@ -81,9 +81,9 @@ def _scales(b: int) -> Tensor:
 
 def _profiles(dy: Tensor, b: int) -> Profiles:
     return {
-        axis: torch.linalg.vector_norm(dy.double(), dim=[k for k in range(dy.dim()) if k != axis])
+        axis: torch.linalg.vector_norm(dy, dim=[k for k in range(dy.dim()) if k != axis])
         if dy.dim() > 1
-        else dy.double().abs()
+        else dy.abs()
         for axis in range(dy.dim())
         if dy.shape[axis] and dy.shape[axis] % b == 0
     }

@@ -21,3 +21,4 @@ from noisette.rules.gradients import Outer as Outer
 from noisette.rules.gradients import PerExampleRow as PerExampleRow
 from noisette.rules.gradients import Rows as Rows
 from noisette.rules.gradients import add as add
+from noisette.rules.gradients import kept as kept

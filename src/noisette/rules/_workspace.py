@@ -17,14 +17,15 @@ _MOST_KEPT = 16  # buffers; the oldest go first
 _free: list[Tensor] = []
 
 
-def borrow(owner: object, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """An uninitialised tensor of this shape, whose memory is free for others again once ``owner`` is gone."""
+def borrow(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """An uninitialised tensor of this shape, whose memory others may have once this very object, not a view, is gone."""
     if like.device.type != "cpu":
         return like.new_empty(shape)
     numbers = math.prod(shape)
     buffer = _take(numbers, like.dtype)
-    weakref.finalize(owner, _give_back, buffer).atexit = False
-    return buffer[:numbers].view(shape)
+    loan = buffer[:numbers].view(shape)
+    weakref.finalize(loan, _give_back, buffer).atexit = False
+    return loan
 
 
 def _take(numbers: int, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import singledispatch
 from typing import Protocol, Self
 
 import torch
@@ -105,6 +105,25 @@ class PerExampleRow:
 
 
 @dataclass(frozen=True)
+class Written:
+    """Gradients written out in borrowed memory, which is never handed on."""
+
+    gradients: Tensor  # (b, *shape)
+
+    def squared_norms(self) -> Tensor:
+        return _square_sums(self.gradients)
+
+    def explicit(self) -> Tensor:
+        return self.gradients.clone()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return Dense(self.gradients).weighted_sum(weights)
+
+    def select(self, examples: Tensor) -> Dense:
+        return Dense(self.gradients[examples])
+
+
+@dataclass(frozen=True)
 class Outer:
     """G = sum over positions of left times right transposed: linear layers, matrix products, recurrent cells.
 
@@ -118,22 +137,10 @@ class Outer:
     def positions(self) -> int:
         return self.left.shape[1]
 
-    @cached_property
-    def _explicit(self) -> Tensor:
-        (b, _, o), i = self.left.shape, self.right.shape[2]
-        return torch.bmm(self.left.transpose(1, 2), self.right, out=borrow(self, (b, o, i), self.left))
-
-    @property
-    def _keeps_explicit(self) -> bool:
-        (_, t, o), i = self.left.shape, self.right.shape[2]
-        return t >= _MIN_POSITIONS_TO_KEEP and o * i <= _KEEP_EXPLICIT * t * (o + i)
-
     def squared_norms(self) -> Tensor:
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:
             return (_lengths(self.left) * _lengths(self.right)).square()
-        if self._keeps_explicit:
-            return _square_sums(self._explicit)
         if t * t <= o * i:
             return gram_product(*(torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)))
         return torch.cat([_square_sums(part.explicit()) for part in self._parts(b)]) if b else self.left.new_zeros(0)
@@ -145,12 +152,9 @@ class Outer:
         return [Outer(x, y) for x, y in zip(self.left.split(size), self.right.split(size), strict=True)]
 
     def explicit(self) -> Tensor:
-        # Not the kept one: its memory is used again, and what is handed out here may be kept by others.
         return torch.bmm(self.left.transpose(1, 2), self.right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if "_explicit" in self.__dict__:
-            return Dense(self._explicit).weighted_sum(weights)
         scaled = self.left * weights.to(self.left.dtype).view(-1, 1, 1)
         return scaled.flatten(0, 1).t() @ self.right.flatten(0, 1)
 
@@ -160,6 +164,21 @@ class Outer:
     def transposed(self) -> Outer:
         """The same gradients with respect to the transposed tensor."""
         return Outer(self.right, self.left)
+
+
+@singledispatch
+def kept(form: ExampleGradients) -> ExampleGradients:
+    """The same gradients in the form that gives norms now and a weighted sum later at the least cost."""
+    return form
+
+
+@kept.register
+def _(form: Outer) -> ExampleGradients:
+    """Written out, the factors are needed no more; that saves work where it takes little more memory than they do."""
+    (b, t, o), i = form.left.shape, form.right.shape[2]
+    if t < _MIN_POSITIONS_TO_KEEP or o * i > _KEEP_EXPLICIT * t * (o + i):
+        return form
+    return Written(torch.bmm(form.left.transpose(1, 2), form.right, out=borrow((b, o, i), form.left)))
 
 
 @dataclass(frozen=True)
