@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.rules import find_rule, named_arguments
+from noisette.rules import find_rule, named_arguments, rewrites
 from noisette.rules._examples import Examples
 from noisette.rules.elementwise import reduced
-from rule_oracle import by_autograd, check_form, double
+from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
 X = (B, 3, 5)
@@ -24,6 +24,10 @@ OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Tensor.__sub__": torch.Tensor.__sub__,
     "Tensor.__mul__": torch.Tensor.__mul__,
     "Tensor.__truediv__": torch.Tensor.__truediv__,
+    "subtract": torch.subtract,
+    "multiply": torch.multiply,
+    "divide": torch.divide,
+    "Tensor.true_divide": torch.Tensor.true_divide,
 }
 
 
@@ -51,6 +55,74 @@ def test_alpha(operation: Callable[..., Tensor]) -> None:
     ):
         form = find_rule(operation, operand)(Examples(B), dy, *pair, alpha=-2.5)
         check_form(form, by_autograd(of, p, dy, B))
+
+
+LAYOUTS = {
+    "time first": ((3, B), Examples(B, 1)),
+    "folded": ((3 * B,), Examples(B)),
+    "time first, folded": ((3 * B,), Examples(B, inner=True)),
+    "folded on axis 1": ((1, 3 * B), Examples(B, 1)),
+    "time first, folded on axis 1": ((1, 3 * B), Examples(B, 1, inner=True)),
+    "on the last axis": ((3, 5, B), Examples(B, 2)),
+}
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 5)])
+@pytest.mark.parametrize(("axes", "examples"), LAYOUTS.values(), ids=LAYOUTS)
+def test_examples_in_other_places(axes: tuple[int, ...], examples: Examples, shape: tuple[int, ...]) -> None:
+    x, p, dy = double(*axes, 5), double(*shape), double(*axes, 5)
+    form = find_rule(torch.mul, "other")(examples, dy, x, p)
+    check_form(form, by_autograd_at(examples, lambda v: x * v, p, dy))
+
+
+def test_a_row_for_each_example_on_another_axis() -> None:
+    x, p, dy = double(3, B, 5), double(B, 5), double(3, B, 5)
+    examples = Examples(B, 1)
+    check_form(find_rule(torch.mul, "other")(examples, dy, x, p), by_autograd_at(examples, lambda v: x * v, p, dy))
+
+
+@pytest.mark.parametrize("operand", ["input", "other"])
+def test_rounded_quotients_are_refused(operand: str) -> None:
+    with pytest.raises(ValueError, match="rounded by 'floor' has no gradient"):
+        find_rule(torch.div, operand)(Examples(B), double(B), double(B), double(1), rounding_mode="floor")
+
+
+@pytest.mark.parametrize("operation", [torch.Tensor.sub_, torch.Tensor.add_, torch.Tensor.__isub__])
+def test_in_place_sums_need_nothing_of_what_they_overwrite(operation: Callable[..., Tensor]) -> None:
+    x, p, dy = double(*X), double(5), double(*X)
+    for operand, owner in (("other", p), ("input", double(*X))):
+        pair = (x, owner) if operand == "other" else (owner, x)
+        of = (lambda v: operation(x.clone(), v)) if operand == "other" else (lambda v: operation(v.clone(), x))
+        form = find_rule(operation, operand)(Examples(B), dy, *pair)
+        check_form(form, by_autograd(of, owner, dy, B))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [torch.Tensor.mul_, torch.Tensor.multiply_, torch.Tensor.__imul__, torch.Tensor.div_, torch.Tensor.__itruediv__],
+)
+def test_in_place_products_are_products_of_a_copy(operation: Callable[..., Tensor]) -> None:
+    x, p = double(*X), double(5)
+    there, here = x.clone(), x.clone()
+    assert rewrites()[operation](here, p) is here
+    operation(there, p)
+    assert torch.equal(here, there)
+
+
+def test_reflected_operations_keep_their_order() -> None:
+    x, p = double(*X), double(5)
+    assert torch.equal(rewrites()[torch.rsub](x, p, alpha=3), torch.rsub(x, p, alpha=3))
+    assert torch.equal(rewrites()[torch.Tensor.__rsub__](x, p), p - x)
+    assert torch.equal(rewrites()[torch.Tensor.__rtruediv__](x, p), p / x)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 1, 5), (B, 1, 5)])
+def test_copies_pass_the_gradient_to_what_is_copied_alone(shape: tuple[int, ...]) -> None:
+    x, p, dy = double(*X), double(*shape), double(*X)
+    form = find_rule(torch.Tensor.copy_, "src")(Examples(B), dy, x, p)
+    check_form(form, by_autograd(lambda v: x.clone().copy_(v), p, dy, B))
+    lost = find_rule(torch.Tensor.copy_, "input")(Examples(B), dy, x, dy)
+    check_form(lost, torch.zeros(B, *X, dtype=torch.float64))
 
 
 def test_positions_folded_into_the_example_axis() -> None:

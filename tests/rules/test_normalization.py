@@ -11,11 +11,13 @@ from noisette.rules.normalization import (
     batch_norm_weight,
     group_norm_bias,
     group_norm_weight,
+    instance_norm_bias,
+    instance_norm_weight,
     layer_norm_bias,
     layer_norm_weight,
     rms_norm_weight,
 )
-from rule_oracle import by_autograd, check_form, double
+from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
 
@@ -79,3 +81,50 @@ def test_batch_norm_over_the_batch_is_refused(operand: object) -> None:
     x, w, bias = double(B, 6), double(6), double(6)
     with pytest.raises(ValueError, match="mix examples"):
         operand(Examples(B), x, x, None, None, w, bias, True)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("places", [(7,), (3, 2)])
+def test_instance_norm(places: tuple[int, ...], fixed: bool) -> None:
+    x, w, bias = double(B, 6, *places), double(6), double(6)
+    mean, variance = (double(6), double(6).square() + 0.1) if fixed else (None, None)
+    dy = double(*x.shape)
+    check_form(
+        instance_norm_weight(Examples(B), dy, x, mean, variance, w, bias, not fixed, 0.1, 0.2),
+        by_autograd(lambda v: F.instance_norm(x, mean, variance, v, bias, not fixed, 0.1, 0.2), w, dy, B),
+    )
+    check_form(
+        instance_norm_bias(Examples(B), dy, x, mean, variance, w, bias, not fixed, 0.1, 0.2),
+        by_autograd(lambda v: F.instance_norm(x, mean, variance, w, v, not fixed, 0.1, 0.2), bias, dy, B),
+    )
+
+
+@pytest.mark.parametrize("operand", [instance_norm_weight, instance_norm_bias])
+def test_running_statistics_of_private_data_are_refused(operand: object) -> None:
+    x, w, bias, mean, variance = double(B, 6, 3), double(6), double(6), double(6), double(6).square()
+    with pytest.raises(ValueError, match="running statistics"):
+        operand(Examples(B), x, x, mean, variance, w, bias)  # type: ignore[operator]
+
+
+LAYOUTS = {
+    "time first": ((3, B), Examples(B, 1)),
+    "folded": ((3 * B,), Examples(B)),
+    "time first, folded": ((3 * B,), Examples(B, inner=True)),
+    "folded on axis 1": ((1, 3 * B), Examples(B, 1, inner=True)),
+}
+
+
+@pytest.mark.parametrize(("axes", "examples"), LAYOUTS.values(), ids=LAYOUTS)
+def test_examples_in_other_places(axes: tuple[int, ...], examples: Examples) -> None:
+    x, w, bias, dy = double(*axes, 5), double(5), double(5), double(*axes, 5)
+    check_form(
+        layer_norm_weight(examples, dy, x, (5,), w, bias),
+        by_autograd_at(examples, lambda v: F.layer_norm(x, (5,), v, bias), w, dy),
+    )
+    check_form(
+        layer_norm_bias(examples, dy, x, (5,), w, bias),
+        by_autograd_at(examples, lambda v: F.layer_norm(x, (5,), w, v), bias, dy),
+    )
+    check_form(
+        rms_norm_weight(examples, dy, x, (5,), w), by_autograd_at(examples, lambda v: F.rms_norm(x, (5,), v), w, dy)
+    )

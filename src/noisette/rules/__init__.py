@@ -1,6 +1,8 @@
 """Per-example gradients, one file per family of operations. Importing this room registers every rule in it."""
 
+from noisette.rules import activation as activation
 from noisette.rules import attention as attention
+from noisette.rules import broadcasting as broadcasting
 from noisette.rules import conv as conv
 from noisette.rules import einsum as einsum
 from noisette.rules import elementwise as elementwise
@@ -8,6 +10,7 @@ from noisette.rules import embedding as embedding
 from noisette.rules import joining as joining
 from noisette.rules import linear as linear
 from noisette.rules import normalization as normalization
+from noisette.rules import recurrent as recurrent
 from noisette.rules._examples import Examples as Examples
 from noisette.rules._registry import find_rule as find_rule
 from noisette.rules._registry import named_arguments as named_arguments

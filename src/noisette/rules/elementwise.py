@@ -1,4 +1,4 @@
-"""Scales and shifts by a raw parameter: x + p, x - p, x * p, x / p, in either order and with any broadcasting."""
+"""Scales and shifts by a raw parameter: x + p, x - p, x * p, x / p, in any order, in place, with any broadcasting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from noisette.rules._examples import Examples
-from noisette.rules._registry import rule
+from noisette.rules._registry import rewrite, rule
 from noisette.rules.gradients import Dense, ExampleGradients, PerExampleRow
 
 
@@ -47,9 +47,33 @@ _ADD = (
     torch.Tensor.__iadd__,
     torch.Tensor.add_,
 )
-_SUB = (torch.sub, torch.Tensor.sub, torch.Tensor.__sub__)
-_MUL = (torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__)
-_DIV = (torch.div, torch.Tensor.div, torch.Tensor.__truediv__)
+_SUB = (
+    torch.sub,
+    torch.subtract,
+    torch.Tensor.sub,
+    torch.Tensor.subtract,
+    torch.Tensor.__sub__,
+    torch.Tensor.__isub__,
+    torch.Tensor.sub_,
+    torch.Tensor.subtract_,
+)
+_MUL = (
+    torch.mul,
+    torch.multiply,
+    torch.Tensor.mul,
+    torch.Tensor.multiply,
+    torch.Tensor.__mul__,
+    torch.Tensor.__rmul__,
+)
+_DIV = (
+    torch.div,
+    torch.divide,
+    torch.true_divide,
+    torch.Tensor.div,
+    torch.Tensor.divide,
+    torch.Tensor.true_divide,
+    torch.Tensor.__truediv__,
+)
 
 
 @rule(*_ADD, operand="other")
@@ -89,12 +113,68 @@ def mul_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> E
 
 
 @rule(*_DIV, operand="other")
-def div_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
+def div_other(
+    examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, rounding_mode: str | None = None
+) -> ExampleGradients:
     """X / p."""
+    _require_unrounded(rounding_mode)
     return reduced(examples, -dy * input / (other * other), other)
 
 
 @rule(*_DIV, operand="input")
-def div_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
+def div_input(
+    examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, rounding_mode: str | None = None
+) -> ExampleGradients:
     """P / x."""
+    _require_unrounded(rounding_mode)
     return reduced(examples, dy / other, input)
+
+
+def _require_unrounded(rounding_mode: str | None) -> None:
+    if rounding_mode is not None:
+        raise ValueError(f"a quotient rounded by {rounding_mode!r} has no gradient; divide without rounding")
+
+
+@rewrite(torch.rsub, torch.Tensor.__rsub__)
+def sub_reflected(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+    """The difference with its operands in their own order."""
+    return torch.sub(other, input, alpha=alpha)
+
+
+@rewrite(torch.Tensor.__rtruediv__)
+def div_reflected(input: Tensor, other: Tensor) -> Tensor:
+    """The quotient with its operands in their own order."""
+    return torch.div(other, input)
+
+
+@rewrite(torch.Tensor.mul_, torch.Tensor.multiply_, torch.Tensor.__imul__)
+def mul_in_place(input: Tensor, other: Tensor) -> Tensor:
+    """A product of a copy, because the rule needs what is overwritten."""
+    return input.copy_(torch.mul(input.clone(), other))
+
+
+@rewrite(
+    torch.Tensor.div_,
+    torch.Tensor.divide_,
+    torch.Tensor.true_divide_,
+    torch.Tensor.__itruediv__,
+)
+def div_in_place(input: Tensor, other: Tensor, *, rounding_mode: str | None = None) -> Tensor:
+    """A quotient of a copy, because the rule needs what is overwritten."""
+    return input.copy_(torch.div(input.clone(), other, rounding_mode=rounding_mode))
+
+
+@rule(torch.Tensor.copy_, operand="src")
+def copy_src(
+    examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
+) -> ExampleGradients:
+    """P written over x."""
+    return reduced(examples, dy, src)
+
+
+@rule(torch.Tensor.copy_, operand="input")
+def copy_input(
+    examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
+) -> ExampleGradients:
+    """X written over p, of which nothing is left."""
+    return reduced(examples, torch.zeros_like(dy), input)

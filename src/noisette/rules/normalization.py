@@ -89,6 +89,53 @@ def group_norm_bias(
     return reduced_channels(examples, dy, bias)
 
 
+@rule(F.instance_norm, operand="weight")
+def instance_norm_weight(
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> ExampleGradients:
+    """G_c = sum over positions of dy_c x_hat_c."""
+    assert weight is not None
+    _require_statistics_kept(running_mean, use_input_stats)
+    normalised = F.instance_norm(input, running_mean, running_var, use_input_stats=use_input_stats, eps=eps)
+    return reduced_channels(examples, dy * normalised, weight)
+
+
+@rule(F.instance_norm, operand="bias")
+def instance_norm_bias(
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> ExampleGradients:
+    """G_c = sum over positions of dy_c."""
+    assert bias is not None
+    _require_statistics_kept(running_mean, use_input_stats)
+    return reduced_channels(examples, dy, bias)
+
+
+def _require_statistics_kept(running_mean: Tensor | None, use_input_stats: bool) -> None:
+    if use_input_stats and running_mean is not None:
+        raise ValueError(
+            "running statistics are computed from private data, which no noise covers; "
+            "set track_running_stats=False, or call .eval() on the module"
+        )
+
+
 @rule(F.batch_norm, operand="weight")
 def batch_norm_weight(
     examples: Examples,
@@ -130,4 +177,4 @@ def batch_norm_bias(
 def reduced_channels(examples: Examples, dy: Tensor, parameter: Tensor) -> ExampleGradients:
     """What reaches a per-channel parameter of a gradient with axes (example, channel, ...)."""
     gradients = reduced(examples, dy, _channels(parameter, dy)).explicit()
-    return Dense(gradients.reshape(examples.count, -1))
+    return Dense(gradients.reshape(examples.count, *parameter.shape))
