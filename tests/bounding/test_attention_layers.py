@@ -99,8 +99,20 @@ def learned_queries(m: Forward, x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(heads(latents), heads(m.keys(x)), heads(x)).transpose(1, 2).flatten(2)
 
 
-def queries_through_a_projection(m: Forward, x: Tensor) -> Tensor:
-    return m.layer(m.latents.expand(len(x), -1, -1), x, x, need_weights=False)[0]
+def queries_of_a_layer(layer: nn.Module, need_weights: bool = False) -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        return m.layer(m.latents.expand(len(x), -1, -1), x, x, need_weights=need_weights)[0]
+
+    return Forward(forward, layer=layer, latents=parameter(1, 3, 6))
+
+
+def memory_of_a_layer(layer: nn.Module) -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        memory = m.memory.expand(len(x), -1, -1)
+        output, weights = m.layer(x, memory, memory)
+        return torch.cat([output, weights], -1)
+
+    return Forward(forward, layer=layer, memory=parameter(1, 3, 6))
 
 
 def learned_keys_and_values(m: Forward, x: Tensor) -> Tensor:
@@ -154,11 +166,9 @@ CASES = [
         lambda: Forward(learned_queries, latents=parameter(1, 3, 6), keys=nn.Linear(6, 6)),
         floats(4, 6),
     ),
-    Case(
-        "learned queries of a layer",
-        lambda: Forward(queries_through_a_projection, latents=parameter(1, 3, 6), layer=mha()),
-        floats(4, 6),
-    ),
+    Case("learned queries of a layer", lambda: queries_of_a_layer(mha()), floats(4, 6)),
+    Case("learned queries of a layer, weights asked for", lambda: queries_of_a_layer(mha(), True), floats(4, 6)),
+    Case("learned keys and values of a layer", lambda: memory_of_a_layer(mha()), floats(4, 6)),
     Case(
         "learned keys and values",
         lambda: Forward(
@@ -215,7 +225,6 @@ def test_with_dropout_one_example_stays_within_the_bound(need_weights: bool) -> 
 
 
 def test_dropout_on_attention_with_learned_queries_is_refused() -> None:
-    model = Forward(queries_through_a_projection, latents=parameter(1, 3, 6), layer=mha(dropout=0.1))
-    clip = PerExampleClip(model, 1.0)
+    clip = PerExampleClip(model := queries_of_a_layer(mha(dropout=0.1)), 1.0)
     with pytest.raises(MissingRule, match=r"dropout_p=0\.1"):
         clip.backward(squares(model, torch.randn(3, 4, 6)))

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from noisette.rules import Examples, PerExampleRow, find_rule
 from noisette.rules.attention import multi_head_attention
@@ -165,8 +166,36 @@ def test_results_keep_their_dtype() -> None:
             assert (found is None and truth is None) or (found.dtype, found.shape) == (truth.dtype, truth.shape)
 
 
-def test_causality_without_its_mask_is_left_to_the_operation_to_refuse() -> None:
-    assert multi_head_attention(**arguments(), is_causal=True) is NotImplemented
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"is_causal": True},
+        {"attn_mask": double(1, S)},
+        {"attn_mask": double(B * HEADS, L, 1)},
+        {"value": double(S + 1, B, E)},
+        {"static_k": double(B * HEADS, S + 1, D)},
+    ],
+    ids=["causal without a mask", "short mask", "short mask for each", "longer values", "longer keys"],
+)
+def test_arguments_that_the_operation_refuses_are_left_to_it(wrong: dict[str, Any]) -> None:
+    given = arguments("memory") | wrong
+    with pytest.raises((AssertionError, RuntimeError)):
+        F.multi_head_attention_forward(**given)
+    assert multi_head_attention(**given) is NotImplemented
+
+
+@pytest.mark.parametrize(("source", "products"), [("self", 2), ("memory", 3), ("distinct", 4)])
+def test_inputs_that_are_one_tensor_share_a_matrix_product(source: str, products: int) -> None:
+    called = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func)
+            return func(*args, **kwargs or {})
+
+    with Watch():
+        multi_head_attention(**arguments(source))
+    assert called.count(F.linear) == products
 
 
 def sizes(operand: str, b: int) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ def by_expansion(examples: Examples, dy: Tensor, operand: Tensor, call: Callable
         ValueError: the operand's size on that axis is neither the output's nor one.
     """
     axis = examples.axis
-    aligned = operand.detach().reshape((1,) * (dy.dim() - operand.dim()) + tuple(operand.shape))
+    aligned = operand.reshape((1,) * (dy.dim() - operand.dim()) + tuple(operand.shape))
     if aligned.shape[axis] not in (1, dy.shape[axis]):
         raise ValueError(
             f"a weight of shape {tuple(operand.shape)} where {tuple(dy.shape)} has examples on axis {axis}"

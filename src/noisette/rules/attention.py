@@ -47,8 +47,6 @@ def multi_head_attention(
 
     Every step keeps the examples on its first axis, whatever the order of the arguments.
     """
-    if is_causal and attn_mask is None:
-        return NotImplemented  # the operation refuses this itself
     batched = query.dim() == 3
     packed, apart = None if use_separate_proj_weight else in_proj_weight, (q_proj_weight, k_proj_weight, v_proj_weight)
     q, k, v = _projections(*_batch_first(query, key, value, batched), packed, apart, in_proj_bias)
@@ -58,6 +56,9 @@ def multi_head_attention(
     q, k, v = (x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (q, k, v))
     k = k if static_k is None else static_k.unflatten(0, (b, num_heads))
     v = v if static_v is None else static_v.unflatten(0, (b, num_heads))
+    fits = not is_causal if attn_mask is None else attn_mask.shape[-2:] == (query.shape[0], key.shape[0])
+    if not fits or k.shape != v.shape:
+        return NotImplemented  # the operation refuses such arguments in its own words
     if add_zero_attn:
         k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
 
