@@ -64,8 +64,8 @@ def multi_head_attention(
 
     is_causal = is_causal and key_padding_mask is None and not need_weights
     mask = None if is_causal else _joint_mask(attn_mask, key_padding_mask, b, q)
-    if mask is not None:
-        mask = F.pad(mask, (0, int(bias_k is not None) + int(add_zero_attn)))
+    if mask is not None and (extra := int(bias_k is not None) + int(add_zero_attn)):
+        mask = F.pad(mask, (0, extra))
     dropout_p = dropout_p if training else 0.0
     if need_weights:
         scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
