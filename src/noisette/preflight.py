@@ -169,8 +169,8 @@ def _sum_of(bound: GradientBound, batch: Call, examples: Sequence[int], loss: _P
         with _Stilled():
             output = bound.model(*batch.args, **batch.kwargs)
         losses = loss(output, examples) * scale
-        with _Stilled():  # checkpointed parts of the model run again in the backward pass
-            bound.backward(losses)
+    with _stilled_again(bound.model):
+        bound.backward(losses)
     return torch.cat([g.double().flatten() for part in bound.take() for g in part.grads])
 
 
@@ -250,6 +250,28 @@ _MIXING_UNSEEN = (
     "some operation mixes examples in its gradient, or holds them on another axis than the first. "
     "Every operation must look at one example at a time, and inputs and outputs hold the examples on the first axis."
 )
+
+
+@contextmanager
+def _stilled_again(model: nn.Module) -> Iterator[None]:
+    """Checkpointed parts of a model run again in the backward pass, which is out of reach of a mode around it."""
+    opened: list[_Stilled] = []
+
+    def open(module: nn.Module, args: Any) -> None:
+        opened.append(_Stilled())
+        opened[-1].__enter__()
+
+    def shut(module: nn.Module, args: Any, output: Any) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    parts = list(model.modules())[1:]
+    handles = [part.register_forward_pre_hook(open) for part in parts]
+    handles += [part.register_forward_hook(shut, always_call=True) for part in parts]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _first_mixing_module(model: nn.Module, batch: Call) -> str:
