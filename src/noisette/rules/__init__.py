@@ -8,6 +8,7 @@ from noisette.rules import einsum as einsum
 from noisette.rules import elementwise as elementwise
 from noisette.rules import embedding as embedding
 from noisette.rules import joining as joining
+from noisette.rules import likeness as likeness
 from noisette.rules import linear as linear
 from noisette.rules import normalization as normalization
 from noisette.rules import recurrent as recurrent

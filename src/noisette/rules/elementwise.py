@@ -176,5 +176,5 @@ def copy_src(
 def copy_input(
     examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
 ) -> ExampleGradients:
-    """X written over p, of which nothing is left."""
-    return reduced(examples, torch.zeros_like(dy), input)
+    """X written over p has no rule: the way back from p to its parameters is overwritten too."""
+    raise ValueError("data is written over it; multiply, divide or copy out of place")
