@@ -31,18 +31,18 @@ def clipped(model: nn.Module, losses: Callable[[], Tensor], engine: Engine | Non
 @rule_engines
 def test_operation_without_a_rule_is_named_and_all_are_listed(engine: Engine) -> None:
     model = Forward(
-        lambda m, x: torch.einsum("bi,io->bo", x, m.outer) * m.inner.square() + F.prelu(x[:, :4], m.slope),
-        outer=parameter(6, 4),
+        lambda m, x: torch.cdist(x, m.centres) * m.inner.square() + torch.hypot(x[:, :4], m.side),
+        centres=parameter(4, 6),
         inner=parameter(4),
-        slope=parameter(1),
+        side=parameter(4),
     )
     x = torch.randn(3, 6)
     with pytest.raises(MissingRule) as refusal:
         clipped(model, lambda: squares(model, x), engine)
     message = str(refusal.value)
     assert "2 uses" in message
-    assert re.search(r"outer, .* of einsum: no rule", message)
-    assert re.search(r"slope, .* of prelu: no rule", message)
+    assert re.search(r"centres, .* of cdist: no rule", message)
+    assert re.search(r"side, .* of hypot: no rule", message)
     assert "noisette.Loop()" in message
     assert clipped(model, lambda: squares(model, x), Loop()).norm() > 0
 
@@ -62,21 +62,6 @@ def test_fused_recurrent_layer_is_refused(engine: Engine) -> None:
     model = Forward(lambda m, x: m.rnn(x)[0], rnn=nn.RNN(5, 4, batch_first=True))
     with pytest.raises(MissingRule, match="weight_hh_l0"):
         clipped(model, lambda: squares(model, torch.randn(3, 5, 5)), engine)
-
-
-@pytest.mark.parametrize(
-    ("model", "operation"),
-    [
-        (Forward(lambda m, x: torch.cat([m.p.expand(len(x), -1), x], 1), p=parameter(1, 6)), "cat"),
-        (nn.Bilinear(6, 6, 2), "bilinear"),
-    ],
-    ids=["cat", "bilinear"],
-)
-@rule_engines
-def test_known_operations_that_still_lack_a_rule(model: nn.Module, operation: str, engine: Engine) -> None:
-    inputs = (torch.randn(3, 6),) if operation == "cat" else (torch.randn(3, 6),) * 2
-    with pytest.raises(MissingRule, match=rf"of {operation}: no rule"):
-        clipped(model, lambda: model(*inputs).flatten(1).sum(1), engine)
 
 
 @rule_engines
