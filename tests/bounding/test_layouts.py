@@ -6,10 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from engine_check import check_thoroughly, measured
-from model_cases import Case, Forward, floats, ids, parameter, squares
-from noisette import BookKeeping, MissingRule, PerExampleClip
+from engine_check import check, check_thoroughly, measured
+from model_cases import Case, Forward, Inputs, floats, ids, parameter, squares
+from noisette import BookKeeping, MissingRule, PerExampleClip, Reweight
 from noisette.bounding.layouts import _scales
 from oracle import clipped_sum
 
@@ -131,8 +132,59 @@ def test_examples_without_gradient_leave_the_question_open() -> None:
     torch.testing.assert_close(found, truth.vector, rtol=1e-10, atol=1e-12)
 
 
+def packed_by_length() -> nn.Module:
+    """Packing sorts the examples by length, and other layers see them in the order they came."""
+
+    def forward(m: Forward, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(m.up(x), lengths, batch_first=True, enforce_sorted=False)
+        output, (last, _) = m.rnn(packed)
+        padded, _ = pad_packed_sequence(output, batch_first=True, total_length=x.shape[1])
+        return m.down(padded).sum(1) + last[-1][:, :3]
+
+    return Forward(forward, up=nn.Linear(4, 5), rnn=nn.LSTM(5, 6, batch_first=True), down=nn.Linear(6, 3))
+
+
+def of_lengths(b: int) -> Inputs:
+    return torch.randn(b, 7, 4), torch.randint(1, 8, (b,))
+
+
+def test_packing_by_length_changes_the_order() -> None:
+    case = Case("packed by length", packed_by_length, of_lengths)
+    for engine in (BookKeeping(), Reweight()):
+        for b in (7, 1, 2):
+            check(case, engine, b=b, dtype=torch.float64)
+        check(case, engine, b=6, dtype=torch.float32)
+
+
+def test_order_of_one_batch_is_not_that_of_the_next() -> None:
+    model, x = packed_by_length().double(), torch.randn(4, 7, 4, dtype=torch.float64)
+    clip = PerExampleClip(model, 0.5)
+    for lengths in ([7, 5, 4, 2], [2, 7, 4, 5], [1, 1, 7, 7]):
+        clip.backward(squares(model, x, torch.tensor(lengths)))
+        [total] = clip.take()
+        truth = clipped_sum(model, squares, (x, torch.tensor(lengths)), 0.5)
+        found = torch.cat([g.flatten() for g in total.grads])
+        torch.testing.assert_close(found, truth.vector, rtol=1e-9, atol=1e-12)
+    clip.close()
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan")])
+def test_packed_example_that_says_nothing_of_its_place(value: float) -> None:
+    model, x = packed_by_length().double(), torch.randn(4, 7, 4, dtype=torch.float64)
+    lengths, weight = torch.tensor([2, 7, 4, 5]), torch.ones(4, dtype=torch.float64)
+    weight[1] = value
+    clip = PerExampleClip(model, 0.5)
+    clip.backward(squares(model, x, lengths) * weight)
+    [total] = clip.take()
+    clip.close()
+    kept = [0, 2, 3]
+    truth = clipped_sum(model, squares, (x[kept], lengths[kept]), 0.5)
+    found = torch.cat([g.flatten() for g in total.grads])
+    torch.testing.assert_close(found, truth.vector, rtol=1e-9, atol=1e-12)
+
+
 def test_scales_repeat_nowhere() -> None:
     scale = _scales(64)
     assert set(scale.tolist()) == {1.0, 2.0, 4.0, 8.0}
-    assert all(scale[0] != scale[1] for _ in range(1))
+    assert scale[0] != scale[1]
     assert not any(torch.equal(scale[period:], scale[:-period]) for period in range(1, 33))

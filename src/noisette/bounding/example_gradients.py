@@ -109,7 +109,11 @@ class _Arrivals:
                 forms = _apply_rule(examples, dy, use, operand, weights[0].dtype, arguments)
                 several = type(value) in (list, tuple)
                 pairs = zip(value, forms, strict=True) if several else [(value, forms)]
-                gradients += [(item, form) for item, form in pairs if any(item is weight for weight in weights)]
+                gradients += [
+                    (item, _in_order(form, examples))
+                    for item, form in pairs
+                    if any(item is weight for weight in weights)
+                ]
             except ValueError as error:
                 self._problems += [
                     f"{self._name(weight)}, {operand} of {operation_name(use.operation)}: {error}" for weight in weights
@@ -139,6 +143,11 @@ def _apply_rule(
     if examples is None:
         raise ValueError("no axis of its output holds the examples one by one")
     return rule(examples, _cast(dy, dtype), **{name: _cast(value, dtype) for name, value in arguments.items()})
+
+
+def _in_order(form: ExampleGradients, examples: Examples | None) -> ExampleGradients:
+    """The gradients in the order of the losses, where the model has changed it."""
+    return form if examples is None or examples.order is None else form.select(examples.order)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

@@ -41,9 +41,9 @@ class Layouts:
         structure = tuple((use.operation, use.axes) for use in record.uses)
         if b == 1 or not record.uses:
             return [Examples(b)] * len(record.uses)
-        if structure not in self._known:
+        if record.packed or structure not in self._known:
             located, certain = _measure(losses, record, parameters)
-            if not certain:
+            if record.packed or not certain:  # lengths, and the order with them, are others in each batch
                 return located
             self._known[structure] = tuple(located)
         return [examples and replace(examples, count=b) for examples in self._known[structure]]
@@ -52,7 +52,7 @@ class Layouts:
 def _measure(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> tuple[list[Examples | None], bool]:
     """Where each use holds its examples, and whether every one was seen clearly."""
     b = losses.shape[0]
-    scale = _scales(b).to(losses)
+    scale = (_distinct(b) if record.packed else _scales(b)).to(losses)
     passed = follow(losses, record, parameters).passed
     plain, scaled = ({}, {})
     for cotangent, profiles in ((torch.ones_like(losses), plain), (scale, scaled)):
@@ -69,6 +69,8 @@ def _measure(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -
             located.append(Examples(b))  # such an operation says itself where they are
             continue
         found, clear = _fitting(plain.get(k, {}), scaled.get(k, {}), scale)
+        if record.packed and not found:
+            found = _permuted(plain.get(k, {}), scaled.get(k, {}), scale)
         certain = certain and clear
         located.append(found[0] if found else None)
     return located, certain
@@ -79,11 +81,20 @@ def _scales(b: int) -> Tensor:
     return torch.tensor([2.0 ** int(4 * (i * _GOLDEN % 1)) for i in range(b)])
 
 
+def _distinct(b: int) -> Tensor:
+    """A factor of its own for each loss."""
+    return torch.linspace(1, 2, b, dtype=torch.float64)
+
+
+def _tolerance(scale: Tensor) -> float:
+    """How far a row may grow otherwise than its owner's loss: little beside what sets two factors apart."""
+    apart = (scale.unique().diff() / scale.max()).min()
+    return min(_TOLERANCE, 0.2 * float(apart))
+
+
 def _profiles(dy: Tensor, b: int) -> Profiles:
     return {
-        axis: torch.linalg.vector_norm(dy, dim=[k for k in range(dy.dim()) if k != axis])
-        if dy.dim() > 1
-        else dy.abs()
+        axis: torch.linalg.vector_norm(dy, dim=[k for k in range(dy.dim()) if k != axis]) if dy.dim() > 1 else dy.abs()
         for axis in range(dy.dim())
         if dy.shape[axis] and dy.shape[axis] % b == 0
     }
@@ -106,8 +117,27 @@ def _fitting(plain: Profiles, scaled: Profiles, scale: Tensor) -> tuple[list[Exa
         positions = len(rows) // b
         for inner in (False, True)[: 1 + (positions > 1)]:
             owner = (place % b if inner else place // positions)[seen]
-            fits = bool(((grown / scale.to(rows)[owner] - 1).abs() <= _TOLERANCE).all())
+            fits = bool(((grown / scale.to(rows)[owner] - 1).abs() <= _tolerance(scale)).all())
             if fits and len(owner):
                 found.append(Examples(b, axis, inner))
                 clear = len(owner.unique()) > 1
     return found if told else [Examples(b)], clear and len(found) == 1
+
+
+def _permuted(plain: Profiles, scaled: Profiles, scale: Tensor) -> list[Examples]:
+    """Axes of the batch's own length that hold each example once, in another order than the losses."""
+    b = len(scale)
+    found: list[Examples] = []
+    for axis, rows in plain.items():
+        seen = rows.isfinite() & (rows > _FAINT * rows.nan_to_num(0, 0, 0).max())
+        grown = scaled[axis][seen] / rows[seen]
+        owner = (grown.unsqueeze(1) - scale.to(rows)).abs().argmin(1)
+        exact = bool(((grown / scale.to(rows)[owner] - 1).abs() <= _tolerance(scale)).all())
+        # An example without gradient may have any place that is left; one that is not finite only its own.
+        known = len(rows) - len(owner) < 2 or bool(rows.isfinite().all())
+        if len(rows) == b and exact and known and len(owner.unique()) == len(owner):
+            order = torch.full((b,), -1, device=rows.device)
+            order[owner] = seen.nonzero().flatten()
+            order[order < 0] = (~seen).nonzero().flatten()
+            found.append(Examples(b, axis, order=order))
+    return found

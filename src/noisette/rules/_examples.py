@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -13,11 +13,15 @@ class Examples:
 
     A model may fold positions into that axis. Where ``inner`` is false the positions of one example stand together;
     where it is true, as after folding a (time, example, ...) tensor, the examples of one position do.
+
+    A model may also change the order of its examples, as packing by length does. Rules need not care: what they return
+    is put back in order by ``order``, the place of each example along the axis.
     """
 
     count: int
     axis: int = 0
     inner: bool = False
+    order: Tensor | None = field(default=None, compare=False)
 
     def first(self, tensor: Tensor) -> Tensor:
         """The tensor with axes (example, position, ...), whatever the model's own order is.
