@@ -1,0 +1,204 @@
+"""Derivatives of recurrent layers at their two matrix products, by one pass backwards through time.
+
+A layer is z_t = W_ih x_t + b_ih, a_t = W_hh h_{t-1} + b_hh, and a step that makes h_t of the two. Its values are known
+already when a function of this file is called, which joins them to z, a and the states before the first step. What
+then arrives at z and a is all that the gradients of the weights need.
+
+Axes: (b, t, features) outside; (t, b, features) inside, where a step is one block of memory. Every factor that does
+not depend on later steps is made for all steps at once, so the pass itself is a few kernels per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+@dataclass(frozen=True)
+class Known:
+    """One direction of one layer, with the values of its forward pass."""
+
+    z: Tensor  # W_ih x_t + b_ih
+    a: Tensor  # W_hh h_{t-1} + b_hh
+    before: Tensor  # h_{t-1}
+    states: Sequence[Tensor]  # before the first step: h, for an LSTM also c
+    output: Tensor  # h_t
+    w_hh: Tensor
+    w_hr: Tensor | None  # of an LSTM whose h_t is projected
+
+    def by_time(self, tensor: Tensor) -> Tensor:
+        """The tensor with axes (t, b, features), in the precision of the weights."""
+        return tensor.detach().transpose(0, 1).to(self.w_hh.dtype)
+
+
+def tanh(known: Known) -> tuple[Tensor, ...]:
+    """h_t = tanh(z_t + a_t)."""
+    slope = 1 - known.by_time(known.output).square()
+    return _join(known, _Simple(slope), [known.output])
+
+
+def relu(known: Known) -> tuple[Tensor, ...]:
+    """h_t = max(z_t + a_t, 0)."""
+    slope = (known.by_time(known.output) > 0).to(known.w_hh.dtype)
+    return _join(known, _Simple(slope), [known.output])
+
+
+def lstm(known: Known) -> tuple[Tensor, ...]:
+    """c_t = s(f) c_{t-1} + s(i) tanh(g) and h_t = W_hr (s(o) tanh(c_t)), where i, f, g, o = z_t + a_t; returns h and c.
+
+    s is the logistic function. Without a projection there is no W_hr.
+    """
+    b, steps, width = known.z.shape
+    gates = known.w_hh.new_empty(steps, b, 4, width // 4)
+    torch.add(known.by_time(known.z), known.by_time(known.a), out=gates.flatten(2))
+    gates[:, :, :2].sigmoid_()
+    gates[:, :, 2].tanh_()
+    gates[:, :, 3].sigmoid_()
+    i, f, g, o = gates.unbind(2)
+    fresh = i * g
+    cells = fresh.new_empty(steps + 1, *fresh.shape[1:])
+    cells[0] = known.states[1].detach()
+    for t in range(steps):
+        torch.addcmul(fresh[t], f[t], cells[t], out=cells[t + 1])
+    squashed = cells[1:].tanh()
+    unprojected = o * squashed
+    factors = torch.empty_like(gates)
+    torch.mul(fresh, 1 - i, out=factors[:, :, 0])
+    torch.mul(cells[:-1], f - f * f, out=factors[:, :, 1])
+    torch.mul(i, 1 - g * g, out=factors[:, :, 2])
+    torch.mul(unprojected, 1 - o, out=factors[:, :, 3])
+    through = o - unprojected * squashed
+    values = [known.output, cells[1:].transpose(0, 1)]
+    if known.w_hr is None:
+        return _join(known, _Lstm(factors, through, f.contiguous()), values)
+    projected = torch.nn.functional.linear(unprojected.transpose(0, 1), known.w_hr)
+    return _join(known, _Lstm(factors, through, f.contiguous()), values, projected)
+
+
+def gru(known: Known) -> tuple[Tensor, ...]:
+    """h_t = (1 - s(u)) tanh(n) + s(u) h_{t-1}, where r, u = z_t + a_t and n = z_t + s(r) a_t, part by part."""
+    b, steps, width = known.z.shape
+    z, a = (known.by_time(product).unflatten(2, (3, width // 3)) for product in (known.z, known.a))
+    r, u = (z[:, :, :2] + a[:, :, :2]).sigmoid_().unbind(2)
+    hidden = a[:, :, 2]
+    n = torch.addcmul(z[:, :, 2], r, hidden).tanh_()
+    new = (1 - u) * (1 - n * n)
+    factors = known.w_hh.new_empty(steps, b, 3, width // 3)
+    torch.mul(new * hidden, r - r * r, out=factors[:, :, 0])
+    torch.mul(known.by_time(known.before) - n, u - u * u, out=factors[:, :, 1])
+    torch.mul(new, r, out=factors[:, :, 2])
+    return _join(known, _Gru(factors, u.contiguous(), new), [known.output])
+
+
+class _Steps(Protocol):
+    """What the way back through time needs of the forward pass."""
+
+    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        """What reaches z, a, the product of a projection if there is one, and the states before the first step."""
+        ...
+
+
+class _Join(torch.autograd.Function):
+    """Values that are known already, as outputs of the tensors they come from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, steps: _Steps, values: Sequence[Tensor], weights: Sequence[Tensor], *sources: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.steps = steps
+        ctx.save_for_backward(*weights)  # so that a change of them before the way back is an error
+        ctx.set_materialize_grads(False)
+        return tuple(values)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, None, None, *ctx.steps.gradients(ctx.saved_tensors, dy)
+
+
+def _join(known: Known, steps: _Steps, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
+    weights = [w.detach() for w in (known.w_hh, known.w_hr) if w is not None]
+    return _Join.apply(steps, values, weights, known.z, known.a, *projected, *known.states)
+
+
+@dataclass(frozen=True)
+class _Simple:
+    """delta_t = slope_t dh_t."""
+
+    slope: Tensor
+
+    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        [w_hh], delta = weights, torch.empty_like(self.slope)
+        dh = _arriving(dy[0], self.slope)
+        for t in _last_to_first(dh, delta, w_hh):
+            torch.mul(self.slope[t], dh[t], out=delta[t])
+        return _outside(delta), _outside(delta), delta[0] @ w_hh
+
+
+@dataclass(frozen=True)
+class _Lstm:
+    """dc_t takes in what h_t passes on, and goes on as f_t dc_t; delta_t is dc_t, for the gate o dh_t, times factors."""
+
+    factors: Tensor  # (t, b, gate, feature)
+    through: Tensor  # dc_t / dh_t
+    forget: Tensor
+
+    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        w_hh, *w_hr = weights
+        delta, dc = torch.empty_like(self.factors), torch.zeros_like(self.through[0])
+        dh = _arriving(dy[0], self.through[..., :1].expand(-1, -1, w_hh.shape[1]))
+        dcells = None if dy[1] is None else _arriving(dy[1], self.through)
+        for t in _last_to_first(dh, delta.flatten(2), w_hh):
+            unprojected = dh[t] @ w_hr[0] if w_hr else dh[t]
+            if dcells is not None:
+                dc += dcells[t]
+            dc.addcmul_(unprojected, self.through[t])
+            torch.mul(self.factors[t, :, :3], dc.unsqueeze(1), out=delta[t, :, :3])
+            torch.mul(self.factors[t, :, 3], unprojected, out=delta[t, :, 3])
+            dc *= self.forget[t]
+        found = delta.flatten(2)
+        return _outside(found), _outside(found), *([_outside(dh)] if w_hr else []), found[0] @ w_hh, dc
+
+
+@dataclass(frozen=True)
+class _Gru:
+    """delta_t = factors_t dh_t at a; at z the part of n lacks the factor r. Besides, h_{t-1} gets u_t dh_t."""
+
+    factors: Tensor  # (t, b, gate, feature)
+    update: Tensor
+    new: Tensor  # dn_t / dh_t
+
+    def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+        [w_hh], delta = weights, torch.empty_like(self.factors)
+        dh = _arriving(dy[0], self.new)
+        for t in _last_to_first(dh, delta.flatten(2), w_hh):
+            if t + 1 < len(dh):
+                dh[t].addcmul_(dh[t + 1], self.update[t + 1])
+            torch.mul(self.factors[t], dh[t].unsqueeze(1), out=delta[t])
+        at_z = delta.clone()
+        torch.mul(self.new, dh, out=at_z[:, :, 2])
+        dh0 = torch.addcmul(delta[0].flatten(1) @ w_hh, dh[0], self.update[0])
+        return _outside(at_z.flatten(2)), _outside(delta.flatten(2)), dh0
+
+
+def _arriving(dy: Tensor | None, like: Tensor) -> Tensor:
+    """A copy of what arrives, with axes (t, b, features), which later steps are added to; zeros for nothing."""
+    copy = torch.zeros_like(like, memory_format=torch.contiguous_format)
+    return copy if dy is None else copy.copy_(dy.transpose(0, 1))
+
+
+def _last_to_first(dh: Tensor, delta: Tensor, w_hh: Tensor) -> Iterator[int]:
+    """Each step t, once what W_hh hands back of delta_{t+1} is in dh_t. The caller then writes delta_t."""
+    for t in reversed(range(len(dh))):
+        if t + 1 < len(dh):
+            dh[t].addmm_(delta[t + 1], w_hh)
+        yield t
+
+
+def _outside(tensor: Tensor) -> Tensor:
+    return tensor.transpose(0, 1)
