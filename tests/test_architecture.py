@@ -16,7 +16,7 @@ SOURCE = Path(noisette.__file__).parent
 ORDER = [
     ["errors", "_check"],
     ["schedule"],
-    ["keystream"],
+    ["keystream", "piece_size"],
     ["sampling"],
     ["tape"],
     ["rules"],

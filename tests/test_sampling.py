@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from noisette import PrivacyRefusal, sampling
 from noisette.keystream import SecretKey
+from noisette.piece_size import MeasuredSize, UnmeasuredMemory
 from noisette.sampling import Batch, PoissonSampler, gatherer
 
 Z = 6.1
@@ -83,12 +84,12 @@ def test_batches_are_a_function_of_key_and_step() -> None:
 
 
 def test_seeds_do_not_reach_it() -> None:
-    def drawn() -> np.ndarray:
+    def sampled() -> np.ndarray:
         torch.manual_seed(0)
         np.random.seed(0)
         return PoissonSampler(size=500, sampling_rate=0.3, key=SecretKey()).indices(step=0)
 
-    assert not np.array_equal(drawn(), drawn())
+    assert not np.array_equal(sampled(), sampled())
 
 
 def test_a_record_does_not_see_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,10 +150,13 @@ PAIRS = {
 }
 
 
-def seen(dataset: object, indices: np.ndarray, size: int) -> list:
-    length, gather = gatherer(dataset)
-    assert length == 12
-    batch, pieces = Batch(indices, gather), []
+def drawn(indices: np.ndarray, dataset: object = X, **state: int) -> Batch:
+    return Batch(indices, gatherer(dataset)[1], MeasuredSize(UnmeasuredMemory()), **state)
+
+
+def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:
+    assert gatherer(dataset)[0] == 12
+    batch, pieces = drawn(indices, dataset), []
     for piece in batch.pieces(size):
         pieces.append(piece)
         batch.bounded += batch.piece
@@ -160,11 +164,12 @@ def seen(dataset: object, indices: np.ndarray, size: int) -> list:
 
 
 @pytest.mark.parametrize("dataset", PAIRS.values(), ids=PAIRS)
-@pytest.mark.parametrize("size", [1, 2, 5, 100])
-def test_data_sets_of_pairs(dataset: object, size: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 5, 100, "auto"])
+def test_data_sets_of_pairs(dataset: object, size: int | str) -> None:
     indices = np.array([0, 3, 4, 7, 11])
     pieces = seen(dataset, indices, size)
-    assert [len(x) for x, _ in pieces] == [len(part) for part in np.array_split(indices, range(size, 5, size))]
+    lengths = [1, 2, 2] if size == "auto" else [len(part) for part in np.array_split(indices, range(size, 5, size))]
+    assert [len(x) for x, _ in pieces] == lengths
     assert torch.equal(torch.cat([torch.as_tensor(x) for x, _ in pieces]), X[indices])
     assert torch.equal(torch.cat([torch.as_tensor(y) for _, y in pieces]), Y[indices])
 
@@ -186,7 +191,7 @@ def test_empty_batch_has_no_piece() -> None:
 def test_no_batch_is_cut() -> None:
     """A batch far above the mean is processed whole."""
     x = torch.arange(5000)
-    batch, found = Batch(np.arange(5000), gatherer(x)[1]), []
+    batch, found = drawn(np.arange(5000), x), []
     for piece in batch.pieces(64):
         found.append(piece)
         batch.bounded += len(piece)
@@ -210,10 +215,10 @@ def test_columns_of_different_lengths(dataset: object) -> None:
         gatherer(dataset)
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, True])
+@pytest.mark.parametrize("size", [0, -1, 2.5, True, "big", "8"])
 def test_pieces_of_no_size(size: object) -> None:
     with pytest.raises((TypeError, ValueError), match="size"):
-        list(Batch(np.arange(3), gatherer(X)[1]).pieces(size))
+        list(drawn(np.arange(3)).pieces(size))
 
 
 def test_error_while_the_next_piece_is_prepared_arrives() -> None:
@@ -228,14 +233,14 @@ def test_error_while_the_next_piece_is_prepared_arrives() -> None:
 
 
 def test_examples_left_out_or_twice_are_refused() -> None:
-    batch = Batch(np.arange(6), gatherer(X)[1])
+    batch = drawn(np.arange(6))
     pieces = batch.pieces(2)
     next(pieces)
     with pytest.raises(PrivacyRefusal, match="0 examples of this batch went through"):
         next(pieces)
-    batch = Batch(np.arange(6), gatherer(X)[1], bounded=6)
+    batch = drawn(np.arange(6), bounded=6)
     with pytest.raises(PrivacyRefusal, match="6 examples of this batch went through"):
         next(batch.pieces(2))
-    again = Batch(np.arange(6), gatherer(X)[1])
+    again = drawn(np.arange(6))
     next(again.pieces(6))
     assert len(next(again.pieces(3))) == 3, "a piece that did not fit into memory may be cut anew before its backward"

@@ -24,6 +24,7 @@ from noisette.accounting import (
 from noisette.bounding.base import GradientBound
 from noisette.errors import PrivacyRefusal
 from noisette.keystream import SecretKey
+from noisette.piece_size import MeasuredSize, memory_of
 from noisette.preflight import Call, prove, refuse_mixing_modules
 from noisette.release import GaussianRelease
 from noisette.sampling import Batch, PoissonSampler, gatherer
@@ -147,6 +148,7 @@ class PrivateRun:
         key = SecretKey()
         size, self._gather = gatherer(dataset)
         self._sampler = PoissonSampler(size=size, sampling_rate=event.sampling_rate, key=key)
+        self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size)
         self._tail = tail_delta(
             noise_multiplier=event.noise_multiplier,
@@ -186,13 +188,16 @@ class PrivateRun:
         while self.steps_taken < self.steps:
             self._check_step_done()
             self._reserve_step()
-            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._gather)
+            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._gather, self._measured)
             self._step_due = True
             yield self._batch
         self._check_step_done()
 
     def backward(self, losses: Tensor) -> None:
         """Add the bounded gradients of the piece in hand to the pending sum.
+
+        Where memory runs out in a piece of ``batch.pieces("auto")``, nothing is added and the piece comes again in
+        halves.
 
         Args:
             losses: one value per example of the piece, shape (b,).
@@ -211,9 +216,16 @@ class PrivateRun:
                 f"the piece in hand has {self._batch.piece} examples, but there are {losses.shape[0]} losses: "
                 "give one loss for each example of the piece"
             )
-        self.bound.backward(losses)
-        self._batch.bounded += self._batch.piece
-        self._batch.piece = None
+        try:
+            self.bound.backward(losses)
+        except torch.OutOfMemoryError:
+            if not self._batch.give_back():
+                raise
+            if not losses._is_view():
+                losses.detach_()  # the caller holds on to the losses, and so to all activations of the piece
+        else:
+            self._batch.bounded += self._batch.piece
+            self._batch.piece = None
 
     def epsilon(self, *, delta: float) -> float:
         """What all steps recorded in the ledger cost at this delta, for adding or removing one record.

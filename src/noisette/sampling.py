@@ -6,9 +6,9 @@ The size of a batch is private and random; it may be zero. Nothing public is com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from noisette import _check
 from noisette.errors import PrivacyRefusal
 from noisette.keystream import SecretKey
+from noisette.piece_size import FixedSize, PieceSize
 
 _CHUNK = 2**20  # records whose coins are tossed at once
 
@@ -62,27 +63,59 @@ class Batch:
 
     indices: np.ndarray
     gather: Gather
+    measured: PieceSize  # what ``pieces("auto")`` goes by
     piece: int | None = None  # examples in the piece that is in hand
     bounded: int = 0  # examples that went through backward
+    cut: PieceSize | None = None  # what the pieces in hand go by
 
-    def pieces(self, size: int) -> Iterator[Any]:
+    def pieces(self, size: int | Literal["auto"]) -> Iterator[Any]:
         """The batch in pieces of at most ``size`` examples, which only bounds memory: the sum is the same.
 
         A piece has the form in which the data set gives its examples, collated. An empty batch has no piece. The next
         piece is prepared while the present one is at work.
 
+        With ``"auto"`` pieces begin with one example and double while the memory that the last one took would be there
+        twice; the size is kept for the batches to come. Where memory runs out in ``run.backward``, nothing of the piece
+        is counted and the same examples come again in halves. Where it runs out in the model's own call, that error is
+        yours: catch it and call ``pieces("auto")`` again, which goes on with half the size where it was left.
+
         Raises:
+            TypeError, ValueError: ``size`` is neither a whole number of at least one nor ``"auto"``.
             PrivacyRefusal: a piece would leave out examples, or bring some a second time.
         """
-        _check.count(size=size)
-        starts = range(0, len(self.indices), size)
-        parts = [self.indices[start : start + size] for start in starts]
-        for start, part, piece in zip(starts, parts, _prepared_ahead(self.gather, parts), strict=True):
-            self.check_bounded(start)
-            self.piece = len(part)
-            yield piece
-        self.check_bounded(len(self.indices))
+        if isinstance(size, str) and size != "auto":
+            raise ValueError(f'expected size to be a whole number or "auto", got size={size!r}')
+        self.cut = cut = self.measured if isinstance(size, str) else FixedSize(size)
+        start = 0
+        if self.piece is not None:  # it was left before its backward
+            cut.halve(self.piece)
+            start = self.bounded
+        self.check_bounded(start)
+        with ThreadPoolExecutor(max_workers=1) as helper:  # its thread starts with the first piece fetched ahead
+            fetch = _Ahead(self.gather, helper)
+            while start < len(self.indices):
+                end = start + min(cut.now, len(self.indices) - start)
+                piece = fetch(self.indices[start:end], self.indices[end : end + cut.now])
+                cut.begin()
+                self.piece = end - start
+                yield piece
+                if self.piece is None and self.bounded == start:
+                    continue  # given back: the same examples again, fewer at once
+                self.check_bounded(end)
+                cut.end(end - start)
+                start = end
         self.piece = None
+
+    def give_back(self) -> bool:
+        """Memory ran out in the backward pass of the piece in hand: let its examples come again, fewer at once.
+
+        Returns:
+            Whether they will: not so with a size that was given, nor for a single example.
+        """
+        if self.piece is None or self.cut is None or not self.cut.halve(self.piece):
+            return False
+        self.piece = None
+        return True
 
     def check_bounded(self, expected: int) -> None:
         """So many examples of the batch went through backward until now.
@@ -97,16 +130,24 @@ class Batch:
             )
 
 
-def _prepared_ahead(gather: Gather, parts: Sequence[np.ndarray]) -> Iterator[Any]:
-    if len(parts) < 2:
-        yield from map(gather, parts)
-        return
-    with ThreadPoolExecutor(max_workers=1) as helper:
-        upcoming = helper.submit(gather, parts[0])
-        for following in parts[1:]:
-            ready, upcoming = upcoming.result(), helper.submit(gather, following)
-            yield ready
-        yield upcoming.result()
+class _Ahead:
+    """Fetches the piece that probably follows while the present one is at work, one at a time."""
+
+    def __init__(self, gather: Gather, helper: ThreadPoolExecutor) -> None:
+        self._gather = gather
+        self._helper = helper
+        self._part = np.arange(0)
+        self._upcoming: Future[Any] | None = None
+
+    def __call__(self, part: np.ndarray, following: np.ndarray) -> Any:
+        """The piece with these indices; those that ``following`` names are fetched next."""
+        if self._upcoming is None and not len(following):
+            return self._gather(part)
+        if self._upcoming is None or not np.array_equal(self._part, part):
+            self._upcoming = self._helper.submit(self._gather, part)
+        ready = self._upcoming.result()
+        self._part, self._upcoming = following, self._helper.submit(self._gather, following) if len(following) else None
+        return ready
 
 
 def gatherer(dataset: Any) -> tuple[int, Gather]:

@@ -91,10 +91,10 @@ class PerExampleClip:
         with _full_precision(losses.device.type):
             clipping = Clipping([list(self.parameters)], self._factors)
             sums = self.engine.clipped_sum(losses, record, self.parameters, clipping)
-        for name, total in sums.items():
-            # Pieces of one batch meet in double precision, so that their order and number hardly matter.
-            held = self._pending.get(name)
-            self._pending[name] = total if held is None else held.double() + total
+        # Pieces of one batch meet in double precision, so that their order and number hardly matter. Once that memory
+        # is there nothing can fail, so a piece is added as a whole or not at all.
+        held = {name: self._pending[name].double() for name in sums if name in self._pending}
+        self._pending |= {name: held[name].add_(total) if name in held else total for name, total in sums.items()}
 
     def _check_kind_once(self, losses: Tensor, record: Record) -> None:
         """Each kind of loss, known by the operation it ends in, is tested on its first batch of two or more."""
