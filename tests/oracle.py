@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-Loss = Callable[..., Tensor]  # (model, *inputs) -> one loss for each example
+Loss = Callable[..., Tensor]  # (model, *inputs) or (model, **inputs) -> one loss for each example
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Clipped:
         return torch.cat([g.flatten() for g in self.sums.values()])
 
 
-def clipped_sum(model: nn.Module, loss: Loss, inputs: Sequence[Tensor], bound: float) -> Clipped:
+def clipped_sum(model: nn.Module, loss: Loss, inputs: Sequence[Tensor] | Mapping[str, Tensor], bound: float) -> Clipped:
     """Sum over examples of min(1, bound / norm) times gradient; an example without a finite norm adds nothing."""
     plain = copy.deepcopy(model).double()
     for module in plain.modules():
@@ -37,9 +37,10 @@ def clipped_sum(model: nn.Module, loss: Loss, inputs: Sequence[Tensor], bound: f
     named = {name: p for name, p in plain.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p) for name, p in named.items()}
     norms = []
-    for i in range(len(inputs[0])):
-        alone = [x[i : i + 1].double() if x.is_floating_point() else x[i : i + 1] for x in inputs]
-        value = loss(plain, *alone).sum()
+    names, columns = (list(inputs), list(inputs.values())) if isinstance(inputs, Mapping) else ([], inputs)
+    for i in range(len(columns[0])):
+        alone = [x[i : i + 1].double() if x.is_floating_point() else x[i : i + 1] for x in columns]
+        value = (loss(plain, **dict(zip(names, alone, strict=True))) if names else loss(plain, *alone)).sum()
         gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
         known = {name: g for name, g in zip(named, gradients, strict=True) if g is not None}
         norm = math.sqrt(sum(float((g * g).sum()) for g in known.values()))
