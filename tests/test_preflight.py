@@ -151,7 +151,8 @@ class Doubled:
     """An engine that adds up twice what it has clipped."""
 
     def clipped_sum(self, losses, record, parameters, clipping):
-        return {name: 2 * g for name, g in BookKeeping().clipped_sum(losses, record, parameters, clipping).items()}
+        clipped = BookKeeping().clipped_sum(losses, record, parameters, clipping)
+        return replace(clipped, sums={name: 2 * g for name, g in clipped.sums.items()})
 
 
 class Unclipped:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from noisette import BookKeeping, Loop, PerExampleClip, Reweight, privatize
 from noisette.bounding import Engine
+from noisette.bounding.clipped_sum import ClippedSum
 from noisette.noise import GaussianNoise
 
 ENGINES = [BookKeeping(), Reweight(), Loop()]
@@ -169,9 +170,7 @@ def of_two_seeds(real, source, tensors, *, step, deviation):
 
 
 def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
-    return lambda patch: patch.setattr(
-        PerExampleClip, "_factors", lambda self, norms: change(norms, self.max_grad_norm)
-    )
+    return lambda patch: patch.setattr(PerExampleClip, "_factors", lambda self, norms: change(norms, BOUND))
 
 
 def batch_clipped(patch: pytest.MonkeyPatch) -> None:
@@ -180,7 +179,8 @@ def batch_clipped(patch: pytest.MonkeyPatch) -> None:
     def clipped_sum(self, losses, record, parameters, clipping):
         sums = torch.autograd.grad(losses.sum(), list(parameters.values()))
         norm = torch.cat([g.flatten() for g in sums]).norm().view(1, 1)
-        return {name: g * clipping.factors(norm)[0] for name, g in zip(parameters, sums, strict=True)}
+        clipped = {name: g * clipping.factors(norm)[0] for name, g in zip(parameters, sums, strict=True)}
+        return ClippedSum(clipped, norm.expand(1, len(losses)))
 
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 
@@ -189,7 +189,8 @@ def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
     real = BookKeeping.clipped_sum
 
     def clipped_sum(self, losses, record, parameters, clipping):
-        return {name: 1.4 * g for name, g in real(self, losses, record, parameters, clipping).items()}
+        clipped = real(self, losses, record, parameters, clipping)
+        return replace(clipped, sums={name: 1.4 * g for name, g in clipped.sums.items()})
 
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 

@@ -10,12 +10,20 @@ if TYPE_CHECKING:
     from noisette.accounting import PoissonGaussian as PoissonGaussian
     from noisette.accounting import RdpAccountant as RdpAccountant
     from noisette.accounting import noise_multiplier_for as noise_multiplier_for
+    from noisette.bounding import AdaptiveClip as AdaptiveClip
+    from noisette.bounding import Automatic as Automatic
     from noisette.bounding import BookKeeping as BookKeeping
     from noisette.bounding import BoundedSum as BoundedSum
+    from noisette.bounding import Flat as Flat
     from noisette.bounding import GradientBound as GradientBound
     from noisette.bounding import Loop as Loop
+    from noisette.bounding import MultiLoss as MultiLoss
+    from noisette.bounding import OwnFactor as OwnFactor
     from noisette.bounding import PerExampleClip as PerExampleClip
+    from noisette.bounding import PerGroup as PerGroup
+    from noisette.bounding import PerLayer as PerLayer
     from noisette.bounding import Reweight as Reweight
+    from noisette.bounding import Vmap as Vmap
     from noisette.errors import MissingRule as MissingRule
     from noisette.errors import PrivacyRefusal as PrivacyRefusal
     from noisette.explanation import explain as explain
@@ -25,21 +33,29 @@ if TYPE_CHECKING:
     from noisette.rules import rule as rule
 
 _ROOMS = {
+    "AdaptiveClip": "bounding",
+    "Automatic": "bounding",
     "BookKeeping": "bounding",
     "BoundedSum": "bounding",
+    "Flat": "bounding",
     "GaussianRelease": "release",
     "GradientBound": "bounding",
     "Ledger": "accounting",
     "Loop": "bounding",
     "MissingRule": "errors",
     "MomentsAccountant": "accounting",
+    "MultiLoss": "bounding",
+    "OwnFactor": "bounding",
     "PerExampleClip": "bounding",
+    "PerGroup": "bounding",
+    "PerLayer": "bounding",
     "PldAccountant": "accounting",
     "PoissonGaussian": "accounting",
     "PrivacyRefusal": "errors",
     "PrivateRun": "private_run",
     "RdpAccountant": "accounting",
     "Reweight": "bounding",
+    "Vmap": "bounding",
     "explain": "explanation",
     "noise_multiplier_for": "accounting",
     "privatize": "private_run",

@@ -7,6 +7,7 @@ cannot see coupling inside a module of the user's; this can.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from noisette.bounding.base import GradientBound
+from noisette.bounding.base import BoundedSum, GradientBound
 from noisette.errors import MissingRule, PrivacyRefusal
+from noisette.release import shares_of
 
 _EXAMPLES = 8
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
@@ -80,26 +82,33 @@ def prove(bound: GradientBound, example: Call) -> None:
         raw = [_singleton(bound, public, i, loss, 1.0) for i in range(_EXAMPLES)]
         scale = _scale_to_bound(bound, public, loss, raw)
         singles = [_singleton(bound, public, i, loss, scale) for i in range(_EXAMPLES)]
-        together = _joint_vector(bound, public, loss, scale)
-        limit = _limit(bound)
+        together = _together(bound, public, loss, scale)
         tolerance = _tolerance(bound.model)
-        largest = max(float(single.norm()) for single in singles)
-        if not largest <= limit * (1 + min(tolerance, 1e-5)):
+        for part in (part for single in singles for part in single):
+            if not (moved := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
+                raise PrivacyRefusal(
+                    f"one example alone moves the sum by {moved:.6g}, above the bound {part.bound:.6g}: the norm that "
+                    "was clipped is not the norm of what was added. Do not train with this model; it uses an operation "
+                    "in a way that its rule does not expect. engine=noisette.Loop() needs no rule."
+                )
+        apart = float((_joint_vector(together) - torch.stack([_joint_vector(s) for s in singles]).sum(0)).norm())
+        if not apart <= tolerance:
             raise PrivacyRefusal(
-                f"one example alone moves the sum by {largest:.6g}, above the bound {limit:.6g}: the norm that was "
-                "clipped is not the norm of what was added. Do not train with this model; it uses an operation in a "
-                "way that its rule does not expect. engine=noisette.Loop() needs no rule."
-            )
-        apart = float((together - torch.stack(singles).sum(0)).norm())
-        if not apart <= tolerance * limit:
-            raise PrivacyRefusal(
-                f"the sum of a batch differs from the sum of its examples by {apart / limit:.3g} times the bound: "
+                f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
                 f"{_first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
             )
 
 
-def _limit(bound: GradientBound) -> float:
-    return sum(part.bound**2 for part in bound.take()) ** 0.5
+def _norm(part: BoundedSum) -> float:
+    return float(torch.stack([g.double().norm() for g in part.grads]).norm())
+
+
+def _joint_vector(sums: Sequence[BoundedSum]) -> Tensor:
+    """All sums in units of their noise at multiplier one: an example that reaches every bound moves it by one."""
+    scales = [math.sqrt(share) / part.bound for part, share in zip(sums, shares_of(sums), strict=True)]
+    return torch.cat(
+        [g.double().flatten() * scale for part, scale in zip(sums, scales, strict=True) for g in part.grads]
+    )
 
 
 def _tolerance(model: nn.Module) -> float:
@@ -163,38 +172,48 @@ def _plain(output: object) -> object:
     return dict(output) if isinstance(output, Mapping) else output
 
 
-def _sum_of(bound: GradientBound, batch: Call, examples: Sequence[int], loss: _Projection, scale: float) -> Tensor:
-    """What the bound hands on for this batch, as one vector in double precision."""
+def _sums_of(
+    bound: GradientBound, batch: Call, examples: Sequence[int], loss: _Projection, scale: float
+) -> list[BoundedSum]:
+    """What the bound hands on for this batch."""
     with torch.enable_grad():
         with _Stilled():
             output = bound.model(*batch.args, **batch.kwargs)
         losses = loss(output, examples) * scale
     with _stilled_again(bound.model):
         bound.backward(losses)
-    return torch.cat([g.double().flatten() for part in bound.take() for g in part.grads])
+    return bound.take()
 
 
-def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, scale: float) -> Tensor:
-    return _sum_of(bound, _row(batch, i), [i], loss, scale)
+def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, scale: float) -> list[BoundedSum]:
+    return _sums_of(bound, _row(batch, i), [i], loss, scale)
 
 
-def _joint_vector(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> Tensor:
+def _together(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> list[BoundedSum]:
     try:
-        return _sum_of(bound, batch, range(_EXAMPLES), loss, scale)
+        return _sums_of(bound, batch, range(_EXAMPLES), loss, scale)
     except MissingRule as error:
         # Each example alone has passed, so what stands in the way is what they share.
         culprit = _first_mixing_module(bound.model, batch) or _MIXING_UNSEEN
         raise PrivacyRefusal(f"{culprit}\n{error}") from error
 
 
-def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: list[Tensor]) -> float:
-    """A factor on the losses that puts half of the examples above the bound, where clipping shows."""
-    limit, scale, norms = _limit(bound), 1.0, [float(single.norm()) for single in raw]
-    while max(norms) > 0.99 * limit and scale > 1e-30:
+def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: Sequence[list[BoundedSum]]) -> float:
+    """A factor on the losses that puts half of the examples above the bound, where clipping shows, and none on it."""
+    scale, reached = 1.0, [_reached(single) for single in raw]
+    while max(reached) > 0.99 and scale > 1e-30:
         scale *= 1e-4
-        norms = [float(_singleton(bound, batch, i, loss, scale).norm()) for i in range(_EXAMPLES)]
-    middle = sorted(norms)[_EXAMPLES // 2]
-    return scale * limit / middle if middle else 1.0
+        reached = [_reached(_singleton(bound, batch, i, loss, scale)) for i in range(_EXAMPLES)]
+    reached = sorted(part for part in reached if part)
+    if not reached or reached[-1] > 0.99:  # no example has a gradient; a rule that brings every gradient to the bound
+        return 1.0
+    middle = math.sqrt(reached[max(len(reached) // 2 - 1, 0)] * reached[len(reached) // 2])
+    return scale * 1.01 / middle
+
+
+def _reached(sums: Sequence[BoundedSum]) -> float:
+    """How near a gradient of these comes to its bound."""
+    return max(_norm(part) / part.bound for part in sums if part.name == "gradient")
 
 
 @contextmanager

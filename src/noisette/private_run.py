@@ -26,7 +26,7 @@ from noisette.errors import PrivacyRefusal
 from noisette.keystream import SecretKey
 from noisette.piece_size import MeasuredSize, memory_of
 from noisette.preflight import Call, prove, refuse_mixing_modules
-from noisette.release import GaussianRelease
+from noisette.release import GaussianRelease, parts_of
 from noisette.sampling import Batch, PoissonSampler, gatherer
 from noisette.schedule import check_delta, check_numbers, schedule
 
@@ -110,7 +110,7 @@ def privatize(
         bound,
         optimizer,
         dataset,
-        event=PoissonGaussian(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier),
+        event=PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.take())),
         expected_batch_size=expected_batch_size,
         steps=steps,
         delta=delta,
@@ -154,7 +154,7 @@ class PrivateRun:
             noise_multiplier=event.noise_multiplier,
             sampling_rate=event.sampling_rate,
             steps=steps,
-            dimensions=sum(p.numel() for p in bound.parameters.values()),
+            dimensions=sum(p.numel() for part in bound.take() for p in part.params),
         )
         if delta is not None and self._tail > _TAIL_SHARE * delta:
             raise PrivacyRefusal(

@@ -22,8 +22,9 @@ class GaussianRelease:
         noise_multiplier: standard deviation of the noise in units of the bound.
         expected_batch_size: the declared constant that the sum is divided by, whatever the batch held.
 
-    Guarantee: one call is one Gaussian mechanism of this noise multiplier, however many sums it is given: with k sums
-    each gets noise of ``noise_multiplier * bound * sqrt(k)``, which keeps the joint sensitivity at one.
+    Guarantee: one call is one Gaussian mechanism of this noise multiplier, however many sums it is given: a sum with
+    the share s of the budget gets noise of ``noise_multiplier * bound / sqrt(s)``. Shares add up to one, so in units of
+    its noise one example moves all sums together by at most 1 / noise_multiplier.
     Source: Abadi et al. 2016, algorithm 1.
     """
 
@@ -40,15 +41,28 @@ class GaussianRelease:
 
         Args:
             sums: what the bound handed over for this logical batch.
-            names: the name of each parameter, by ``id``; it selects the parameter's noise.
+            names: the name of each parameter, by ``id``; it selects the parameter's noise. What is no parameter goes by
+                the name of its sum.
             step: number of the logical step; each number is used once in the life of the key.
+
+        Raises:
+            ValueError: a bound or a share that would give no noise, shares that do not add up to one, or two tensors of
+                one name, which would get the same noise.
         """
-        widened = math.sqrt(len(sums))
-        for bounded in sums:
-            deviation = self.noise_multiplier * bounded.bound * widened
+        shares = shares_of(sums)
+        deviations = [
+            self.noise_multiplier * part.bound / math.sqrt(share) for part, share in zip(sums, shares, strict=True)
+        ]
+        for deviation in deviations:
             if not 0 < deviation < math.inf:
                 raise ValueError(f"noise of standard deviation {deviation} hides nothing")
-            self._release(bounded, names, deviation / self.expected_batch_size, step)
+        # No parameter's name begins with a dot.
+        named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
+        tensors = sum(len(part.params) for part in sums)
+        if len(set(named.values())) < tensors:
+            raise ValueError(f"{tensors} tensors have {len(set(named.values()))} names: each needs noise of its own")
+        for part, deviation in zip(sums, deviations, strict=True):
+            self._release(part, named, deviation / self.expected_batch_size, step)
 
     def _release(self, bounded: BoundedSum, names: Mapping[int, str], deviation: float, step: int) -> None:
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
@@ -64,3 +78,25 @@ class GaussianRelease:
 def _at_least_single(g: Tensor) -> Tensor:
     """Noise is never added in half precision."""
     return g if g.dtype in (torch.float32, torch.float64) else g.float()
+
+
+def shares_of(sums: Sequence[BoundedSum]) -> list[float]:
+    """The part of the budget that goes to each sum: what it asks for, or an equal part of what is left.
+
+    Raises:
+        ValueError: they do not add up to one, or one is not above zero.
+    """
+    asked = sum(part.share for part in sums if part.share is not None)
+    others = sum(part.share is None for part in sums)
+    shares = [(1 - asked) / others if part.share is None else part.share for part in sums]
+    if sums and not (all(share > 0 for share in shares) and math.isclose(sum(shares), 1, rel_tol=1e-12)):
+        raise ValueError(f"the shares of a release add up to one and each is above zero, got {shares}")
+    return shares
+
+
+def parts_of(sums: Sequence[BoundedSum]) -> tuple[tuple[str, float], ...]:
+    """What one release consists of, each part with its share; empty where it is the gradient alone."""
+    parts: dict[str, float] = {}
+    for part, share in zip(sums, shares_of(sums), strict=True):
+        parts[part.name] = parts.get(part.name, 0.0) + share
+    return tuple(parts.items()) if len(parts) > 1 else ()

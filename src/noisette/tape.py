@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -67,18 +68,45 @@ class DerivedWeight:
     kwargs: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the root module returned, and where its gradient arrives."""
+
+    tensor: Tensor
+    edge: GradientEdge
+    version: int  # of the tensor as it was returned
+
+
+@dataclass(frozen=True)
+class RootCall:
+    """One call of the root module, with what it takes to repeat it."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    outputs: Mapping[int, Output]  # by their place among all that it returned; those that a gradient can arrive at
+    autocast: Mapping[str, torch.dtype]  # the kinds of device that computed in lower precision, and in which
+    silent: Callable[[], AbstractContextManager[None]]  # within it the tape records nothing
+
+
 @dataclass
 class Record:
     """What the tape has seen since it was last cleared."""
 
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
-    outputs: list[GradientEdge] = field(default_factory=list)  # of the root module
+    calls: list[RootCall] = field(default_factory=list)
     examples: Sequence[Any] = ()  # where each use holds its examples, once that is known
+    packed: bool = False  # sequences were packed by length, which may change the order of the examples
+
+    @property
+    def outputs(self) -> list[GradientEdge]:
+        """What the root module returned that a gradient can arrive at."""
+        return [output.edge for call in self.calls for output in call.outputs.values()]
 
     def copy(self) -> Record:
         """The same record, for a second backward pass."""
-        return replace(self, uses=list(self.uses))
+        return replace(self, uses=list(self.uses), calls=list(self.calls))
 
 
 class Tape:
@@ -103,7 +131,7 @@ class Tape:
         hook = _RootHook(self, root)
         self._handles = (
             root.register_forward_pre_hook(hook.opens, prepend=True),
-            root.register_forward_hook(hook.closes, always_call=True),
+            root.register_forward_hook(hook.closes, always_call=True, with_kwargs=True),
         )
 
     def clear(self) -> Record:
@@ -126,16 +154,30 @@ class Tape:
         self._recorder = _Recorder(self.record, self.parameters.values(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
 
-    def shut(self, output: object) -> None:
-        """Stop recording the call of the root module that returned ``output``."""
+    def shut(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+        """Stop recording the call of the root module that took these arguments and returned ``output``."""
         if not self._depth:
             return  # a hook that runs before ours has stopped the call before it was opened
         self._depth -= 1
         if self._depth or self._recorder is None:
             return
         self._stop()
-        tensors = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor)]
-        self.record.outputs += [get_gradient_edge(tensor) for tensor in tensors if tensor.requires_grad]
+        returned = {
+            place: Output(leaf, get_gradient_edge(leaf), leaf._version)
+            for place, leaf in enumerate(tree_flatten(output)[0])
+            if isinstance(leaf, Tensor) and leaf.requires_grad
+        }
+        if returned:
+            autocast = _autocast(output.tensor for output in returned.values())
+            self.record.calls.append(RootCall(self.root, args, kwargs, returned, autocast, self._silent))
+
+    @contextmanager
+    def _silent(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
 
     def _stop(self) -> None:
         if self._recorder is not None:
@@ -163,9 +205,14 @@ class _RootHook:
         if tape := self._records(module):
             tape.open()
 
-    def closes(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+    def closes(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
         if tape := self._records(module):
-            tape.shut(output)
+            tape.shut(args, kwargs, output)
+
+
+def _autocast(tensors: Iterable[Tensor]) -> dict[str, torch.dtype]:
+    devices = {tensor.device.type for tensor in tensors}
+    return {device: torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)}
 
 
 def _constants(root: nn.Module) -> Iterator[Tensor]:
@@ -211,6 +258,7 @@ class _Recorder(TorchFunctionMode):
             elif id(tensor) not in self._constants:
                 data.append(tensor)
         if not weights:
+            self._record.packed |= func is torch._pack_padded_sequence
             output = func(*args, **kwargs)
             if not data:
                 self._file_constants(output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -25,6 +26,8 @@ class PoissonGaussian:
             1 is the whole data set.
         noise_multiplier: standard deviation of the noise in units of the bound, that is of the most one example can
             move the sum. Above 0.
+        parts: what the release consists of, each part with its share of the budget, where it is more than a gradient.
+            Shares add up to 1. They are written down and change no price: the parts are one Gaussian mechanism.
 
     Raises:
         TypeError: a value is not a number.
@@ -36,6 +39,7 @@ class PoissonGaussian:
 
     sampling_rate: float
     noise_multiplier: float
+    parts: tuple[tuple[str, float], ...] = ()
 
     neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_ONE
     sampling: ClassVar[str] = "Poisson"
@@ -43,6 +47,19 @@ class PoissonGaussian:
     def __post_init__(self) -> None:
         probability(sampling_rate=self.sampling_rate)
         positive(noise_multiplier=self.noise_multiplier)
+        for name, share in self.parts:
+            probability(**{f"share of {name}": share})
+        if self.parts and not math.isclose(total := math.fsum(share for _, share in self.parts), 1, rel_tol=1e-12):
+            raise ValueError(
+                f"expected shares that add up to 1, got {total:g} of {', '.join(n for n, _ in self.parts)}"
+            )
+
+    def __repr__(self) -> str:
+        parts = f", parts={self.parts}" if self.parts else ""
+        return (
+            f"{type(self).__name__}(sampling_rate={self.sampling_rate!r}, noise_multiplier={self.noise_multiplier!r}"
+            f"{parts})"
+        )
 
 
 Events: TypeAlias = Mapping[PoissonGaussian, int]

@@ -45,6 +45,7 @@ class Entry:
             "sampling": self.event.sampling,
             "sampling_rate": float(self.event.sampling_rate),
             "noise_multiplier": float(self.event.noise_multiplier),
+            **({"parts": dict(self.event.parts)} if self.event.parts else {}),
             "steps": self.steps,
             "previous": previous,
         }
@@ -59,7 +60,9 @@ class Entry:
             KeyError, TypeError, ValueError: it holds none.
         """
         facts = json.loads(line)
-        event = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"])
+        event = PoissonGaussian(
+            facts["sampling_rate"], facts["noise_multiplier"], tuple(dict(facts.get("parts", {})).items())
+        )
         count(steps=facts["steps"])
         return cls(Kind(facts["kind"]), str(facts["dataset"]), event, facts["steps"])
 

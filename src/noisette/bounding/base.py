@@ -15,11 +15,20 @@ class BoundedSum:
 
     Guarantee: adding or removing one example changes the joint vector of ``grads`` by at most ``bound`` in Euclidean
     norm. It is private data until ``release`` has noised it.
+
+    Args:
+        params: where the noised values will be found, in ``.grad``.
+        grads: the sum.
+        bound: the most one example can move it.
+        share: the part of a release's budget that goes to this sum; ``None`` for an equal part of what others leave.
+        name: what it is, in the ledger.
     """
 
     params: tuple[Tensor, ...]
     grads: tuple[Tensor, ...]
     bound: float
+    share: float | None = None
+    name: str = "gradient"
 
 
 class GradientBound(Protocol):

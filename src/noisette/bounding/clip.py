@@ -10,34 +10,34 @@ from torch import Tensor, nn
 
 from noisette import _check
 from noisette.bounding.base import BoundedSum
-from noisette.bounding.engines import BookKeeping, Clipping, Engine
+from noisette.bounding.clipped_sum import Clipping, Engine
+from noisette.bounding.clipping_rules import ClippingRule, Flat, Group, factors_within
+from noisette.bounding.engines import BookKeeping
 from noisette.bounding.layouts import Layouts
 from noisette.bounding.losses import check_independent, check_one_per_example
 from noisette.errors import PrivacyRefusal
 from noisette.rules import rewrites
 from noisette.tape import Record, Tape
 
-# Norms carry rounding errors; clipping to a hair below C keeps the true norm within C.
-_SLACK = {torch.float64: 1e-12, torch.float32: 1e-6}
-_SLACK_LOW_PRECISION = 1e-2
-
 
 class PerExampleClip:
-    """Bounds each example by scaling its gradient, over all trainable parameters jointly, to ``max_grad_norm``.
+    """Bounds each example by scaling its gradient, over all trainable parameters jointly unless ``clipping`` says else.
 
     The model stays yours: two hooks on its root record what a forward pass does, and ``close()`` removes them.
 
     Args:
         model: any module whose examples do not mix; its trainable parameters are those that require gradients now.
-        max_grad_norm: the bound C, in the units of the gradient's Euclidean norm.
+        max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; the same as ``clipping=Flat(C)``.
+        clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayer(1.0)`` or ``AdaptiveClip(0.1)``.
         engine: how the clipped sum is computed; every engine gives the same sum.
 
-    Guarantee: adding or removing one example changes the sum by at most ``max_grad_norm``, provided that no operation
-    of the model mixes examples (the preflight checks that).
+    Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
+    one, of bound C), provided that no operation of the model mixes examples (the preflight checks that).
     Source: Abadi et al. 2016, algorithm 1; Lee & Kifer 2020, eq. 2.
 
     Raises:
-        ValueError: the bound is not a finite number above zero, or the model has nothing to train.
+        ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, or the model has
+            nothing to train.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -48,18 +48,34 @@ class PerExampleClip:
     [0.6, 1.3]
     """
 
-    def __init__(self, model: nn.Module, max_grad_norm: float, *, engine: Engine | None = None) -> None:
-        _check.positive(max_grad_norm=max_grad_norm)
+    def __init__(
+        self,
+        model: nn.Module,
+        max_grad_norm: float | None = None,
+        *,
+        clipping: ClippingRule | None = None,
+        engine: Engine | None = None,
+    ) -> None:
+        _check.exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
+        if clipping is None:
+            assert max_grad_norm is not None
+            clipping = Flat(max_grad_norm)
         self.model = model
-        self.max_grad_norm = float(max_grad_norm)
+        self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self._layouts = Layouts()
         self._tape = Tape(model, rewrites())
+        self._groups: list[Group] | None = None  # of the batch under way: all its pieces have the same bounds
         self._pending: dict[str, Tensor] = {}
+        self._counted: dict[int, Tensor] = {}  # by group: twice the count
         self._checked_losses: set[str] = set()
-        if not self._tape.parameters:
+        try:
+            if not self.parameters:
+                raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+            self._fresh_groups()
+        except ValueError:
             self.close()
-            raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+            raise
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -89,12 +105,18 @@ class PerExampleClip:
         self._check_kind_once(losses, record)
         record.examples = self._layouts.locate(losses, record, self.parameters)
         with _full_precision(losses.device.type):
-            clipping = Clipping([list(self.parameters)], self._factors)
-            sums = self.engine.clipped_sum(losses, record, self.parameters, clipping)
+            clipping = Clipping([group.names for group in self._batch_groups()], self._factors)
+            clipped = self.engine.clipped_sum(losses, record, self.parameters, clipping)
         # Pieces of one batch meet in double precision, so that their order and number hardly matter. Once that memory
         # is there nothing can fail, so a piece is added as a whole or not at all.
-        held = {name: self._pending[name].double() for name in sums if name in self._pending}
-        self._pending |= {name: held[name].add_(total) if name in held else total for name, total in sums.items()}
+        held = {name: self._pending[name].double() for name in clipped.sums if name in self._pending}
+        counts = {
+            k: self._counted.get(k, 0) + _twice_the_count(clipped.norms[k], group.bound)
+            for k, group in enumerate(self._batch_groups())
+            if group.count is not None
+        }
+        self._counted |= counts
+        self._pending |= {name: held[name].add_(sum) if name in held else sum for name, sum in clipped.sums.items()}
 
     def _check_kind_once(self, losses: Tensor, record: Record) -> None:
         """Each kind of loss, known by the operation it ends in, is tested on its first batch of two or more."""
@@ -105,23 +127,50 @@ class PerExampleClip:
                 self._checked_losses.add(kind)
 
     def _factors(self, norms: Tensor) -> Tensor:
-        """min(1, C / norm) for each example; not a number where the norm is not finite.
+        """What the rule multiplies each gradient with, shape (groups, b), within the bounds of this batch."""
+        return factors_within(self._batch_groups(), norms)
 
-        Source: Lee & Kifer 2020, eq. 2.
-        """
-        target = self.max_grad_norm * (1 - _SLACK.get(norms.dtype, _SLACK_LOW_PRECISION))
-        return torch.where(norms.isfinite(), (target / norms).clamp(max=1.0), torch.nan)
+    def _batch_groups(self) -> list[Group]:
+        if self._groups is None:
+            self._groups = self._fresh_groups()
+        return self._groups
+
+    def _fresh_groups(self) -> list[Group]:
+        groups = self.clipping.groups(list(self.parameters))
+        if sorted(name for group in groups for name in group.names) != sorted(self.parameters):
+            raise ValueError(
+                f"{type(self.clipping).__name__} does not put every trainable parameter in exactly one group"
+            )
+        return groups
 
     def take(self) -> list[BoundedSum]:
-        """The clipped sum that is pending, zeros for parameters no example reached; then start anew."""
-        pending, self._pending = self._pending, {}
-        params = tuple(self.parameters.values())
-        grads = tuple(pending[name] if name in pending else torch.zeros_like(p) for name, p in self.parameters.items())
-        return [BoundedSum(params, grads, self.max_grad_norm)]
+        """The clipped sum of each group that is pending, zeros where no example reached; then start anew.
+
+        A group that counts has its count beside it, as a sum of its own.
+        """
+        groups, pending, counted = self._batch_groups(), self._pending, self._counted
+        self._groups, self._pending, self._counted = None, {}, {}
+        sums: list[BoundedSum] = []
+        for k, group in enumerate(groups):
+            params = tuple(self.parameters[name] for name in group.names)
+            grads = tuple(
+                pending[name] if name in pending else torch.zeros_like(p)
+                for name, p in zip(group.names, params, strict=True)
+            )
+            sums.append(BoundedSum(params, grads, group.bound))
+            if (count := group.count) is not None:
+                total = counted.get(k, torch.zeros(())).to(count.released) / 2
+                sums.append(BoundedSum((count.released,), (total,), 0.5, count.share, "clipping count"))
+        return sums
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
         self._tape.close()
+
+
+def _twice_the_count(norms: Tensor, bound: float) -> Tensor:
+    """+1 for each norm within the bound, -1 for each above it, nothing where the norm is not finite."""
+    return torch.where(norms.isfinite(), torch.where(norms <= bound, 1, -1), 0).sum()
 
 
 def _full_precision(device: str) -> AbstractContextManager[object]:
