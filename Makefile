@@ -24,7 +24,7 @@ format: .venv/.test
 	$(BIN)/ruff check --fix .
 
 bench: .venv/.bench
-	$(BIN)/python -m benchmarks.step_time
+	$(BIN)/noisette bench --experiments targets,memory --out benchmarks/results
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.step_time import hardware
+from noisette.bench.hardware import hardware
 
 
 def main() -> None:

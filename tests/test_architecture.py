@@ -31,6 +31,7 @@ ORDER = [
     ["models", "recipe", "data"],
     ["training"],
     ["report"],
+    ["bench"],
     ["cli"],
     ["__main__"],
 ]

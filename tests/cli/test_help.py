@@ -34,6 +34,17 @@ OPTIONS = {
     "explain": {"target", "--input-shape"},
     "account": {"--sampling-rate", "--noise-multiplier", "--steps", "--delta", "--accountant", "--json"},
     "calibrate": {"--epsilon", "--delta", "--sampling-rate", "--steps", "--accountant", "--json"},
+    "bench": {
+        "--experiments",
+        "--models",
+        "--methods",
+        "--batch",
+        "--image",
+        "--rounds",
+        "--threads",
+        "--device",
+        "--out",
+    },
 }
 
 
@@ -57,7 +68,12 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "train --help", "account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5"],
+    [
+        "--help",
+        "train --help",
+        "bench --help",
+        "account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5",
+    ],
 )
 def test_what_trains_nothing_does_not_wait_for_torch(arguments: str) -> None:
     program = (

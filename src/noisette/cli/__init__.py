@@ -10,6 +10,7 @@ import typer
 
 import noisette
 from noisette.cli.account import account, calibrate
+from noisette.cli.bench import bench
 from noisette.cli.explain import explain
 from noisette.cli.train import train
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, explain, account, calibrate):
+for command in (train, explain, account, calibrate, bench):
     app.command()(command)
 
 

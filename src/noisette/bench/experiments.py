@@ -1,0 +1,120 @@
+"""The experiments as data: which models and methods, at which batch, and what is measured. After Lee & Kifer 2020."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from noisette.bench.cell import Cell, Settings
+from noisette.bench.methods import METHODS
+from noisette.bench.peak_memory import peak_memory
+from noisette.bench.step_time import step_times
+
+Rows = dict[str, dict[str, Any]]
+Measure = Callable[[Cell, Sequence[str], Settings, Callable[[float], None]], Rows]
+
+# The methods of the paper, nxBP being its baseline and Reweight its own, and noisette's default.
+_PAPER = tuple(name for name in ("plain", "BookKeeping", "Reweight", "MultiLoss", "nxBP") if name in METHODS)
+_ALL = tuple(METHODS)
+_LARGE = (*(f"resnet{depth}" for depth in (18, 34, 50, 101)), *(f"vgg{depth}" for depth in (11, 13, 16, 19)))
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Cells and methods, what is measured of them, and how the outcome is shown."""
+
+    title: str
+    about: str
+    cells: tuple[Cell, ...]
+    methods: tuple[str, ...]
+    unit: Literal["seconds", "bytes"] = "seconds"
+    axis: Literal["batch", "image", "model"] | None = (
+        None  # what a figure of lines has below; None: a row for each cell
+    )
+
+    @property
+    def measure(self) -> Measure:
+        """The function that measures one cell."""
+        return step_times if self.unit == "seconds" else peak_memory
+
+    def only(
+        self,
+        models: Sequence[str] | None,
+        methods: Sequence[str] | None,
+        batches: Sequence[int] | None,
+        images: Sequence[int] | None,
+    ) -> Experiment:
+        """The experiment on these models, by these methods and plain training, at these batch and image sizes."""
+        cells = tuple(cell for cell in self.cells if models is None or cell.name in models)
+        if batches is not None:
+            cells = tuple(replace(cell, batch=batch) for cell in cells for batch in batches)
+        if images is not None:
+            cells = tuple(replace(cell, image=image) if cell.image else cell for cell in cells for image in images)
+        chosen = self.methods if methods is None else tuple(dict.fromkeys(("plain", *methods)))
+        return replace(self, cells=tuple(dict.fromkeys(self._with_target(cell) for cell in cells)), methods=chosen)
+
+    def _with_target(self, cell: Cell) -> Cell:
+        """A target belongs to one model at one batch size, and to no other."""
+        known = {(other.name, other.batch): other.target for other in self.cells}
+        return replace(cell, target=known.get((cell.name, cell.batch)))
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "targets": Experiment(
+        "Time per step",
+        "One private step against one plain step of the same model, and the ratio that noisette aims at.",
+        (
+            Cell("mlp", 128, target=1.5),
+            Cell("mlp", 1024, target=1.15),
+            Cell("cnn", 128, target=1.25),
+            Cell("rnn", 128, target=2.0),
+            Cell("lstm", 128, target=2.5),
+            Cell("gru", 128, target=2.5),
+            Cell("transformer", 128, target=1.05),
+            Cell("resnet18-cifar", 32, target=1.2),
+            Cell("vgg16-cifar", 32, target=1.25),
+        ),
+        _ALL,
+    ),
+    "fig5": Experiment(
+        "Architectures",
+        "Time per step of the paper's architectures (figure 5 of Lee & Kifer).",
+        tuple(Cell(name, 32) for name in ("mlp", "cnn", "rnn", "lstm", "transformer")),
+        _PAPER,
+    ),
+    "fig6": Experiment(
+        "Batch size",
+        "Time per example as the batch grows (figure 6 of Lee & Kifer): one example after another gains nothing.",
+        tuple(Cell(name, batch) for name in ("mlp", "cnn", "rnn") for batch in (16, 32, 64, 128)),
+        _PAPER,
+        axis="batch",
+    ),
+    "fig7": Experiment(
+        "Depth",
+        "Time per example as the network grows deeper (figure 7 of Lee & Kifer).",
+        tuple(Cell(name, 128) for name in ("mlp", "mlp-4", "mlp-6", "mlp-8")),
+        _PAPER,
+        axis="model",
+    ),
+    "fig8": Experiment(
+        "Large networks",
+        "Time per step of large convolutional networks (figure 8 of Lee & Kifer).",
+        tuple(Cell(name, 20, image=64) for name in _LARGE),
+        _PAPER,
+    ),
+    "fig9": Experiment(
+        "Image size",
+        "Time per example as images grow (figure 9 of Lee & Kifer): the larger the image, the smaller the gain.",
+        tuple(Cell("resnet18", 32, image=image) for image in (32, 64, 128, 256)),
+        _PAPER,
+        axis="image",
+    ),
+    "memory": Experiment(
+        "Peak memory",
+        "How far a private step grows beyond the model and the batch, against a plain step.",
+        (Cell("resnet18-cifar", 128), Cell("transformer", 128)),
+        _ALL,
+        unit="bytes",
+    ),
+}

@@ -1,0 +1,142 @@
+"""The figure of an experiment, as SVG that takes its colours from the page around it or brings its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from noisette.bench.labels import cell_label, method_label
+from noisette.bench.methods import METHODS
+from noisette.bench.run import Report
+from noisette.report.figures import _BLUE, _GREEN, _INK, _ORANGE, _STYLE, _svg
+
+_INCHES = 9.0
+_HUES = (_BLUE, _ORANGE, _GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on light and dark paper alike
+_BESIDE_ROW = {"o": -0.17, "x": 0.0, "s": 0.17}  # noisette above the row's middle, peers below
+_BELOW = {"batch": "examples in a batch", "image": "pixels a side", "model": ""}
+# A file of its own has no page to take colours from.
+_PAPER = (
+    "<style>svg { background: #fcfbf8 } @media (prefers-color-scheme: dark) { svg { background: #16181c; --ink: "
+    "#e4e3df; --faint: #373b43; --blue: #56b4e9; --green: #3ecf9f; --orange: #f5914a } }</style>"
+)
+
+
+def figure(report: Report) -> str:
+    """The figure that suits the experiment: lines where something grows, otherwise a row of marks for each cell."""
+    with matplotlib.rc_context(_STYLE):
+        return _svg(_lines(report) if report["axis"] else _rows(report), salt=report["experiment"])
+
+
+def standalone(element: str) -> str:
+    """The figure with paper and colours of its own, light or dark as the reader likes."""
+    start = element.index(">") + 1
+    return f"{element[:start]}\n{_PAPER}{element[start:]}"
+
+
+def _rows(report: Report) -> Figure:
+    """Ratios to plain training on a log axis, a row for each cell."""
+    cells, styles = report["cells"], _styles(report)
+    height = 0.42 * len(cells) + 0.75 + _legend_inches(len(styles) + 2)
+    drawn = Figure(figsize=(_INCHES, height))
+    axes = drawn.add_axes((0.24, 0.5 / height, 0.73, (0.42 * len(cells) + 0.1) / height))
+    axes.axvline(1, color=_INK, linewidth=1, linestyle="--", label="plain")
+    for name, style in styles.items():
+        ratios = [cell["methods"].get(name, {}).get("ratio") for cell in cells]
+        offset = _BESIDE_ROW[style["marker"]]
+        points = [(ratio, row + offset) for row, ratio in enumerate(ratios) if ratio]
+        axes.plot(*_columns(points), **style, linestyle="", label=method_label(name))
+    targets = [(cell["target"], row) for row, cell in enumerate(cells) if cell["target"]]
+    if targets:
+        axes.plot(*_columns(targets), color=_INK, marker="|", markersize=17, linestyle="", label="target")
+    _log(axes.xaxis, axes.set_xscale, "×")
+    axes.set_xlabel("time per step, plain = 1" if report["unit"] == "seconds" else "peak memory of a step, plain = 1")
+    axes.set_yticks(range(len(cells)), [cell_label(cell) for cell in cells])
+    axes.set_ylim(len(cells) - 0.5, -0.5)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(length=0)
+    _legend(drawn, axes)
+    return drawn
+
+
+def _lines(report: Report) -> Figure:
+    """Milliseconds per example on a log axis, a panel for each model or batch size."""
+    axis, styles = report["axis"], _styles(report)
+    panels: dict[str, list[dict[str, Any]]] = {}
+    for cell in report["cells"]:
+        panels.setdefault(cell_label(cell, without=axis), []).append(cell)
+    height = 2.9 + _legend_inches(len(styles) + 1)
+    drawn = Figure(figsize=(_INCHES, height))
+    room = 0.92 / max(len(panels), 1.4)
+    axes = None
+    for k, (title, cells) in enumerate(panels.items()):
+        axes = drawn.add_axes((0.07 + k * room, 0.62 / height, room - 0.05, 1.95 / height), sharey=axes)
+        axes.set_title(title, fontsize=9, color=_INK, loc="left")
+        plain = {"color": _INK, "marker": "", "linestyle": "--", "linewidth": 1}
+        for name, style in {"plain": plain, **styles}.items():
+            times = [cell["methods"].get(name, {}).get("seconds") for cell in cells]
+            points = [(x, 1000 * t / cell["batch"]) for x, (t, cell) in enumerate(zip(times, cells, strict=True)) if t]
+            axes.plot(*_columns(points), **{"linewidth": 1.2, **style}, label=method_label(name))
+        axes.set_xticks(range(len(cells)), [_tick(cell, axis) for cell in cells])
+        axes.set_xlim(-0.3, len(cells) - 0.7)
+        _log(axes.yaxis, axes.set_yscale, "")
+        axes.set_xlabel(_BELOW[axis])
+        axes.tick_params(length=0, labelleft=k == 0)
+        if k == 0:
+            axes.set_ylabel("ms per example")
+    assert axes is not None
+    _legend(drawn, axes)
+    return drawn
+
+
+def _tick(cell: dict[str, Any], axis: str) -> str:
+    return cell["title"].replace(", ", ",\n") if axis == "model" else str(cell[axis])
+
+
+def _styles(report: Report) -> dict[str, dict[str, Any]]:
+    """Colour and mark of each method but plain training: noisette filled, its peers open, nxBP a cross."""
+    measured = [name for cell in report["cells"] for name in cell["methods"] if name != "plain"]
+    styles: dict[str, dict[str, Any]] = {}
+    count = {"o": 0, "s": 0, "x": 0}
+    for name in dict.fromkeys([*METHODS, *measured]):  # a method looks the same in all figures
+        label = method_label(name)
+        marker = "o" if label.startswith("noisette") else "s" if label.startswith("Opacus") else "x"
+        colour = _INK if marker == "x" else _HUES[count[marker] % len(_HUES)]
+        count[marker] += 1
+        styles[name] = {
+            "color": colour,
+            "marker": marker,
+            "markersize": 6.5 if marker == "o" else 5.5,
+            "markerfacecolor": "none" if marker == "s" else colour,
+            "markeredgewidth": 1.4,
+        }
+    return {name: style for name, style in styles.items() if name in measured}
+
+
+def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in points], [y for _, y in points]
+
+
+def _log(axis: Any, set_scale: Any, unit: str) -> None:
+    """A log scale with its numbers written out."""
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
+
+
+_LEGEND_COLUMNS = 4
+
+
+def _legend_inches(entries: int) -> float:
+    return 0.2 * -(-entries // _LEGEND_COLUMNS) + 0.15
+
+
+def _legend(drawn: Figure, axes: Axes) -> None:
+    drawn.legend(
+        *axes.get_legend_handles_labels(), loc="upper center", ncols=_LEGEND_COLUMNS, frameon=False, borderaxespad=0.2
+    )

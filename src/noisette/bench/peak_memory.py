@@ -1,0 +1,95 @@
+"""Peak memory of a step, measured in a fresh process: how far it grows beyond the model and the batch."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from noisette.bench.cell import Cell, Settings, failure
+from noisette.bench.memory_limit import kibibytes, memory_limit
+from noisette.bench.methods import METHODS
+
+_STEPS = 3
+_WARM_UP = Cell("mlp", batch=2)  # loads the code that a step needs, which is not part of what the step needs
+
+
+def peak_memory(
+    cell: Cell, methods: Sequence[str], settings: Settings, advance: Callable[[float], None]
+) -> dict[str, dict[str, Any]]:
+    """Peak bytes of each method; a method that fails gives its error instead."""
+    rows = {}
+    for name in methods:
+        rows[name] = _in_a_process(cell, name, settings)
+        advance(1 / len(methods))
+    return rows
+
+
+def _in_a_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
+    asked = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method, **vars(settings)}
+    # Freed blocks go back to the system at once, so that a peak is what is in use and not what is kept for later.
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(asked)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode == 0:
+        return json.loads(done.stdout)
+    if done.returncode == -signal.SIGKILL:
+        return {"error": "ended by the system, most likely for want of memory"}
+    return {"error": (done.stderr.splitlines() or ["no message"])[-1][:240]}
+
+
+def growth(cell: Cell, method: str, device: str) -> int:
+    """Bytes by which this process, or its share of the GPU, grows at most in a few steps of a method."""
+    METHODS[method](_WARM_UP.model(device), *_WARM_UP.data(device))()
+    step = METHODS[method](cell.model(device), *cell.data(device))
+    gc.collect()
+    before = _forget_peak(device)
+    for _ in range(_STEPS):
+        step()
+    return _peak(device) - before
+
+
+def _forget_peak(device: str) -> int:
+    """The peak starts anew from here."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+    return _peak(device)
+
+
+def _peak(device: str) -> int:
+    """Most bytes held since the peak was last forgotten."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else 1024 * kibibytes("self/status", "VmHWM")
+
+
+def main() -> None:
+    """Measure what the first argument says and print the result."""
+    asked = json.loads(sys.argv[1])
+    device = asked["device"]
+    torch.set_num_threads(asked["threads"])
+    warnings.simplefilter("ignore")
+    try:
+        with memory_limit(device):
+            result = {"bytes": growth(Cell(asked["name"], asked["batch"], asked["image"]), asked["method"], device)}
+    except Exception as error:  # that a method cannot train a model is a result
+        result = failure(error)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""``noisette bench``: what privacy costs in time and memory, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from noisette import _check
+from noisette.cli.errors import plain_errors
+
+if TYPE_CHECKING:
+    from noisette.bench.cell import Settings
+    from noisette.bench.experiments import Experiment
+    from noisette.bench.run import Report
+
+
+_INTERRUPTED = 130  # what shells expect of a command that was stopped with Ctrl-C
+
+
+class Device(StrEnum):
+    """Where steps are measured."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+@plain_errors()
+def bench(
+    *,
+    experiments: Annotated[
+        str, typer.Option(metavar="A,B,..", help="targets, fig5, fig6, fig7, fig8, fig9, memory.")
+    ] = "targets,memory",
+    models: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,..",
+            help="Only these models: mlp, mlp-4, mlp-6, mlp-8, cnn, rnn, lstm, gru, transformer, resnet18-cifar, "
+            "vgg16-cifar, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19.",
+            show_default="those of the experiment",
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B,..",
+            help="Only these methods, such as BookKeeping,nxBP,Opacus-ghost; plain is always among them.",
+            show_default="those of the experiment",
+        ),
+    ] = None,
+    batch: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,..", help="Batch sizes, in examples.", show_default="those of the experiment"),
+    ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,..",
+            help="Pixels a side, for models that take images of any size: at least 32.",
+            show_default="those of the experiment",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Measured steps of each method: at least 1.")] = 15,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="Processor threads.", show_default="what torch takes")
+    ] = None,
+    device: Annotated[Device | None, typer.Option(help="Where steps run.", show_default="cuda if there is one")] = None,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="The folder for results; older ones of the same name are replaced.")
+    ] = Path("bench"),
+) -> None:
+    """Measure private training against plain training: time per step and peak memory, by every method there is.
+
+    Writes one JSON and one figure for each experiment, and bench.html that shows them. The experiments follow Lee &
+    Kifer 2020. Ctrl-C keeps the experiments that are done.
+    """
+    _check.count(rounds=rounds)
+    if threads is not None:
+        _check.count(threads=threads)
+    chosen = _experiments(experiments, models, methods, _sizes("batch", batch, 1), _sizes("image", image, 32))
+    settings = _settings(rounds, threads, device)
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        _run(chosen, settings, out)
+    except KeyboardInterrupt:
+        typer.echo(f"Stopped. What was done before is in {out}.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    Console(soft_wrap=True).print(f"report  {out / 'bench.html'}")
+
+
+def _sizes(option: str, given: str | None, least: int) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise ValueError(f"expected --{option} as whole numbers of at least {least}, such as 32,64, got {given!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _experiments(
+    names: str,
+    models: str | None,
+    methods: str | None,
+    batches: Sequence[int] | None,
+    images: Sequence[int] | None,
+) -> dict[str, Experiment]:
+    """The experiments asked for, without those that have none of the models."""
+    from noisette.bench.experiments import EXPERIMENTS
+    from noisette.bench.methods import METHODS
+    from noisette.bench.models import MODELS
+
+    asked, only_models, only_methods = _names(names), _names(models), _names(methods)
+    _check.all_of(
+        partial(_known, "experiment", asked, EXPERIMENTS),
+        partial(_known, "model", only_models, MODELS),
+        partial(_known, "method", only_methods, METHODS),
+    )
+    chosen = {name: EXPERIMENTS[name].only(only_models, only_methods, batches, images) for name in asked or ()}
+    if kept := {name: experiment for name, experiment in chosen.items() if experiment.cells}:
+        return kept
+    there = dict.fromkeys(cell.name for name in chosen for cell in EXPERIMENTS[name].cells)
+    raise ValueError(f"no model {models} in {', '.join(chosen)}; there are {', '.join(there)}")
+
+
+def _names(given: str | None) -> tuple[str, ...] | None:
+    return None if given is None else tuple(name.strip() for name in given.split(","))
+
+
+def _known(kind: str, given: Sequence[str] | None, valid: Collection[str]) -> None:
+    if unknown := [name for name in given or () if name not in valid]:
+        raise ValueError(f"no {kind} {', '.join(map(repr, unknown))}; there are {', '.join(valid)}")
+
+
+def _settings(rounds: int, threads: int | None, device: Device | None) -> Settings:
+    import torch
+
+    from noisette.bench.cell import Settings
+
+    there = torch.cuda.is_available()
+    if device == Device.CUDA and not there:
+        raise ValueError("torch finds no CUDA device on this machine; choose --device cpu")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    return Settings(rounds, torch.get_num_threads(), device or (Device.CUDA if there else Device.CPU))
+
+
+def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -> None:
+    from noisette.bench.results import write
+    from noisette.bench.run import run
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with progress:
+        for name, experiment in experiments.items():
+            task = progress.add_task(f"{name}, {len(experiment.cells)} models and sizes", total=len(experiment.cells))
+            report = run(name, experiment, settings, partial(progress.advance, task))
+            write(report, out)
+            progress.remove_task(task)
+            _show(report)
+
+
+def _show(report: Report) -> None:
+    """A line for each cell: plain training, and the ratios of the others, the lowest first."""
+    from noisette.bench.labels import cell_label
+    from noisette.bench.page import amount
+
+    table = Table("", "plain", "ratio to plain", title=report["title"], title_justify="left", box=None, pad_edge=False)
+    for cell in report["cells"]:
+        rows = dict(cell["methods"])
+        plain = rows.pop("plain")
+        measured = sorted((row["ratio"], name) for name, row in rows.items() if "ratio" in row)
+        failed = [f"{name} failed" for name, row in rows.items() if "error" in row]
+        table.add_row(
+            cell_label(cell),
+            amount(plain[report["unit"]], report["unit"]) if report["unit"] in plain else "failed",
+            ", ".join([*(f"{name} {ratio:.2f}" for ratio, name in measured), *failed]),
+        )
+    Console(highlight=False).print(table)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+MakeReport = Callable[..., dict[str, Any]]
+
+
+def _a_cell(model: str, title: str, batch: int, rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": model, "title": title, "batch": batch, "image": None, "target": None, "methods": rows, **more}
+
+
+def _a_report(name: str, **more: Any) -> dict[str, Any]:
+    """What an experiment of two cells leaves: one method failed, one is not of this version."""
+    rows = {
+        "plain": {"seconds": 0.002, "each": [0.002], "ratio": 1.0},
+        "BookKeeping": {"seconds": 0.003, "each": [0.003], "ratio": 1.5},
+        "nxBP": {"seconds": 0.06, "each": [0.06], "ratio": 30.0},
+        "Elsewhere": {"error": "MemoryError: 3 < 4"},
+    }
+    return {
+        "experiment": name,
+        "title": "Time per step",
+        "about": "What it is about.",
+        "unit": "seconds",
+        "axis": None,
+        "rounds": 3,
+        "hardware": {
+            "processor": "A processor",
+            "device": "cpu",
+            "threads": 2,
+            "python": "3.12",
+            "versions": {"torch": "2.10", "opacus": None},
+        },
+        "cells": [
+            _a_cell("mlp", "MLP", 128, rows, target=1.5),
+            _a_cell("resnet18", "ResNet-18", 4, rows, image=64),
+        ],
+        **more,
+    }
+
+
+@pytest.fixture
+def a_report() -> MakeReport:
+    return _a_report
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    return _a_report("targets")

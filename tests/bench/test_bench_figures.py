@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from noisette.bench.figures import _styles, figure, standalone
+
+MakeReport = Callable[..., dict[str, Any]]
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")]
+
+
+def test_rows_name_each_cell_and_each_method(report: dict[str, Any]) -> None:
+    shown = texts(figure(report))
+    assert {"MLP, batch 128", "ResNet-18, 64 × 64, batch 4"} <= set(shown)
+    assert {"plain", "noisette BookKeeping", "nxBP", "target"} <= set(shown)
+
+
+def test_without_a_target_none_is_shown(report: dict[str, Any]) -> None:
+    report["cells"] = report["cells"][1:]
+    assert "target" not in texts(figure(report))
+
+
+@pytest.mark.parametrize(
+    ("axis", "shown"),
+    [
+        ("batch", {"MLP", "ResNet-18, 64 × 64", "128", "examples in a batch"}),
+        ("image", {"ResNet-18, batch 4", "64", "pixels a side"}),
+        ("model", {"batch 128", "64 × 64, batch 4", "ResNet-18"}),
+    ],
+)
+def test_lines_have_a_panel_for_what_their_axis_does_not_show(axis: str, shown: set[str], a_report: MakeReport) -> None:
+    assert shown <= set(texts(figure(a_report("fig6", axis=axis))))
+
+
+def test_a_method_looks_the_same_in_all_figures(a_report: MakeReport) -> None:
+    full, part = a_report("fig5"), a_report("fig6")
+    for report, methods in ((full, ("BookKeeping", "Reweight", "Elsewhere")), (part, ("Reweight",))):
+        for cell in report["cells"]:
+            cell["methods"] = dict.fromkeys(("plain", *methods), cell["methods"]["nxBP"])
+    assert _styles(part) == {"Reweight": _styles(full)["Reweight"]}
+    assert list(_styles(full)) == ["BookKeeping", "Reweight", "Elsewhere"]
+
+
+def test_an_experiment_in_which_everything_failed_is_drawn(report: dict[str, Any]) -> None:
+    for cell in report["cells"]:
+        cell["methods"] = {name: {"error": "no"} for name in cell["methods"]}
+    figure(report)
+    figure(report | {"axis": "batch"})
+
+
+def test_a_figure_in_a_file_has_paper_of_its_own(report: dict[str, Any]) -> None:
+    alone = standalone(figure(report))
+    ElementTree.fromstring(alone)
+    assert "<style>" not in figure(report)
+    assert "prefers-color-scheme: dark" in alone
+    assert "background" in alone

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+from noisette.bench.page import page
+
+MakeReport = Callable[..., dict[str, Any]]
+
+
+class Outline(HTMLParser):
+    """The elements of a page and the text of its table cells."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.cells: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.cells and self.tags[-1] in ("td", "th", "small"):
+            self.cells[-1] = " ".join([*self.cells[-1].split(), *data.split()])
+
+
+def test_it_needs_nothing_but_itself(report: dict[str, Any], a_report: MakeReport) -> None:
+    html = page([report, a_report("fig6", axis="batch")])
+    outline = Outline(html)
+    assert not {"script", "link", "iframe", "img", "object", "base"} & set(outline.tags)
+    assert all(address.startswith("#") for address in outline.addresses)
+    assert outline.tags.count("svg") == 2
+    assert html.startswith("<!doctype html>")
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_the_table_holds_times_ratios_and_targets(report: dict[str, Any]) -> None:
+    cells = Outline(page([report])).cells
+    assert cells[:6] == ["model", "plain", "target", "noisette BookKeeping", "nxBP", "Elsewhere"]
+    assert cells[6:12] == ["MLP, batch 128", "2 ms", "1.5 ×", "1.50 × 3 ms", "30.00 × 60 ms", "failed"]
+
+
+def test_the_lowest_private_ratio_is_set_off(report: dict[str, Any]) -> None:
+    html = page([report])
+    assert html.count('class="best"') == 2
+    assert '<td class="best">1.50 ×' in html
+
+
+def test_a_failure_says_where_and_why(report: dict[str, Any]) -> None:
+    assert "Elsewhere failed on MLP, batch 128; ResNet-18, 64 × 64, batch 4: MemoryError: 3 &lt; 4" in page([report])
+
+
+def test_the_machine_is_named(report: dict[str, Any]) -> None:
+    html = page([report])
+    assert "A processor, 2 threads, median of 3 steps, Python 3.12, torch 2.10</p>" in html
+
+
+def test_bytes_are_shown_where_memory_was_measured(report: dict[str, Any]) -> None:
+    rows = {"plain": {"bytes": 2**20, "ratio": 1.0}, "nxBP": {"bytes": 2**21, "ratio": 2.0}}
+    cells = [{**report["cells"][0], "methods": rows, "target": None}]
+    shown = Outline(page([report | {"unit": "bytes", "cells": cells}])).cells
+    assert shown == ["model", "plain", "nxBP", "MLP, batch 128", "1.0 MiB", "2.00 × 2.0 MiB"]

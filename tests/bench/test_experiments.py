@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from noisette.bench.cell import Cell
+from noisette.bench.experiments import EXPERIMENTS
+from noisette.bench.methods import METHODS
+from noisette.bench.models import MODELS
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_name_models_and_methods_that_exist(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    assert {cell.name for cell in experiment.cells} <= set(MODELS)
+    assert set(experiment.methods) <= set(METHODS)
+    assert experiment.methods[0] == "plain"
+    assert len(set(experiment.cells)) == len(experiment.cells)
+
+
+def test_every_model_is_in_some_experiment() -> None:
+    assert {cell.name for experiment in EXPERIMENTS.values() for cell in experiment.cells} == set(MODELS)
+
+
+def test_targets_are_those_declared() -> None:
+    assert {(cell.name, cell.batch): cell.target for cell in EXPERIMENTS["targets"].cells} == {
+        ("mlp", 128): 1.5,
+        ("mlp", 1024): 1.15,
+        ("cnn", 128): 1.25,
+        ("rnn", 128): 2.0,
+        ("lstm", 128): 2.5,
+        ("gru", 128): 2.5,
+        ("transformer", 128): 1.05,
+        ("resnet18-cifar", 32): 1.2,
+        ("vgg16-cifar", 32): 1.25,
+    }
+
+
+def test_a_choice_of_models_and_methods_keeps_plain_training() -> None:
+    chosen = EXPERIMENTS["targets"].only(["cnn"], ["nxBP"], None, None)
+    assert chosen.cells == (Cell("cnn", 128, target=1.25),)
+    assert chosen.methods == ("plain", "nxBP")
+
+
+def test_a_target_holds_at_its_batch_size_only() -> None:
+    chosen = EXPERIMENTS["targets"].only(["mlp"], None, [8, 128], None)
+    assert chosen.cells == (Cell("mlp", 8), Cell("mlp", 128, target=1.5))
+
+
+def test_image_sizes_go_to_the_models_that_take_them() -> None:
+    assert [cell.image for cell in EXPERIMENTS["fig8"].only(["vgg11"], None, None, [32, 64]).cells] == [32, 64]
+    assert EXPERIMENTS["fig5"].only(None, None, None, [64]).cells == EXPERIMENTS["fig5"].cells

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from noisette.bench.cell import Cell
+from noisette.bench.models import MODELS
+
+# Trainable numbers of the published architectures; norms with a scale and a shift for each channel.
+PARAMETERS = {
+    "mlp": 136_074,
+    "mlp-4": 136_074 + 2 * (256 * 256 + 256),
+    "cnn": 129_388,
+    "rnn": 21_514,
+    "lstm": 82_186,
+    "transformer": 483_002,
+    "resnet18-cifar": 11_173_962,
+    "vgg16-cifar": 14_728_266,
+    "resnet18": 11_181_642,
+    "resnet34": 21_289_802,
+    "resnet50": 23_528_522,
+    "resnet101": 42_520_650,
+    "vgg11": 128_807_306 + 2 * 2752,
+    "vgg16": 134_301_514 + 2 * 4224,
+    "vgg19": 139_611_210 + 2 * 5504,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PARAMETERS.items())
+def test_models_have_as_many_parameters_as_the_published_ones(name: str, parameters: int) -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in MODELS[name].build().parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_score_each_class_of_their_own_data(name: str) -> None:
+    with torch.device("meta"):
+        cell = Cell(name, batch=3)
+        inputs, targets = cell.data("meta")
+        scores = MODELS[name].build()(inputs)
+    assert scores.shape == (3, MODELS[name].classes)
+    assert targets.shape == (3,)
+
+
+@pytest.mark.parametrize("image", [32, 96])
+def test_images_come_in_the_size_asked_for(image: int) -> None:
+    cell = Cell("resnet50", 2, image)
+    inputs, _ = cell.data("meta")
+    with torch.device("meta"):
+        assert MODELS["resnet50"].build()(inputs).shape == (2, 10)
+    assert inputs.shape == (2, 3, image, image)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette.bench import methods, peers
+from noisette.bench.cell import Cell
+from noisette.bench.methods import ENGINES, METHODS
+
+PRIVATE = [name for name in METHODS if name != "plain"]
+
+
+@pytest.fixture
+def nearly_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (methods, peers):
+        monkeypatch.setattr(module, "NOISE_MULTIPLIER", 1e-9)
+
+
+def weights_after_a_step(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        METHODS[method](model, inputs, targets)()
+    return model.state_dict()
+
+
+def clipped_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    """What every private method does but for the noise, written down plainly."""
+    params = list(model.parameters())
+    total = [torch.zeros_like(p) for p in params]
+    for x, y in zip(inputs.split(1), targets.split(1), strict=True):
+        gradients = torch.autograd.grad(nn.functional.cross_entropy(model(x), y), params)
+        norm = sum(g.square().sum() for g in gradients) ** 0.5
+        total = [t + g * min(1.0, float(methods.MAX_GRAD_NORM / norm)) for t, g in zip(total, gradients, strict=True)]
+    return {
+        name: p.detach() - methods.LEARNING_RATE * t / len(targets)
+        for (name, p), t in zip(model.named_parameters(), total, strict=True)
+    }
+
+
+@pytest.mark.usefixtures("nearly_no_noise")
+@pytest.mark.parametrize("method", PRIVATE)
+def test_every_private_method_takes_the_same_step(method: str) -> None:
+    cell = Cell("mlp", batch=5)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    expected = clipped_step(model, inputs, targets)
+    after = weights_after_a_step(method, model, inputs, targets)
+    for name, right in expected.items():
+        torch.testing.assert_close(after[name] - before[name], right - before[name], rtol=1e-3, atol=1e-7)
+
+
+@pytest.mark.usefixtures("nearly_no_noise")
+@pytest.mark.parametrize("method", [name for name in METHODS if name.startswith("Opacus")])
+def test_opacus_trains_recurrent_models_from_the_same_weights(method: str) -> None:
+    cell = Cell("rnn", batch=3)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    expected = clipped_step(model, inputs, targets)
+    after = weights_after_a_step(method, model, inputs, targets)
+    torch.testing.assert_close({name: after[name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize("method", PRIVATE)
+def test_every_private_method_adds_noise(method: str) -> None:
+    cell = Cell("mlp", batch=2)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    expected = clipped_step(model, inputs, targets)
+    after = weights_after_a_step(method, model, inputs, targets)
+    deviation = methods.LEARNING_RATE * methods.MAX_GRAD_NORM * methods.NOISE_MULTIPLIER / 2
+    for name in ("0.weight", "2.weight"):
+        assert float((after[name] - expected[name]).std()) == pytest.approx(deviation, rel=0.1)
+
+
+def test_all_engines_of_noisette_take_part() -> None:
+    assert {"BookKeeping", "Reweight", "Loop"} <= set(ENGINES) <= set(METHODS)

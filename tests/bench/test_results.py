@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisette.bench import results
+from noisette.bench.cell import Settings
+from noisette.bench.experiments import EXPERIMENTS
+from noisette.bench.run import run
+
+MakeReport = Callable[..., dict[str, Any]]
+
+SETTINGS = Settings(rounds=2, threads=1, device="cpu")
+
+
+def test_a_report_holds_hardware_seconds_and_ratios() -> None:
+    experiment = EXPERIMENTS["targets"].only(["mlp"], ["BookKeeping"], [4], None)
+    parts: list[float] = []
+    report = run("targets", experiment, SETTINGS, parts.append)
+    assert json.loads(json.dumps(report)) == report
+    assert report["hardware"]["threads"] == 1
+    assert report["hardware"]["versions"]["torch"]
+    [cell] = report["cells"]
+    assert (cell["model"], cell["batch"], cell["target"]) == ("mlp", 4, None)
+    plain, private = cell["methods"]["plain"], cell["methods"]["BookKeeping"]
+    assert plain["ratio"] == 1
+    assert private["ratio"] == private["seconds"] / plain["seconds"]
+    assert len(private["each"]) == 2
+    assert sum(parts) == pytest.approx(1)
+
+
+def test_without_plain_training_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"plain": {"error": "no memory"}, "nxBP": {"seconds": 1.0, "each": [1.0]}}
+    monkeypatch.setattr("noisette.bench.experiments.step_times", lambda *_: rows)
+    experiment = EXPERIMENTS["targets"].only(["mlp"], ["nxBP"], [4], None)
+    report = run("targets", experiment, SETTINGS, lambda part: None)
+    assert "ratio" not in report["cells"][0]["methods"]["nxBP"]
+
+
+def test_each_experiment_has_its_files_and_the_page_shows_all(tmp_path: Path, a_report: MakeReport) -> None:
+    results.write(a_report("fig5", title="Architectures"), tmp_path)
+    results.write(a_report("targets"), tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "fig5.json",
+        "fig5.svg",
+        "targets.json",
+        "targets.svg",
+        "bench.html",
+    }
+    assert results.read(tmp_path) == [a_report("targets"), a_report("fig5", title="Architectures")]
+    page = (tmp_path / "bench.html").read_text()
+    assert page.index("Time per step</h2>") < page.index("Architectures</h2>")
+
+
+def test_a_stopped_write_leaves_the_older_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, a_report: MakeReport
+) -> None:
+    results.write(a_report("targets"), tmp_path)
+    before = {file: file.read_text() for file in tmp_path.iterdir()}
+    whole = Path.write_text
+
+    def stopped(path: Path, text: str, **more: Any) -> None:
+        whole(path, text[:10], **more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        results.write(a_report("targets", about="Something else."), tmp_path)
+    assert {file: file.read_text() for file in tmp_path.iterdir()} == before

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from noisette.bench import step_time
+from noisette.bench.cell import Cell, Settings
+from noisette.bench.memory_limit import kibibytes, memory_limit
+from noisette.bench.methods import METHODS
+from noisette.bench.step_time import WARM_UP, step_times
+
+CELL = Cell("mlp", batch=2)
+SETTINGS = Settings(rounds=3, threads=1, device="cpu")
+
+
+def ignore(part: float) -> None: ...
+
+
+@pytest.fixture
+def method(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
+    """Adds a method of this name with this step."""
+
+    def add(name: str, step: Callable[[], None]) -> None:
+        monkeypatch.setitem(METHODS, name, lambda model, inputs, targets: step)
+
+    return add
+
+
+def test_methods_take_turns(method: Callable[[str, Callable[[], None]], None]) -> None:
+    taken: list[str] = []
+    method("a", lambda: taken.append("a"))
+    method("b", lambda: taken.append("b"))
+    step_times(CELL, ["a", "b"], SETTINGS, ignore)
+    assert taken == ["a", "b"] * (WARM_UP + 3)
+
+
+@pytest.fixture
+def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass that no machine is slow or quick at; no other time passes."""
+    now = 0.0
+
+    def pass_by(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(step_time, "time", SimpleNamespace(perf_counter=lambda: now))
+    return pass_by
+
+
+def test_the_median_of_the_measured_steps_counts_and_warm_up_does_not(
+    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
+) -> None:
+    waits = iter([16.0, 16.0, 1.0, 4.0, 2.0])
+    method("a", lambda: wait(next(waits)))
+    assert step_times(CELL, ["a"], SETTINGS, ignore)["a"] == {"seconds": 2.0, "each": [1.0, 4.0, 2.0]}
+
+
+def test_a_slow_method_is_measured_once(
+    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
+) -> None:
+    waits = iter([64.0, 32.0])
+    method("slow", lambda: wait(next(waits)))
+    method("quick", lambda: wait(0.5))
+    rows = step_times(CELL, ["slow", "quick"], SETTINGS, ignore)
+    assert rows["slow"] == {"seconds": 32.0, "each": [32.0]}
+    assert rows["quick"] == {"seconds": 0.5, "each": [0.5] * 3}
+
+
+def test_a_method_that_fails_late_is_a_result_and_the_others_go_on(
+    method: Callable[[str, Callable[[], None]], None],
+) -> None:
+    taken: list[int] = []
+
+    def third_time_unlucky() -> None:
+        taken.append(1)
+        if len(taken) == 3:
+            raise RuntimeError("no more\nof this")
+
+    method("a", third_time_unlucky)
+    rows = step_times(CELL, ["a", "plain"], SETTINGS, ignore)
+    assert rows["a"] == {"error": "RuntimeError: no more of this"}
+    assert len(taken) == 3
+    assert len(rows["plain"]["each"]) == 3
+
+
+def test_progress_adds_up_to_one_cell(method: Callable[[str, Callable[[], None]], None]) -> None:
+    method("a", lambda: None)
+    parts: list[float] = []
+    step_times(CELL, ["a", "plain"], SETTINGS, parts.append)
+    assert sum(parts) == pytest.approx(1)
+
+
+def test_a_method_that_wants_more_memory_than_there_is_is_a_result(
+    method: Callable[[str, Callable[[], None]], None],
+) -> None:
+    too_much = 2 * 1024 * kibibytes("meminfo", "MemTotal")
+    method("greedy", lambda: torch.zeros(too_much, dtype=torch.uint8).sum())
+    assert "error" in step_times(CELL, ["greedy"], SETTINGS, ignore)["greedy"]
+
+
+def test_the_memory_limit_holds_in_its_block_only() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with memory_limit("cpu"):
+        inside = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        assert 0 < inside < 2 * 1024 * kibibytes("meminfo", "MemTotal")
+        with pytest.raises(RuntimeError, match="allocate"):
+            torch.empty(inside, dtype=torch.uint8)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

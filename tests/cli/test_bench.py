@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from noisette.bench.experiments import EXPERIMENTS
+from noisette.bench.models import MODELS
+from noisette.cli import app
+
+SMALL = ["--rounds", "1", "--threads", "1", "--batch", "4", "--models", "mlp", "--methods", "BookKeeping,nxBP"]
+
+
+def bench(*arguments: str, out: Path) -> Result:
+    return CliRunner().invoke(app, ["bench", *arguments, "--device", "cpu", "--out", str(out)])
+
+
+def test_it_measures_and_leaves_numbers_figure_and_page(tmp_path: Path) -> None:
+    done = bench("--experiments", "targets,fig7,memory", *SMALL, out=tmp_path / "a" / "b")
+    assert done.exit_code == 0, done.output
+    assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {
+        "targets.json",
+        "targets.svg",
+        "fig7.json",
+        "fig7.svg",
+        "bench.html",
+    }
+    report = json.loads((tmp_path / "a" / "b" / "targets.json").read_text())
+    [cell] = report["cells"]
+    assert set(cell["methods"]) == {"plain", "BookKeeping", "nxBP"}
+    assert "MLP, batch 4" in done.output
+    assert "BookKeeping" in done.output
+
+
+def test_wrong_names_are_all_named_with_the_valid_ones(tmp_path: Path) -> None:
+    done = bench("--experiments", "fig4", "--models", "mlp,alexnet", "--methods", "magic", out=tmp_path / "out")
+    assert done.exit_code == 2
+    [line] = done.stderr.strip().splitlines()
+    for wrong, valid in (("'fig4'", "fig5"), ("'alexnet'", "vgg11"), ("'magic'", "nxBP")):
+        assert wrong in line
+        assert valid in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_no_chosen_experiment_has_is_an_error(tmp_path: Path) -> None:
+    done = bench("--experiments", "fig7", "--models", "cnn", out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.stderr.strip() == "Error: no model cnn in fig7; there are mlp, mlp-4, mlp-6, mlp-8"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch", "0"], "--batch as whole numbers of at least 1, such as 32,64, got '0'"),
+        (["--batch", "a,2"], "--batch as whole numbers"),
+        (["--image", "16"], "--image as whole numbers of at least 32"),
+        (["--rounds", "0"], "rounds >= 1, got rounds=0"),
+        (["--threads", "-1"], "threads >= 1, got threads=-1"),
+    ],
+)
+def test_wrong_numbers_are_errors(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = bench(*arguments, out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_a_device_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = CliRunner().invoke(app, ["bench", "--device", "cuda", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert "choose --device cpu" in done.stderr
+
+
+def test_a_file_in_the_way_of_the_folder_is_an_error_before_anything_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    done = bench(out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_ctrl_c_keeps_the_experiments_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from noisette.bench import run as room
+
+    whole = room.run
+
+    def stopped_later(name: str, *rest: object) -> object:
+        if name == "fig7":
+            raise KeyboardInterrupt
+        return whole(name, *rest)
+
+    monkeypatch.setattr(room, "run", stopped_later)
+    done = bench("--experiments", "targets,fig7", *SMALL, out=tmp_path)
+    assert done.exit_code == 130
+    assert "Stopped" in done.stderr
+    assert {file.name for file in tmp_path.iterdir()} == {"targets.json", "targets.svg", "bench.html"}
+
+
+def test_help_lists_every_experiment_and_every_model() -> None:
+    shown = (
+        CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "300"}).output.replace(",", " ").replace(".", " ")
+    )
+    assert set(EXPERIMENTS) <= set(shown.split())
+    assert set(MODELS) <= set(shown.split())
