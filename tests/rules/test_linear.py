@@ -63,6 +63,11 @@ def test_matrix_products_of_any_axes(left: tuple[int, ...], right: tuple[int, ..
         check_form(form, truth)
 
 
+def test_matrix_with_a_column_for_each_example() -> None:
+    x, w, dy, examples = double(6, 5), double(5, B), double(6, B), Examples(B, 1)
+    check_form(matmul_right(examples, dy, x, w), by_autograd_at(examples, lambda v: x @ v, w, dy))
+
+
 def test_named_products() -> None:
     """Of matrices, of a matrix and a vector, of stacks."""
     for operation, left, right in (

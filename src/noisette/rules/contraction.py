@@ -165,7 +165,7 @@ def _products(example: str, dy: Factor, others: Sequence[Factor], kept: str) -> 
     o = "".join(letter for letter in kept if letter not in beside)
     i = "".join(letter for letter in kept if letter not in dy.letters)
     h = "".join(letter for letter in kept if letter not in o + i)
-    t = "".join(letter for letter in dy.letters if letter in beside and letter not in kept + example)
+    t = "".join(letter for letter in dy.letters if letter not in kept + example)
     sizes = _sizes([dy, *others])
     positions, rows = (math.prod(sizes[letter] for letter in letters) for letters in (t, o))
     if not o or not i or (len(others) > 1 and positions > rows):
