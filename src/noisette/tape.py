@@ -20,6 +20,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
+from noisette.errors import PrivacyRefusal
+
 Operation = Callable[..., Any]
 
 
@@ -340,6 +342,9 @@ def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> 
 
     At the output of a use the walk goes on at its data arguments, so a parameter is met only where the tape did not
     see it at work.
+
+    Raises:
+        PrivacyRefusal: a part of the model runs without a graph until the backward pass.
     """
     names = {id(p): name for name, p in parameters.items()}
     upstream: dict[Any, list[Any]] = {}
@@ -361,6 +366,11 @@ def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> 
             stack += [child for child in below if child is not None and child not in leads]
             continue
         stack.pop()
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise PrivacyRefusal(
+                "torch.utils.checkpoint with use_reentrant=True hides the parameters inside of it; pass "
+                "use_reentrant=False, which gives the same activations"
+            )
         reaches = any(leads.get(child, False) for child in below)
         leads[node] = reaches or node in upstream
         if node in upstream and reaches:
