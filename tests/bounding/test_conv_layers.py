@@ -1,0 +1,140 @@
+"""Convolution layers of every kind inside models: every engine gives the oracle's norms and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine_check import check_thoroughly
+from model_cases import Case, Forward, floats, parameter
+from noisette import MissingRule, PerExampleClip
+
+
+def chain(*layers: nn.Module) -> nn.Module:
+    """Every layer but the first has data below it that depends on parameters."""
+    return nn.Sequential(layers[0], *(part for layer in layers[1:] for part in (nn.Tanh(), layer)))
+
+
+def frozen_weight(layer: nn.Module) -> nn.Module:
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def one_axis() -> nn.Module:
+    return chain(nn.Conv1d(3, 4, 3, stride=2, padding=1, dilation=2), nn.ConvTranspose1d(4, 2, 3, 2, 1, 1))
+
+
+def two_axes() -> nn.Module:
+    return chain(
+        nn.Conv2d(3, 4, (3, 2), stride=(1, 3), padding=(2, 1), dilation=(2, 1)),
+        nn.ConvTranspose2d(4, 6, (3, 2), (2, 3), (1, 0), (1, 2), groups=2, dilation=(2, 1)),
+    )
+
+
+def three_axes() -> nn.Module:
+    return chain(
+        nn.Conv3d(2, 3, (1, 3, 2), (2, 1, 3), (0, 2, 1), (1, 2, 1)),
+        nn.ConvTranspose3d(3, 2, (2, 1, 3), (1, 2, 3), (1, 0, 2), (0, 1, 2)),
+    )
+
+
+def depthwise() -> nn.Module:
+    return chain(nn.Conv2d(3, 6, 3, groups=3, bias=False), nn.ConvTranspose2d(6, 6, (2, 1), groups=6, bias=False))
+
+
+def odd_ends() -> nn.Module:
+    """Output padding of whole strides, a kernel of the whole image, a bias whose weight is frozen."""
+    return chain(
+        nn.ConvTranspose2d(2, 3, 2, padding=(0, 2), output_padding=(2, 1), dilation=(3, 2)),
+        nn.Conv2d(3, 5, (9, 4)),
+        frozen_weight(nn.ConvTranspose2d(5, 2, 2)),
+    )
+
+
+def padded(axes: int) -> Callable[[], nn.Module]:
+    """All padding modes, by number and by name."""
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    kernel, padding = (3, 2, 1)[:axes], (2, 1, 0)[:axes]
+
+    def model() -> nn.Module:
+        modes = ("zeros", "reflect", "replicate", "circular")
+        ways = [(mode, way) for mode in modes for way in (padding, "same")]
+        return chain(*(layer(2, 2, kernel, padding=way, padding_mode=mode, bias=False) for mode, way in ways))
+
+    return model
+
+
+def tied_autoencoder() -> nn.Module:
+    """The decoder's weight is the encoder's."""
+    return Forward(
+        lambda m, x: F.conv_transpose2d(torch.tanh(F.conv2d(x, m.w, stride=2)), m.w, stride=2), w=parameter(3, 2, 2, 3)
+    )
+
+
+def frame_by_frame() -> nn.Module:
+    """A picture network over the frames of a film, which lie in the batch axis."""
+
+    def forward(m: Forward, x: torch.Tensor) -> torch.Tensor:
+        frames = torch.tanh(m.first(x.flatten(0, 1)))
+        return m.second(frames).unflatten(0, x.shape[:2])
+
+    return Forward(forward, first=nn.Conv2d(2, 3, (3, 2), stride=(2, 1)), second=nn.ConvTranspose2d(3, 2, (1, 3)))
+
+
+def recurrent() -> nn.Module:
+    """One kernel at every step."""
+
+    def forward(m: Forward, x: torch.Tensor) -> torch.Tensor:
+        h = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            h = torch.tanh(m.cell(torch.cat([x[:, t], h], 1)))
+        return h
+
+    return Forward(forward, cell=nn.Conv1d(4, 2, 3, padding="same"))
+
+
+MODELS = [
+    Case("one axis", one_axis, floats(3, 10)),
+    Case("two axes", two_axes, floats(3, 5, 4)),
+    Case("three axes", three_axes, floats(2, 3, 2, 4)),
+    Case("depthwise", depthwise, floats(3, 5, 4)),
+    Case("odd ends", odd_ends, floats(2, 4, 5)),
+    *(Case(f"padding of {axes} axes", padded(axes), floats(2, *(4, 5, 3)[:axes])) for axes in (1, 2, 3)),
+    Case("tied autoencoder", tied_autoencoder, floats(2, 4, 7)),
+    Case("frame by frame", frame_by_frame, floats(4, 2, 5, 4)),
+    Case("recurrent", recurrent, floats(3, 2, 5)),
+    Case(
+        "time first",
+        lambda: Forward(
+            lambda m, x: F.conv_tbc(x.transpose(0, 1), m.w, m.b, 2).transpose(0, 1),
+            w=parameter(3, 2, 4),
+            b=parameter(4),
+        ),
+        floats(5, 2),
+    ),
+    Case(
+        "standardised kernel",
+        lambda: Forward(
+            lambda m, x: F.conv_transpose1d(x, m.w / m.w.norm(dim=(1, 2), keepdim=True)), w=parameter(3, 2, 2)
+        ),
+        floats(3, 5),
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name.replace(" ", "-"))
+def test_models(case: Case) -> None:
+    check_thoroughly(case)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv1d(2, 2, 3), nn.ConvTranspose1d(2, 2, 3)], ids=lambda m: type(m).__name__)
+def test_images_without_a_batch_axis_are_refused(layer: nn.Module) -> None:
+    clip = PerExampleClip(layer, 1.0)
+    with pytest.raises(MissingRule, match=r"weight.*without a batch axis.*unsqueeze\(0\)"):
+        clip.backward(layer(torch.randn(2, 5)).square().flatten(1).sum(1))
+    clip.close()
