@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from noisette.bounding import BoundedSum
 from noisette.keystream import SecretKey
-from noisette.release import GaussianRelease
+from noisette.release import GaussianRelease, parts_of, shares_of
 
 NAMES = ["a", "b"]
 
@@ -48,6 +49,97 @@ def test_several_sums_share_one_mechanism(k: int) -> None:
     measured = deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10))
     for s, (deviation, _) in zip(sums, measured, strict=True):
         assert abs(deviation / (2.0 * s.bound * math.sqrt(k) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
+
+
+@pytest.mark.parametrize(
+    ("asked", "given"),
+    [
+        ([None], [1.0]),
+        ([None, None], [0.5, 0.5]),
+        ([None, 0.01], [0.99, 0.01]),
+        ([0.2, None, 0.2, None], [0.2, 0.3, 0.2, 0.3]),
+        ([0.25, 0.75], [0.25, 0.75]),
+        ([], []),
+    ],
+)
+def test_shares_not_asked_for_are_equal_parts_of_the_rest(asked: list, given: list[float]) -> None:
+    sums = [replace(bounded(size=1), share=share) for share in asked]
+    assert shares_of(sums) == pytest.approx(given)
+    assert sum(given) == pytest.approx(1 if given else 0)
+
+
+@pytest.mark.parametrize(
+    "asked", [[0.5, 0.4], [0.6, 0.6], [None, 1.0], [None, 1.1], [-0.5, 1.5], [0.0, 1.0], [math.nan]]
+)
+def test_shares_that_are_no_parts_of_one_are_refused(asked: list) -> None:
+    sums = [replace(bounded(size=1), share=share) for share in asked]
+    with pytest.raises(ValueError, match="add up to one"):
+        GaussianRelease(SecretKey(), 1.0, 1)(sums, names(*sums), step=0)
+    assert all(p.grad is None for s in sums for p in s.params)
+
+
+def test_noise_grows_as_a_share_shrinks() -> None:
+    sums = [replace(bounded(0.5), share=0.36), bounded(3.0)]
+    measured = deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10))
+    for s, share, (deviation, _) in zip(sums, (0.36, 0.64), measured, strict=True):
+        assert abs(deviation / (2.0 * s.bound / math.sqrt(share) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
+
+
+@pytest.mark.parametrize("asked", [[None], [None, None, None], [0.01, None], [0.9, 0.05, None]])
+def test_one_example_at_every_bound_moves_all_sums_by_one_unit_of_noise(asked: list) -> None:
+    """Two neighbours under the same noise: what is released differs by 1 / z in units of its deviations, in all."""
+    bounds, z, key = [0.3, 2.0, 50.0], 1.7, SecretKey()
+    squared = 0.0
+    sums = [
+        (replace(bounded(bound, size=1, dtype=torch.float64), share=share))
+        for bound, share in zip(bounds, asked, strict=False)
+    ]
+    moved = [
+        replace(
+            s, params=tuple(nn.Parameter(p.detach().clone()) for p in s.params), grads=tuple(g.clone() for g in s.grads)
+        )
+        for s in sums
+    ]
+    for s in moved:
+        s.grads[0][0] += s.bound
+    for given in (sums, moved):
+        GaussianRelease(key, z, 10)(given, names(*given), step=3)
+    for s, m, share in zip(sums, moved, shares_of(sums), strict=True):
+        deviation = z * s.bound / math.sqrt(share) / 10
+        squared += sum(
+            float(((p.grad - q.grad) / deviation).square().sum()) for p, q in zip(s.params, m.params, strict=True)
+        )
+    assert math.sqrt(squared) == pytest.approx(1 / z, rel=1e-9)
+
+
+def test_what_is_no_parameter_is_noised_under_the_name_of_its_sum() -> None:
+    key, count = SecretKey(), torch.zeros((), dtype=torch.float64)
+    extra = BoundedSum((count,), (torch.zeros((), dtype=torch.float64),), 0.5, 0.5, "clipping count")
+    s = bounded(size=3)
+    GaussianRelease(key, 1.0, 1)([s, extra], names(s), step=0)
+    alone = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    same = BoundedSum((alone,), (torch.zeros((), dtype=torch.float64),), 0.5 * math.sqrt(2))
+    GaussianRelease(key, 1.0, 1)([same], {id(alone): ".clipping count"}, step=0)
+    assert float(count.grad) == pytest.approx(float(alone.grad), rel=1e-12)
+    assert count.grad != 0
+
+
+def test_two_tensors_of_one_name_are_refused() -> None:
+    """They would get the same noise, and their difference none."""
+    one, two = bounded(size=3), bounded(size=3)
+    same = names(one) | {id(p): name for p, name in zip(two.params, names(one).values(), strict=True)}
+    with pytest.raises(ValueError, match="4 tensors have 2 names"):
+        GaussianRelease(SecretKey(), 1.0, 1)([one, two], same, step=0)
+    with pytest.raises(ValueError, match="2 tensors have 1 names"):
+        GaussianRelease(SecretKey(), 1.0, 1)([one], {}, step=0)
+    assert one.params[0].grad is None
+
+
+def test_parts_are_named_when_there_is_more_than_a_gradient() -> None:
+    gradient = bounded(size=1)
+    assert parts_of([gradient]) == parts_of([gradient, gradient]) == ()
+    count = replace(gradient, share=0.25, name="clipping count")
+    assert parts_of([gradient, count, gradient]) == (("gradient", 0.75), ("clipping count", 0.25))
 
 
 def test_noise_is_that_of_step_and_name() -> None:

@@ -8,7 +8,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from noisette.accounting import Ledger, PldAccountant, PoissonGaussian
+from noisette.accounting import Ledger, MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant
 from noisette.errors import PrivacyRefusal
 
 EVENT = PoissonGaussian(0.01, 1.1)
@@ -204,3 +204,45 @@ def test_it_can_be_priced_without_noisette(path):
     ledger.release()
     ours = PldAccountant().price(Ledger.read(path).events).epsilon(delta=1e-5)
     assert ours == pytest.approx(reprice(path, 1e-5), rel=1e-3)
+
+
+PARTS = PoissonGaussian(0.01, 1.1, (("gradient", 0.99), ("clipping count", 0.01)))
+
+
+def test_parts_of_an_event_are_written_down_and_read_back(path):
+    ledger = Ledger(path)
+    ledger.reserve(PARTS, 3)
+    ledger.reserve(EVENT, 1)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["parts"] == {"gradient": 0.99, "clipping count": 0.01}
+    assert "parts" not in lines[1], "a line without parts is as it ever was"
+    assert Ledger.read(path).events == {PARTS: 3, EVENT: 1}
+    assert "clipping count" in repr(Ledger.read(path).events)
+
+
+def test_altered_parts_are_refused(path):
+    Ledger(path).reserve(PARTS, 3)
+    line = path.read_bytes()
+    for change in (
+        (b"0.99", b"0.98"),
+        (b"clipping count", b"clipping-count"),
+        (b'{"gradient": 0.99, "clipping count": 0.01}', b"{}"),
+        (b'{"gradient": 0.99, "clipping count": 0.01}', b'["ab"]'),
+        (b'{"gradient": 0.99, "clipping count": 0.01}', b"7"),
+    ):
+        altered = line.replace(*change)
+        assert altered != line
+        path.write_bytes(altered)
+        with pytest.raises(ValueError, match="line 1: "):
+            Ledger.read(path)
+
+
+@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
+def test_parts_change_no_price(accountant):
+    assert accountant.price({PARTS: 30}).epsilon(delta=1e-5) == accountant.price({EVENT: 30}).epsilon(delta=1e-5)
+
+
+@pytest.mark.parametrize("parts", [(("a", 0.5),), (("a", 0.5), ("b", 0.6)), (("a", 0.0), ("b", 1.0)), (("a", "1"),)])
+def test_parts_that_are_no_parts_of_one_are_refused(parts):
+    with pytest.raises((ValueError, TypeError), match="share"):
+        PoissonGaussian(0.01, 1.1, parts)

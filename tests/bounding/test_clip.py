@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine_check import ENGINES, NOT_FOR_VMAP
 from model_cases import CASES, Case, Forward, Scaling, cross_entropy, mlp, parameter, squares
 from noisette import MissingRule, PrivacyRefusal
-from noisette.bounding import BookKeeping, Engine, Loop, PerExampleClip, Reweight
+from noisette.bounding import BookKeeping, Engine, Loop, MultiLoss, PerExampleClip, Reweight, Vmap
 
-every_engine = pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), Loop()], ids=lambda e: type(e).__name__)
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), Reweight()], ids=lambda e: type(e).__name__)
 
 
@@ -43,25 +44,9 @@ def test_operation_without_a_rule_is_named_and_all_are_listed(engine: Engine) ->
     assert "2 uses" in message
     assert re.search(r"centres, .* of cdist: no rule", message)
     assert re.search(r"side, .* of hypot: no rule", message)
-    assert "noisette.Loop()" in message
-    assert clipped(model, lambda: squares(model, x), Loop()).norm() > 0
-
-
-@rule_engines
-@pytest.mark.parametrize("cell", [nn.RNNCell, nn.LSTMCell, nn.GRUCell], ids=lambda c: c.__name__)
-def test_fused_recurrent_cells_are_refused_with_both_biases(cell: type[nn.Module], engine: Engine) -> None:
-    """A fused kernel shows the gradient of its last step alone, and its second bias is easily forgotten."""
-    model = Forward(lambda m, x: (h := m.cell(x), h[0] if isinstance(h, tuple) else h)[1], cell=cell(5, 4))
-    with pytest.raises(MissingRule, match="4 uses") as refusal:
-        clipped(model, lambda: squares(model, torch.randn(3, 5)), engine)
-    assert all(name in str(refusal.value) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
-
-
-@rule_engines
-def test_fused_recurrent_layer_is_refused(engine: Engine) -> None:
-    model = Forward(lambda m, x: m.rnn(x)[0], rnn=nn.RNN(5, 4, batch_first=True))
-    with pytest.raises(MissingRule, match="weight_hh_l0"):
-        clipped(model, lambda: squares(model, torch.randn(3, 5, 5)), engine)
+    for way_out in (Loop(), MultiLoss(), Vmap()):
+        assert f"noisette.{type(way_out).__name__}()" in message
+        assert clipped(model, lambda: squares(model, x), way_out).norm() > 0
 
 
 @rule_engines
@@ -225,6 +210,8 @@ def test_refused_batch_leaves_nothing_pending() -> None:
 @every_engine
 def test_autocast_forward_keeps_the_bound(engine: Engine) -> None:
     for case in CASES:
+        if isinstance(engine, Vmap) and case.name in NOT_FOR_VMAP:
+            continue
         model, inputs = case.model(), case.inputs(1)
 
         def losses(case: Case = case, model: nn.Module = model, inputs: tuple[Tensor, ...] = inputs) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from noisette.bounding.activations import visit_output_gradients
 from noisette.bounding.derivation import onto_parameters
+from noisette.bounding.third_party import check_third_party
 from noisette.errors import MissingRule, PrivacyRefusal
 from noisette.rules import ExampleGradients, Examples, add, find_rule, named_arguments, operation_name
 from noisette.tape import Record, Use, follow
@@ -91,7 +92,8 @@ class _Arrivals:
             raise MissingRule(
                 f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
                 "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule "
-                "with noisette.rule, or use engine=noisette.Loop(), which needs no rules."
+                "with noisette.rule, or use an engine that needs none: noisette.MultiLoss(), noisette.Loop() (less "
+                "memory) or noisette.Vmap() (repeats the call, which must not be random)."
             )
         left = [pair for held in self._held.values() for pair in held]
         with torch.no_grad():
@@ -142,7 +144,9 @@ def _apply_rule(
         raise ValueError("no rule")
     if examples is None:
         raise ValueError("no axis of its output holds the examples one by one")
-    return rule(examples, _cast(dy, dtype), **{name: _cast(value, dtype) for name, value in arguments.items()})
+    dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in arguments.items()}
+    check_third_party(rule, examples, dy, use, operand, arguments)
+    return rule(examples, dy, **arguments)
 
 
 def _in_order(form: ExampleGradients, examples: Examples | None) -> ExampleGradients:

@@ -84,7 +84,7 @@ class _Repeat:
         self._seen = {place: _by_example(call.outputs[place].tensor.detach(), b) for place in dys}
         self._dys = {place: _by_example(dy, b) for place, dy in dys.items()}
         self._parameters = {name: p.detach() for name, p in parameters.items()}
-        self._buffers = {name: value.detach().clone() for name, value in call.module.named_buffers()}
+        self._buffers = {name: value.detach() for name, value in call.module.named_buffers()}
         leaves, self._structure = tree_flatten((call.args, dict(call.kwargs)))
         self._leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._batched = [
@@ -125,7 +125,8 @@ class _Repeat:
             for k, row in zip(self._batched, inputs, strict=True):
                 leaves[k] = row.unsqueeze(0)
             args, kwargs = tree_unflatten(leaves, self._structure)
-            output: Any = torch.func.functional_call(self._call.module, parameters | self._buffers, args, kwargs)
+            buffers = {name: value.clone() for name, value in self._buffers.items()}  # the model's own stay as they are
+            output: Any = torch.func.functional_call(self._call.module, parameters | buffers, args, kwargs)
             returned = tree_flatten(output)[0]
             return tuple(returned[place] for place in self._dys)
 
