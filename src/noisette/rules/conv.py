@@ -246,8 +246,8 @@ def _patch_numbers(form: Kernel) -> int:
 
 # Norms, and how many numbers one example takes in them.
 GRAMS: dict[str, tuple[Norms, Callable[[Kernel], int]]] = {
-    "pixels": (gram_of_pixels, _pixel_numbers),
-    "patches": (gram_of_patches, _patch_numbers),
+    "gram of pixels": (gram_of_pixels, _pixel_numbers),
+    "gram of patches": (gram_of_patches, _patch_numbers),
 }
 
 
