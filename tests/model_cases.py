@@ -209,6 +209,20 @@ def accumulated_bias(m: Forward, x: Tensor) -> Tensor:
     return h * h
 
 
+def put_together(m: Forward, x: Tensor) -> Tensor:
+    """A weight written into constants, part by part."""
+    h = torch.zeros(6, dtype=x.dtype)
+    h[1:4] = m.p
+    h[4] = m.q
+    return x * (h * m.w)
+
+
+def activated_in_place(m: Forward, x: Tensor) -> Tensor:
+    h = F.linear(x, m.w)
+    h += m.p
+    return F.relu_(h)
+
+
 def elementwise(m: Forward, x: Tensor) -> Tensor:
     x = (m.a + x) * m.b - m.c
     x = (m.d - x) / (m.e.abs() + 2)
@@ -323,6 +337,16 @@ CASES = [
     ),
     Case("data written into a weight", lambda: Forward(written_into, p=parameter(4)), floats(4)),
     Case("bias added in place", lambda: Forward(accumulated_bias, w=parameter(4, 6), p=parameter(4)), floats(6)),
+    Case(
+        "weight put together in place",
+        lambda: Forward(put_together, p=parameter(3), q=parameter(), w=parameter(6)),
+        floats(4, 6),
+    ),
+    Case(
+        "bias added and activated in place",
+        lambda: Forward(activated_in_place, w=parameter(4, 6), p=parameter(4)),
+        floats(6),
+    ),
     Case(
         "matrix products",
         lambda: Forward(

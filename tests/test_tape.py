@@ -221,3 +221,39 @@ def test_parameters_on_a_way_that_was_not_seen() -> None:
     losses = losses + model.b.weight.square().sum()
     assert follow(losses, tape.record, tape.parameters).uncovered == ["b.weight", "hidden"]
     tape.close()
+
+
+def test_weight_written_through_a_view_is_found() -> None:
+    """The tape sees the view change, not what it is a view of; the graph knows."""
+
+    def written(m: Forward, x: Tensor) -> Tensor:
+        h = torch.zeros(6)
+        h[2:].copy_(m.p)
+        return x * (h * m.w)
+
+    def added(m: Forward, x: Tensor) -> Tensor:
+        h = m.w * 1
+        h[2:].add_(m.p)
+        return x * h
+
+    for forward in (written, added):
+        model = Forward(forward, p=parameter(4), w=parameter(6))
+        tape = Tape(model, {})
+        losses = model(torch.randn(3, 6)).sum(1)
+        assert "p" in follow(losses, tape.record, tape.parameters).uncovered
+        tape.close()
+
+
+def test_derived_weight_that_changes_after_its_use_is_refused() -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        w = m.w * 2
+        first = x.detach() * w
+        w.mul_(3)
+        return first + w * x
+
+    model = Forward(forward, w=parameter(6))
+    tape = Tape(model, {})
+    model(torch.randn(3, 6))
+    with pytest.raises(RuntimeError, match="changed in place"):
+        tape.record.uses[0].check_unchanged()
+    tape.close()

@@ -50,6 +50,11 @@ def mixing_modules(model: nn.Module) -> list[str]:
         f"{name or 'the model itself'}  {type(module).__name__} mixes examples: use GroupNorm, or call .eval() on it"
         for name, module in model.named_modules()
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
+    ] + [
+        f"{name or 'the model itself'}  {type(module).__name__} keeps statistics of the examples it sees, which no noise "
+        "covers: set track_running_stats=False"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats
     ]
 
 

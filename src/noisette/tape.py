@@ -231,6 +231,19 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
             yield from (item for item in value if isinstance(item, Tensor))
 
 
+@dataclass(frozen=True)
+class _Weight:
+    """A trainable parameter, or what was computed from some, as it was then."""
+
+    tensor: Tensor
+    parents: tuple[Tensor, ...]
+    version: int | None  # None for a parameter
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.version is None or self.tensor._version == self.version
+
+
 class _Recorder(TorchFunctionMode):
     """Sees every torch call of one forward pass and files it as a use, a derived weight, a constant or plain data."""
 
@@ -245,7 +258,7 @@ class _Recorder(TorchFunctionMode):
         self._record = record
         self._rewrites = rewrites
         # Values keep their tensors alive, so that an identity is never reused within the pass.
-        self._weights: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {id(p): (p, (p,)) for p in weights}
+        self._weights = {id(p): _Weight(p, (p,), None) for p in weights}
         self._constants = {id(tensor): tensor for tensor in constants}
 
     def __torch_function__(
@@ -255,9 +268,9 @@ class _Recorder(TorchFunctionMode):
         weights: dict[int, Tensor] = {}
         data: list[Tensor] = []
         for tensor in _tensors(args, kwargs):
-            if id(tensor) in self._weights:
+            if self._is_weight(tensor):
                 weights[id(tensor)] = tensor
-            elif id(tensor) not in self._constants:
+            elif not self._is_constant(tensor):
                 data.append(tensor)
         if not weights:
             self._record.packed |= func is torch._pack_padded_sequence
@@ -279,8 +292,17 @@ class _Recorder(TorchFunctionMode):
             if args and output is args[0]:
                 self._weights.pop(id(output), None)  # data was written into it
         else:
-            self._file_derived(func, args, kwargs, tuple(weights.values()), output)
+            written = args[0] if func is Tensor.__setitem__ else output
+            self._file_derived(func, args, kwargs, tuple(weights.values()), written)
         return output
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        # What was written into through a view holds more than was filed; it counts as data, whose graph is searched.
+        known = self._weights.get(id(tensor))
+        return known is not None and known.is_unchanged
+
+    def _is_constant(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._constants and not tensor.requires_grad  # no weight was written into it
 
     def _file_constants(self, output: object) -> None:
         for tensor in _outputs(output):
@@ -294,12 +316,12 @@ class _Recorder(TorchFunctionMode):
         weights: tuple[Tensor, ...],
         output: object,
     ) -> None:
-        parents = tuple({id(p): p for weight in weights for p in self._weights[id(weight)][1]}.values())
+        parents = tuple({id(p): p for weight in weights for p in self._weights[id(weight)].parents}.values())
         for tensor in _outputs(output):
             if not tensor.requires_grad:
                 self._constants[id(tensor)] = tensor
-            elif id(tensor) not in self._weights:
-                self._weights[id(tensor)] = (tensor, parents)
+            elif not self._is_weight(tensor):
+                self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
                 self._record.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
 
     def _file_use(
@@ -312,8 +334,13 @@ class _Recorder(TorchFunctionMode):
         upstream: tuple[Any, ...],
         output: object,
     ) -> None:
-        versions = tuple((tensor, tensor._version) for tensor in data if not tensor.is_inference())
         tensors = list(_outputs(output))
+        derived = [weight for weight in weights if not weight.is_leaf]
+        versions = tuple(
+            (tensor, tensor._version)
+            for tensor in (*data, *derived)
+            if not tensor.is_inference() and all(tensor is not written for written in tensors)
+        )
         edges = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors)
         if any(edges):
             first, several = tensors[0], not isinstance(output, Tensor)
@@ -340,42 +367,47 @@ class Paths:
 def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> Paths:
     """Walk the autograd graph from the losses to its leaves.
 
-    At the output of a use the walk goes on at its data arguments, so a parameter is met only where the tape did not
-    see it at work.
-
-    Raises:
-        PrivacyRefusal: a part of the model runs without a graph until the backward pass.
+    At the output of a use the search for uncovered parameters goes on at its data arguments, so a parameter is met only
+    where the tape did not see it at work.
     """
-    names = {id(p): name for name, p in parameters.items()}
     upstream: dict[Any, list[Any]] = {}
     for use in record.uses:
         for edge in use.edges:
             upstream.setdefault(edge.node, []).extend(use.upstream)
+    names = {id(p): name for name, p in parameters.items()}
     uncovered: set[str] = set()
-    passed: set[Any] = set()
-    leads: dict[Any, bool] = {}  # whether a use lies at or below a node; False while it is not known yet
+    seen: set[Any] = set()
     stack = [losses.grad_fn]
     while stack:
-        node = stack[-1]
-        if node is None or leads.get(node):
-            stack.pop()
+        node = stack.pop()
+        if node is None or node in seen:
             continue
-        below = upstream[node] if node in upstream else [child for child, _ in node.next_functions]
-        if node not in leads:
-            leads[node] = False
-            stack += [child for child in below if child is not None and child not in leads]
-            continue
-        stack.pop()
-        if type(node).__name__ == "CheckpointFunctionBackward":
-            raise PrivacyRefusal(
-                "torch.utils.checkpoint with use_reentrant=True hides the parameters inside of it; pass "
-                "use_reentrant=False, which gives the same activations"
-            )
-        reaches = any(leads.get(child, False) for child in below)
-        leads[node] = reaches or node in upstream
-        if node in upstream and reaches:
-            passed.add(node)
+        seen.add(node)
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) in names:
             uncovered.add(names[id(variable)])
-    return Paths(sorted(uncovered), passed)
+        stack += upstream[node] if node in upstream else _children(node)
+    return Paths(sorted(uncovered), _above_others(losses.grad_fn, set(upstream)))
+
+
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _above_others(root: Any, nodes: set[Any]) -> set[Any]:
+    """Those of these nodes from which the graph leads to another one of them."""
+    above: set[Any] = set()
+    leads: dict[Any, bool] = {}  # whether one of them lies at or below a node; false until its children are known
+    stack = [root] if root is not None else []
+    while stack:
+        node = stack[-1]
+        if node not in leads:
+            leads[node] = False
+            stack += [child for child in _children(node) if child not in leads]
+            continue
+        stack.pop()
+        reaches = any(leads[child] for child in _children(node))
+        leads[node] = reaches or node in nodes
+        if reaches and node in nodes:
+            above.add(node)
+    return above

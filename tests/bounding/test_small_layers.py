@@ -325,3 +325,17 @@ def test_bags_that_mix_are_refused(engine: Engine) -> None:
     model = nn.EmbeddingBag(9, 4, mode="sum", scale_grad_by_freq=True)
     with pytest.raises(MissingRule, match="scale_grad_by_freq"):
         measured(model, squares, (torch.randint(0, 9, (3, 5)),), 1.0, engine)
+
+
+def test_argument_that_a_rule_does_not_know_is_refused() -> None:
+    model = Forward(lambda m, x: torch.add(x, m.p, out=None), p=parameter(6))
+    clip = PerExampleClip(model, 1.0)
+    with pytest.raises(MissingRule, match="its rule does not know out"):
+        clip.backward(squares(model, torch.randn(3, 6)))
+    clip.close()
+
+
+def test_numpys_name_of_the_axis_is_understood() -> None:
+    model = Forward(lambda m, x: torch.cat([m.p.expand(len(x), -1), x], axis=1), p=parameter(2))
+    for engine in (BookKeeping(), Reweight()):
+        check(Case("axis", lambda: model, floats(6)), engine, b=3, dtype=torch.float64)

@@ -15,6 +15,7 @@ from noisette.rules import recurrent as recurrent
 from noisette.rules._examples import Examples as Examples
 from noisette.rules._registry import find_rule as find_rule
 from noisette.rules._registry import named_arguments as named_arguments
+from noisette.rules._registry import operands as operands
 from noisette.rules._registry import operation_name as operation_name
 from noisette.rules._registry import rewrite as rewrite
 from noisette.rules._registry import rewrites as rewrites

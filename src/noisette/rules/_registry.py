@@ -81,6 +81,8 @@ def find_rule(operation: Operation, operand: str) -> Rule | None:
 def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The call's arguments under the operand names of its rules (numbered where the operation has none)."""
     names = _OPERANDS.get(operation, ())
+    if "axis" in kwargs and "dim" in names:  # NumPy's word for it
+        kwargs = {"dim" if name == "axis" else name: value for name, value in kwargs.items()}
     named = {names[k] if k < len(names) else f"argument {k}": value for k, value in enumerate(args)}
     return named | dict(kwargs)
 
