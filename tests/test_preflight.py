@@ -122,6 +122,7 @@ def test_running_statistics_are_refused_and_put_back(engine, in_place: bool) -> 
         nn.BatchNorm1d(5, affine=False),
         nn.SyncBatchNorm(5),
         nn.BatchNorm1d(5, track_running_stats=False).eval(),
+        nn.InstanceNorm1d(5, track_running_stats=True),
     ],
 )
 def test_batch_norm_is_refused_by_name(norm: nn.Module) -> None:

@@ -47,15 +47,19 @@ class Call:
 def mixing_modules(model: nn.Module) -> list[str]:
     """What to say of each module known to normalise over the batch, empty if there is none."""
     return [
-        f"{name or 'the model itself'}  {type(module).__name__} mixes examples: use GroupNorm, or call .eval() on it"
+        f"{name or 'the model itself'}  {type(module).__name__} {problem}"
         for name, module in model.named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None)
-    ] + [
-        f"{name or 'the model itself'}  {type(module).__name__} keeps statistics of the examples it sees, which no noise "
-        "covers: set track_running_stats=False"
-        for name, module in model.named_modules()
-        if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats
+        if (problem := _mixing(module))
     ]
+
+
+def _mixing(module: nn.Module) -> str:
+    """How the module mixes examples, empty if it does not."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return "mixes examples: use GroupNorm, or call .eval() on it"
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
+        return "mixes examples in its running statistics: set track_running_stats=False, or call .eval() on it"
+    return ""
 
 
 def refuse_mixing_modules(model: nn.Module) -> None:

@@ -24,6 +24,8 @@ from noisette.errors import PrivacyRefusal
 
 Operation = Callable[..., Any]
 
+_PACK = torch._VF._pack_padded_sequence  # pyright: ignore[reportPrivateImportUsage]
+
 
 @dataclass(frozen=True)
 class Use:
@@ -273,7 +275,7 @@ class _Recorder(TorchFunctionMode):
             elif not self._is_constant(tensor):
                 data.append(tensor)
         if not weights:
-            self._record.packed |= func is torch._pack_padded_sequence
+            self._record.packed |= func is _PACK
             output = func(*args, **kwargs)
             if not data:
                 self._file_constants(output)
@@ -369,6 +371,9 @@ def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> 
 
     At the output of a use the search for uncovered parameters goes on at its data arguments, so a parameter is met only
     where the tape did not see it at work.
+
+    Raises:
+        PrivacyRefusal: a part of the model runs without a graph until the backward pass.
     """
     upstream: dict[Any, list[Any]] = {}
     for use in record.uses:
@@ -383,6 +388,11 @@ def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> 
         if node is None or node in seen:
             continue
         seen.add(node)
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise PrivacyRefusal(
+                "torch.utils.checkpoint with use_reentrant=True hides the parameters inside of it; pass "
+                "use_reentrant=False, which gives the same activations"
+            )
         variable = getattr(node, "variable", None)
         if variable is not None and id(variable) in names:
             uncovered.add(names[id(variable)])

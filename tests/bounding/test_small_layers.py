@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 from engine_check import check, measured
 from model_cases import Case, Forward, floats, ids, parameter, squares
-from noisette import MissingRule, PrivacyRefusal
+from noisette import MissingRule, PerExampleClip, PrivacyRefusal
 from noisette.bounding import BookKeeping, Engine, Loop, Reweight
 from oracle import clipped_sum
 

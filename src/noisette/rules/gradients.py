@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class ExampleGradients(Protocol):
         """Sum over examples of weight times gradient, in the tensor's shape; ``weights`` has shape (b,)."""
         ...
 
-    def select(self, examples: Tensor) -> Self:
+    def select(self, examples: Tensor) -> ExampleGradients:
         """The gradients of these examples alone; ``examples`` holds their indices."""
         ...
 
