@@ -122,13 +122,19 @@ def test_running_statistics_are_refused_and_put_back(engine, in_place: bool) -> 
         nn.BatchNorm1d(5, affine=False),
         nn.SyncBatchNorm(5),
         nn.BatchNorm1d(5, track_running_stats=False).eval(),
-        nn.InstanceNorm1d(5, track_running_stats=True),
     ],
 )
 def test_batch_norm_is_refused_by_name(norm: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 3))
     with pytest.raises(PrivacyRefusal, match=rf"1  {type(norm).__name__} mixes examples: use GroupNorm"):
         proven(model, torch.randn(4, 6))
+
+
+def test_running_statistics_of_instance_norm_are_refused() -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten())
+    with pytest.raises(PrivacyRefusal, match="1  InstanceNorm1d mixes examples in its running statistics"):
+        proven(model, torch.randn(4, 2, 6))
+    proven(model.eval(), torch.randn(4, 2, 6))
 
 
 def test_every_batch_norm_is_listed() -> None:
