@@ -1,0 +1,282 @@
+"""Stacks of layers drawn at random, with drawn sizes, biases and frozen parameters, against the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from engine_check import check
+from model_cases import Case, squares
+from noisette import BookKeeping, Reweight
+from oracle import clipped_sum
+
+Shape = tuple[int, ...]  # of one example: (feature,), (time, feature) or (channel, height, width)
+Draw = Callable[[st.SearchStrategy], object]
+
+
+class TimeFirst(nn.Module):
+    """The layer sees (time, example, feature)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(0, 1)).transpose(0, 1)
+
+
+class Attention(nn.Module):
+    """Self-attention of each example."""
+
+    def __init__(self, layer: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x, x, need_weights=False)[0]
+
+
+class Outputs(nn.Module):
+    """A recurrent layer's outputs without its last state."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[0]
+
+
+class Residual(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.layer(x)
+
+
+class Positions(nn.Module):
+    """A raw parameter that is added to each example, or multiplied with it."""
+
+    def __init__(self, shape: Shape, multiplied: bool) -> None:
+        super().__init__()
+        self.positions, self.multiplied = nn.Parameter(torch.rand(shape) + 0.5), multiplied
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.positions if self.multiplied else x + self.positions
+
+
+class Channels(nn.Module):
+    """A layer over (channel, time) for values that are (time, channel)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class AsSequence(nn.Module):
+    """Places of an image one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(2).transpose(1, 2)
+
+
+sizes = st.integers(3, 5)
+flags = st.booleans()
+
+
+def linear(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    width = draw(sizes)
+    return nn.Linear(shape[-1], width, bias=draw(flags)), (*shape[:-1], width)
+
+
+def residual(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    return Residual(nn.Sequential(nn.Linear(shape[-1], shape[-1], bias=draw(flags)), nn.Tanh())), shape
+
+
+def layer_norm(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    axes = shape[-draw(st.integers(1, len(shape))) :]
+    return nn.LayerNorm(axes, bias=draw(flags)), shape
+
+
+def rms_norm(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    return nn.RMSNorm(shape[-1]), shape
+
+
+def activation(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    return draw(st.sampled_from([nn.Tanh, nn.GELU, nn.SiLU, nn.ReLU]))(), shape
+
+
+def leaky(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    return nn.PReLU(shape[0] if draw(flags) else 1), shape
+
+
+def positions(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    own = [n if draw(flags) else 1 for n in shape]
+    return Positions(tuple(own), draw(flags)), shape
+
+
+def recurrent(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    kind, width, both, layers = (
+        draw(st.sampled_from([nn.RNN, nn.GRU, nn.LSTM])),
+        draw(sizes),
+        draw(flags),
+        1 + draw(flags),
+    )
+    batch_first, bias = draw(flags), draw(flags)
+    layer = Outputs(kind(shape[1], width, num_layers=layers, bias=bias, batch_first=batch_first, bidirectional=both))
+    return layer if batch_first else TimeFirst(layer), (shape[0], width * (1 + both))
+
+
+def attention(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    heads = draw(st.sampled_from([n for n in range(1, shape[1] + 1) if shape[1] % n == 0]))
+    batch_first = draw(flags)
+    layer = Attention(nn.MultiheadAttention(shape[1], heads, bias=draw(flags), batch_first=batch_first))
+    return layer if batch_first else TimeFirst(layer), shape
+
+
+def encoder(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    layer = nn.TransformerEncoderLayer(
+        shape[1],
+        1,
+        dim_feedforward=draw(sizes),
+        dropout=0.0,
+        batch_first=True,
+        norm_first=draw(flags),
+        bias=draw(flags),
+    )
+    return layer, shape
+
+
+def conv1d(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    width = draw(sizes)
+    layer = nn.Conv1d(shape[1], width, draw(st.sampled_from([1, 3])), padding="same", bias=draw(flags))
+    return Channels(layer), (shape[0], width)
+
+
+def conv2d(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    channels, height, width = shape
+    groups = draw(st.sampled_from([1, channels]))
+    layer = nn.Conv2d(
+        channels,
+        channels * draw(st.integers(1, 2)) if groups > 1 else draw(sizes),
+        (draw(st.integers(1, min(3, height))), draw(st.integers(1, min(3, width)))),
+        stride=(draw(st.integers(1, 2)), draw(st.integers(1, 2))),
+        padding=(draw(st.integers(0, 1)), draw(st.integers(0, 1))),
+        groups=groups,
+        bias=draw(flags),
+        padding_mode=draw(st.sampled_from(["zeros", "replicate"])),
+    )
+    return layer, tuple(layer(torch.zeros(1, *shape)).shape[1:])
+
+
+def transposed_conv2d(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    layer = nn.ConvTranspose2d(shape[0], draw(sizes), 2, stride=draw(st.integers(1, 2)), bias=draw(flags))
+    return layer, tuple(layer(torch.zeros(1, *shape)).shape[1:])
+
+
+def group_norm(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    assume(shape[1] * shape[2] > 2)
+    return nn.GroupNorm(draw(st.sampled_from([1, shape[0]])), shape[0]), shape
+
+
+def pooling(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    assume(min(shape[1:]) >= 2)
+    return nn.AvgPool2d(2) if draw(flags) else nn.MaxPool2d(2), (shape[0], shape[1] // 2, shape[2] // 2)
+
+
+def flattened(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    return nn.Flatten(), (torch.Size(shape).numel(),)
+
+
+def as_sequence(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    return AsSequence(), (shape[1] * shape[2], shape[0])
+
+
+def pooled(draw: Draw, shape: Shape) -> tuple[nn.Module, Shape]:
+    return Pooled(), shape[1:]
+
+
+OF_ANY = [activation, leaky, positions]
+OF_FEATURES = [*OF_ANY, linear, residual, layer_norm, rms_norm]
+# No InstanceNorm2d: PyTorch's own backward pass of it is wrong on the processor where a gradient arrives with its
+# channels last in memory. GroupNorm with a group for each channel computes the same.
+LAYERS = {
+    1: OF_FEATURES,
+    2: [*OF_FEATURES, recurrent, attention, encoder, conv1d, flattened, pooled],
+    3: [*OF_ANY, conv2d, transposed_conv2d, group_norm, pooling, flattened, as_sequence],
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    model: nn.Module
+    inputs: Tensor  # of one example
+    b: int
+
+    def __repr__(self) -> str:
+        frozen = [name for name, p in self.model.named_parameters() if not p.requires_grad]
+        return f"{self.model}\n{self.b} examples of {tuple(self.inputs.shape)}, {self.inputs.dtype}, frozen: {frozen}"
+
+
+@st.composite
+def stacks(draw: Draw) -> Drawn:
+    """A model, an example of its inputs, and a number of examples."""
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    layers: list[nn.Module] = []
+    if draw(flags):
+        shape: Shape = (draw(sizes), draw(sizes))
+        layers.append(nn.Embedding(7, shape[1], padding_idx=draw(st.sampled_from([None, 2]))))
+        example = torch.randint(0, 7, shape[:1])
+    else:
+        shape = tuple(draw(st.lists(sizes, min_size=1, max_size=3)))
+        example = torch.randn(shape)
+    for _ in range(draw(st.integers(1, 5))):
+        layer, shape = draw(st.sampled_from(LAYERS[len(shape)]))(draw, shape)
+        layers.append(layer)
+    model = nn.Sequential(*layers)
+    for p in model.parameters():
+        p.requires_grad_(draw(st.integers(0, 3)) > 0)
+    assume(any(p.requires_grad for p in model.parameters()))
+    return Drawn(model, example, draw(st.sampled_from([1, 2, 3, 5])))
+
+
+def check_drawn(drawn: Drawn) -> None:
+    note(repr(drawn))
+    shape = (drawn.b, *drawn.inputs.shape)
+    x = torch.randn(shape) if drawn.inputs.is_floating_point() else torch.randint(0, 7, shape)
+    # A normalisation cancels what is before it; a gradient that is rounding alone has no truth.
+    assume(float(clipped_sum(drawn.model, squares, (x,), 1.0).norms.min()) > 1e-6)
+    for engine in (BookKeeping(), Reweight()):
+        check(Case("drawn", lambda: drawn.model, lambda b: (x,), squares), engine, b=drawn.b, dtype=torch.float64)
+
+
+QUIET = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=QUIET)
+@given(stacks())
+def test_drawn_stacks_are_exact(drawn: Drawn) -> None:
+    check_drawn(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None, suppress_health_check=QUIET)
+@given(stacks())
+def test_many_drawn_stacks_are_exact(drawn: Drawn) -> None:
+    check_drawn(drawn)
