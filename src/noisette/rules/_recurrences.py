@@ -16,7 +16,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+# gradient * y (1 - y) and gradient * (1 - y * y), in one kernel each
+_SIGMOID_BACKWARD = torch.ops.aten.sigmoid_backward.grad_input
+_TANH_BACKWARD = torch.ops.aten.tanh_backward.grad_input
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Known:
 
 def tanh(known: Known) -> tuple[Tensor, ...]:
     """h_t = tanh(z_t + a_t)."""
-    slope = 1 - known.by_time(known.output).square()
+    output = known.by_time(known.output)
+    slope = _TANH_BACKWARD(output.new_ones(()).expand_as(output), output, grad_input=torch.empty_like(output))
     return _join(known, _Simple(slope), [known.output])
 
 
@@ -53,45 +57,44 @@ def lstm(known: Known) -> tuple[Tensor, ...]:
 
     s is the logistic function. Without a projection there is no W_hr.
     """
-    b, steps, width = known.z.shape
-    gates = known.w_hh.new_empty(steps, b, 4, width // 4)
+    b, length, width = known.z.shape
+    gates = known.w_hh.new_empty(length, b, 4, width // 4)
     torch.add(known.by_time(known.z), known.by_time(known.a), out=gates.flatten(2))
     gates[:, :, :2].sigmoid_()
     gates[:, :, 2].tanh_()
     gates[:, :, 3].sigmoid_()
     i, f, g, o = gates.unbind(2)
     fresh = i * g
-    cells = fresh.new_empty(steps + 1, *fresh.shape[1:])
+    cells = fresh.new_empty(length + 1, *fresh.shape[1:])
     cells[0] = known.states[1].detach()
-    for t in range(steps):
+    for t in range(length):
         torch.addcmul(fresh[t], f[t], cells[t], out=cells[t + 1])
     squashed = cells[1:].tanh()
-    unprojected = o * squashed
     factors = torch.empty_like(gates)
-    torch.mul(fresh, 1 - i, out=factors[:, :, 0])
-    torch.mul(cells[:-1], f - f * f, out=factors[:, :, 1])
-    torch.mul(i, 1 - g * g, out=factors[:, :, 2])
-    torch.mul(unprojected, 1 - o, out=factors[:, :, 3])
-    through = o - unprojected * squashed
+    _SIGMOID_BACKWARD(g, i, grad_input=factors[:, :, 0])
+    _SIGMOID_BACKWARD(cells[:-1], f, grad_input=factors[:, :, 1])
+    _TANH_BACKWARD(i, g, grad_input=factors[:, :, 2])
+    _SIGMOID_BACKWARD(squashed, o, grad_input=factors[:, :, 3])
+    steps = _Lstm(factors, _TANH_BACKWARD(o, squashed, grad_input=fresh), f.contiguous())
     values = [known.output, cells[1:].transpose(0, 1)]
     if known.w_hr is None:
-        return _join(known, _Lstm(factors, through, f.contiguous()), values)
-    projected = torch.nn.functional.linear(unprojected.transpose(0, 1), known.w_hr)
-    return _join(known, _Lstm(factors, through, f.contiguous()), values, projected)
+        return _join(known, steps, values)
+    projected = torch.nn.functional.linear((o * squashed).transpose(0, 1), known.w_hr)
+    return _join(known, steps, values, projected)
 
 
 def gru(known: Known) -> tuple[Tensor, ...]:
     """h_t = (1 - s(u)) tanh(n) + s(u) h_{t-1}, where r, u = z_t + a_t and n = z_t + s(r) a_t, part by part."""
-    b, steps, width = known.z.shape
+    b, length, width = known.z.shape
     z, a = (known.by_time(product).unflatten(2, (3, width // 3)) for product in (known.z, known.a))
     r, u = (z[:, :, :2] + a[:, :, :2]).sigmoid_().unbind(2)
     hidden = a[:, :, 2]
     n = torch.addcmul(z[:, :, 2], r, hidden).tanh_()
-    new = (1 - u) * (1 - n * n)
-    factors = known.w_hh.new_empty(steps, b, 3, width // 3)
-    torch.mul(new * hidden, r - r * r, out=factors[:, :, 0])
-    torch.mul(known.by_time(known.before) - n, u - u * u, out=factors[:, :, 1])
+    factors = known.w_hh.new_empty(length, b, 3, width // 3)
+    new = _TANH_BACKWARD(1 - u, n, grad_input=torch.empty_like(n))
     torch.mul(new, r, out=factors[:, :, 2])
+    _SIGMOID_BACKWARD(known.by_time(known.before).sub(n), u, grad_input=factors[:, :, 1])
+    _SIGMOID_BACKWARD(new * hidden, r, grad_input=factors[:, :, 0])
     return _join(known, _Gru(factors, u.contiguous(), new), [known.output])
 
 
@@ -113,11 +116,13 @@ class _Join(torch.autograd.Function):
         ctx.steps = steps
         ctx.save_for_backward(*weights)  # so that a change of them before the way back is an error
         ctx.set_materialize_grads(False)
-        return tuple(values)
+        output, *others = values
+        return (output.clone() if output._is_view() else output, *others)  # a view would refuse in-place changes
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *dy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("a recorded recurrent layer has no second derivatives; take steps by a cell instead")
         return None, None, None, *ctx.steps.gradients(ctx.saved_tensors, dy)
 
 
@@ -133,16 +138,17 @@ class _Simple:
     slope: Tensor
 
     def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        [w_hh], delta = weights, torch.empty_like(self.slope)
-        dh = _arriving(dy[0], self.slope)
+        [w_hh] = weights
+        dh = delta = _arriving(dy[0], self.slope)  # one takes the other's place
         for t in _last_to_first(dh, delta, w_hh):
-            torch.mul(self.slope[t], dh[t], out=delta[t])
-        return _outside(delta), _outside(delta), delta[0] @ w_hh
+            delta[t] *= self.slope[t]
+        found = _outside(delta)
+        return found, found, delta[0] @ w_hh
 
 
 @dataclass(frozen=True)
 class _Lstm:
-    """dc_t takes in what h_t passes on, and goes on as f_t dc_t; delta_t is dc_t, for the gate o dh_t, times factors."""
+    """dc_t takes in what h_t passes on and goes on as f_t dc_t; delta_t is factors_t times dc_t, or dh_t for gate o."""
 
     factors: Tensor  # (t, b, gate, feature)
     through: Tensor  # dc_t / dh_t
@@ -161,8 +167,8 @@ class _Lstm:
             torch.mul(self.factors[t, :, :3], dc.unsqueeze(1), out=delta[t, :, :3])
             torch.mul(self.factors[t, :, 3], unprojected, out=delta[t, :, 3])
             dc *= self.forget[t]
-        found = delta.flatten(2)
-        return _outside(found), _outside(found), *([_outside(dh)] if w_hr else []), found[0] @ w_hh, dc
+        found = _outside(delta)
+        return found, found, *([_outside(dh)] if w_hr else []), delta[0].flatten(1) @ w_hh, dc
 
 
 @dataclass(frozen=True)
@@ -180,16 +186,15 @@ class _Gru:
             if t + 1 < len(dh):
                 dh[t].addcmul_(dh[t + 1], self.update[t + 1])
             torch.mul(self.factors[t], dh[t].unsqueeze(1), out=delta[t])
-        at_z = delta.clone()
-        torch.mul(self.new, dh, out=at_z[:, :, 2])
-        dh0 = torch.addcmul(delta[0].flatten(1) @ w_hh, dh[0], self.update[0])
-        return _outside(at_z.flatten(2)), _outside(delta.flatten(2)), dh0
+        at_a, dh0 = _outside(delta), torch.addcmul(delta[0].flatten(1) @ w_hh, dh[0], self.update[0])
+        delta[:, :, 2] = self.new * dh
+        return _outside(delta), at_a, dh0
 
 
 def _arriving(dy: Tensor | None, like: Tensor) -> Tensor:
     """A copy of what arrives, with axes (t, b, features), which later steps are added to; zeros for nothing."""
-    copy = torch.zeros_like(like, memory_format=torch.contiguous_format)
-    return copy if dy is None else copy.copy_(dy.transpose(0, 1))
+    copy = torch.empty_like(like, memory_format=torch.contiguous_format)
+    return copy.zero_() if dy is None else copy.copy_(dy.transpose(0, 1))
 
 
 def _last_to_first(dh: Tensor, delta: Tensor, w_hh: Tensor) -> Iterator[int]:
@@ -200,5 +205,6 @@ def _last_to_first(dh: Tensor, delta: Tensor, w_hh: Tensor) -> Iterator[int]:
         yield t
 
 
-def _outside(tensor: Tensor) -> Tensor:
-    return tensor.transpose(0, 1)
+def _outside(gradients: Tensor) -> Tensor:
+    """A copy with axes (b, t, features), the gates of one step side by side."""
+    return gradients.flatten(2).transpose(0, 1).clone(memory_format=torch.contiguous_format)

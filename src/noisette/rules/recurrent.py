@@ -33,7 +33,7 @@ class _Rectangle:
 
     def leave(self, tensor: Tensor) -> Tensor:
         """The tensor as the operation had it."""
-        return self.enter(tensor)
+        return tensor if self.batch_first else tensor.transpose(0, 1).contiguous()
 
     def run(self, operation: Operation, x: Tensor, *rest: Any) -> Tensor:
         """Output of the fused operation, for one layer and direction without dropout."""
@@ -134,7 +134,8 @@ def _layer(
         before_first = [state.unsqueeze(0) for state in states]
         hx = before_first if len(states) > 1 else before_first[0]
         output = sequences.run(operation, x, hx, weights, has_biases)
-        before = torch.cat([states[0].unsqueeze(1), output[:, :-1]], 1)
+        before = output.new_empty(output.shape)
+        before[:, 0], before[:, 1:] = states[0], output[:, :-1]
     z, a = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
     return recurrence(Known(z, a, before, states, output, w_hh.detach(), w_hr))
 
