@@ -214,7 +214,7 @@ def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: S
         scale *= 1e-4
         reached = [_reached(_singleton(bound, batch, i, loss, scale)) for i in range(_EXAMPLES)]
     reached = sorted(part for part in reached if part)
-    if not reached or reached[-1] > 0.99:  # no example has a gradient; a rule that brings every gradient to the bound
+    if not reached:
         return 1.0
     middle = math.sqrt(reached[max(len(reached) // 2 - 1, 0)] * reached[len(reached) // 2])
     return scale * 1.01 / middle

@@ -299,6 +299,19 @@ def test_preflight_sees_mixing_through_every_rule(rule) -> None:
     clip.close()
 
 
+def test_preflight_sees_mixing_in_a_group_of_tiny_bound() -> None:
+    """Its sum is small beside that of the other group, but so is its noise."""
+    model = Forward(
+        lambda m, x: torch.cat([m.a(x), m.b(x - x.mean(0).detach())], 1),
+        a=nn.Linear(6, 4),
+        b=nn.Linear(6, 4, bias=False),
+    )
+    clip = PerExampleClip(model, clipping=PerGroup({"a": 100.0, "b": 1e-5}))
+    with pytest.raises(PrivacyRefusal, match="the sum of a batch differs"):
+        prove(clip, Call((torch.randn(4, 6),), {}))
+    clip.close()
+
+
 @pytest.mark.parametrize("grown", ["2.weight", "4.bias"])
 def test_preflight_checks_each_group_by_itself(grown: str) -> None:
     """A small group far beyond its own bound hides in the joint norm of all groups."""

@@ -79,6 +79,19 @@ class SumsInAnotherOrder(ForgetsPositions):
         return self.true.weighted_sum(weights.flip(0))
 
 
+@dataclass
+class WrittenOutTwice(SumsInAnotherOrder):
+    def explicit(self) -> Tensor:
+        return 2 * self.true.explicit()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.true.weighted_sum(weights)
+
+
+def explicit_wrong(examples, dy, input, weight):
+    return WrittenOutTwice(right(examples, dy, input, weight))
+
+
 def norms_wrong(examples, dy, input, weight):
     return ForgetsPositions(right(examples, dy, input, weight))
 
@@ -111,7 +124,7 @@ def test_right_rule_passes_and_is_used(dtype: torch.dtype) -> None:
     assert float((found.double() - truth).norm()) <= tolerance * float(truth.norm())
 
 
-WRONG = [doubled, forgets_the_function, batch_mean, wrong_for_small_gradients, norms_wrong, sums_wrong]
+WRONG = [doubled, forgets_the_function, batch_mean, wrong_for_small_gradients, norms_wrong, sums_wrong, explicit_wrong]
 
 
 @pytest.mark.parametrize("engine", [BookKeeping(), Reweight()], ids=lambda e: type(e).__name__)
@@ -128,6 +141,14 @@ def test_bad_example_hides_no_fault() -> None:
     x[0], x[1, 0, 0] = float("nan"), float("inf")
     with pytest.raises(PrivacyRefusal, match="differs from autograd"):
         clip_once(model(), x)
+
+
+def test_bad_example_refuses_no_right_rule() -> None:
+    rule(product)(right)
+    net, x = model(), torch.randn(5, 3, 6)
+    x[0], x[1, 0, 0], x[2] = float("nan"), float("inf"), 1e30
+    found = clip_once(net, x)
+    torch.testing.assert_close(found.double(), clipped_sum(net, squares, (x,), 0.5).sums["w"], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engine_check import check, measured
 from model_cases import Case, Forward, Scaling, cross_entropy, floats, mlp, parameter, squares
-from noisette import Loop, MultiLoss, PerExampleClip, PrivacyRefusal, Vmap, privatize
+from noisette import BookKeeping, Loop, MissingRule, MultiLoss, PerExampleClip, PrivacyRefusal, Vmap, privatize
 from oracle import clipped_sum
 
 
@@ -59,9 +59,11 @@ def test_operation_without_a_rule(engine) -> None:
 
 @pytest.mark.parametrize("engine", [Vmap(2), Loop(), MultiLoss()], ids=lambda e: type(e).__name__)
 def test_bad_example_without_a_rule_contributes_nothing(engine) -> None:
-    model = Forward(lambda m, x: torch.fft.rfft(m.w * x).abs(), w=parameter(4)).double()
+    model = Forward(lambda m, x: torch.hypot(x, m.w), w=parameter(4)).double()
     x = torch.randn(5, 4, dtype=torch.float64)
-    x[3] = float("inf")
+    x[3] = float("nan")
+    with pytest.raises(MissingRule):
+        measured(model, squares, (x,), 0.5, BookKeeping())
     expected = measured(model, squares, (x[[0, 1, 2, 4]],), 0.5, engine)[1]["w"]
     torch.testing.assert_close(measured(model, squares, (x,), 0.5, engine)[1]["w"], expected, rtol=1e-10, atol=1e-12)
     assert expected.any()
@@ -171,6 +173,27 @@ def test_inside_of_the_model_that_reaches_the_losses_by_itself_is_refused() -> N
     )
     with pytest.raises(PrivacyRefusal, match=r"body\.bias, body\.weight"):
         clipped(model, lambda: squares(model, torch.randn(3, 6)) + held[0].sum(1))
+
+
+def test_another_output_of_the_operation_that_made_the_models_output_is_refused() -> None:
+    held = []
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        first, second = m.layer(x).split(2, 1)
+        held.append(second)
+        return first
+
+    model = Forward(forward, layer=nn.Linear(6, 4))
+    with pytest.raises(PrivacyRefusal, match=r"layer\.bias, layer\.weight"):
+        clipped(model, lambda: squares(model, torch.randn(3, 6)) + held[0].sum(1))
+
+
+def test_repeated_calls_are_not_recorded() -> None:
+    model = mlp()
+    clip = PerExampleClip(model, 0.5, engine=Vmap(2))
+    clip.backward(squares(model, torch.randn(5, 6)))
+    assert clip._tape.record.uses == clip._tape.record.calls == []
+    clip.close()
 
 
 def test_output_changed_in_place_is_refused() -> None:
