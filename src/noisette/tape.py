@@ -24,7 +24,10 @@ from noisette.errors import PrivacyRefusal
 
 Operation = Callable[..., Any]
 
-_PACK = torch._VF._pack_padded_sequence  # pyright: ignore[reportPrivateImportUsage]
+_SORTING = {
+    torch._VF._pack_padded_sequence,  # pyright: ignore[reportPrivateImportUsage]
+    *(torch.sort, torch.argsort, torch.msort, torch.topk, Tensor.sort, Tensor.argsort, Tensor.msort, Tensor.topk),
+}
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class Record:
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
     examples: Sequence[Any] = ()  # where each use holds its examples, once that is known
-    packed: bool = False  # sequences were packed by length, which may change the order of the examples
+    sorts: bool = False  # something was sorted by its values, so the order of the examples may differ in each batch
 
     @property
     def outputs(self) -> list[GradientEdge]:
@@ -275,7 +278,7 @@ class _Recorder(TorchFunctionMode):
             elif not self._is_constant(tensor):
                 data.append(tensor)
         if not weights:
-            self._record.packed |= func is _PACK
+            self._record.sorts |= func in _SORTING
             output = func(*args, **kwargs)
             if not data:
                 self._file_constants(output)

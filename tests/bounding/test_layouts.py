@@ -168,6 +168,24 @@ def test_order_of_one_batch_is_not_that_of_the_next() -> None:
     clip.close()
 
 
+def test_batch_that_is_sorted_by_chance_is_not_taken_for_the_rule() -> None:
+    """Sorted by a value, worked on, and put back."""
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return m.down(torch.tanh(m.up(x[order]))[order.argsort()])
+
+    model = Forward(forward, up=nn.Linear(5, 6), down=nn.Linear(6, 3)).double()
+    clip = PerExampleClip(model, 0.5)
+    x = torch.randn(6, 5, dtype=torch.float64)
+    for batch in (x[x[:, 0].argsort()], x, x.flip(0)):
+        clip.backward(squares(model, batch))
+        [total] = clip.take()
+        truth = clipped_sum(model, squares, (batch,), 0.5)
+        torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth.vector, rtol=1e-9, atol=1e-12)
+    clip.close()
+
+
 @pytest.mark.parametrize("value", [0.0, float("nan")])
 def test_packed_example_that_says_nothing_of_its_place(value: float) -> None:
     model, x = packed_by_length().double(), torch.randn(4, 7, 4, dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.rules.gradients import Dense, Outer, PerExampleRow, Rows, Total, Written, add, gram_product, kept
+from noisette.rules.gradients import Dense, Outer, PerExampleRow, Rows, Total, add, gram_product, kept
 from rule_oracle import check_form, double
 
 B = 5
@@ -74,7 +74,7 @@ def test_the_shapes_above_reach_every_branch() -> None:
     def branch(t: int, o: int, i: int) -> str:
         form = kept(Outer(double(1, t, o), double(1, t, i)))
         norms = "one" if t == 1 else "gram" if t * t <= o * i else "parts"
-        return norms + ", kept" * isinstance(form, Written)
+        return norms + ", kept" * isinstance(form, Dense)
 
     assert [branch(*shape) for shape in BRANCHES.values()] == [name.partition(" with")[0] for name in BRANCHES]
 

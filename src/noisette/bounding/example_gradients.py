@@ -13,7 +13,7 @@ from noisette.bounding.activations import visit_output_gradients
 from noisette.bounding.derivation import onto_parameters
 from noisette.bounding.third_party import check_third_party
 from noisette.errors import MissingRule, PrivacyRefusal
-from noisette.rules import ExampleGradients, Examples, add, find_rule, named_arguments, operation_name
+from noisette.rules import ExampleGradients, Examples, add, find_rule, named_arguments, operands, operation_name
 from noisette.tape import Record, Use, follow
 
 Settle = Callable[[str, ExampleGradients], None]  # name of a parameter, all of its per-example gradients
@@ -144,6 +144,8 @@ def _apply_rule(
         raise ValueError("no rule")
     if examples is None:
         raise ValueError("no axis of its output holds the examples one by one")
+    if unknown := [name for name in arguments if name not in operands(use.operation)]:
+        raise ValueError(f"its rule does not know {', '.join(unknown)}")
     dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in arguments.items()}
     check_third_party(rule, examples, dy, use, operand, arguments)
     return rule(examples, dy, **arguments)

@@ -41,9 +41,9 @@ class Layouts:
         structure = tuple((use.operation, use.axes) for use in record.uses)
         if b == 1 or not record.uses:
             return [Examples(b)] * len(record.uses)
-        if record.packed or structure not in self._known:
+        if record.sorts or structure not in self._known:
             located, certain = _measure(losses, record, parameters)
-            if record.packed or not certain:  # lengths, and the order with them, are others in each batch
+            if record.sorts or not certain:  # what is sorted comes in another order in each batch
                 return located
             self._known[structure] = tuple(located)
         return [examples and replace(examples, count=b) for examples in self._known[structure]]
@@ -52,7 +52,7 @@ class Layouts:
 def _measure(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> tuple[list[Examples | None], bool]:
     """Where each use holds its examples, and whether every one was seen clearly."""
     b = losses.shape[0]
-    scale = (_distinct(b) if record.packed else _scales(b)).to(losses)
+    scale = (_distinct(b) if record.sorts else _scales(b)).to(losses)
     passed = follow(losses, record, parameters).passed
     plain, scaled = ({}, {})
     for cotangent, profiles in ((torch.ones_like(losses), plain), (scale, scaled)):
@@ -69,7 +69,7 @@ def _measure(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -
             located.append(Examples(b))  # such an operation says itself where they are
             continue
         found, clear = _fitting(plain.get(k, {}), scaled.get(k, {}), scale)
-        if record.packed and not found:
+        if record.sorts and not found:
             found = _permuted(plain.get(k, {}), scaled.get(k, {}), scale)
         certain = certain and clear
         located.append(found[0] if found else None)

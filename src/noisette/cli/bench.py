@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from noisette import _check
+from noisette._allocator import keep_freed_memory
 from noisette.cli.errors import plain_errors
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def bench(
     chosen = _experiments(experiments, models, methods, _sizes("batch", batch, 1), _sizes("image", image, 32))
     settings = _settings(rounds, threads, device)
     out.mkdir(parents=True, exist_ok=True)
+    keep_freed_memory()
     try:
         _run(chosen, settings, out)
     except KeyboardInterrupt:

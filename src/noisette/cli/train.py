@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from noisette._allocator import keep_freed_memory
 from noisette.cli.errors import plain_errors
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> Facts:
     from noisette.report import RunFolder, documents, facts_of
     from noisette.training import train as train_privately
 
+    keep_freed_memory()
     folder = RunFolder(out)
     data = _load(recipe.data, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:

@@ -22,16 +22,13 @@ from torch import Tensor
 from noisette.rules._examples import Examples
 from noisette.rules._fastest import fastest
 from noisette.rules._registry import rewrite, rule
-from noisette.rules._workspace import borrow
-from noisette.rules.gradients import Dense, ExampleGradients, Written, gram_product, kept
+from noisette.rules.gradients import Dense, ExampleGradients, examples_at_once, gram_product, kept
 
 F = torch.nn.functional
 PerAxis = int | Sequence[int]
 
 # Explicit gradients take the place of their factors when they need at most this many times their memory.
 _KEEP_EXPLICIT = 1
-# Work that is dropped again goes over the batch in parts of about this many times the memory of the factors.
-_DROPPED_AT_ONCE = 1
 # Numbers of an unfolded image that a processor multiplies before they leave its cache.
 _CACHED = 2**19
 # Below this many examples nothing is worth measuring.
@@ -92,7 +89,7 @@ class Kernel:
         return _quickest(self, ways, lambda way: way(self))(self)
 
     def explicit(self) -> Tensor:
-        return _filled(self, by_unfold, self.x.new_empty((len(self.x), *self.weight)))
+        return written(by_unfold, self).gradients
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self.dy * weights.to(self.dy.dtype).view(-1, *[1] * (self.dy.dim() - 1))
@@ -138,9 +135,11 @@ def _quickest(form: Kernel, ways: Mapping[str, Way], rehearse: Callable[[Way], o
     return ways[fastest(key, {name: partial(rehearse, way) for name, way in ways.items()}, form.x.device)]
 
 
-def written(way: Explicit, form: Kernel) -> Written:
+def written(way: Explicit, form: Kernel) -> Dense:
     """The gradients themselves, in place of their factors."""
-    return Written(_filled(form, way, borrow((len(form.x), *form.weight), form.x)))
+    gradients = form.x.new_empty((len(form.x), *form.weight))
+    way(form, gradients.view(form.shape))
+    return Dense(gradients)
 
 
 def dropped(way: Explicit, form: Kernel) -> Tensor:
@@ -148,17 +147,11 @@ def dropped(way: Explicit, form: Kernel) -> Tensor:
     return written(way, form).squared_norms()
 
 
-def _filled(form: Kernel, way: Explicit, gradients: Tensor) -> Tensor:
-    way(form, gradients.view(form.shape))
-    return gradients
-
-
 def _in_parts(norms: Norms, numbers: int) -> Norms:
     """These norms over parts of the batch, given how many numbers one example takes in them."""
 
     def over_parts(form: Kernel) -> Tensor:
-        size = max(1, _DROPPED_AT_ONCE * form.numbers // numbers)
-        return torch.cat([norms(part) for part in form.split(size)])
+        return torch.cat([norms(part) for part in form.split(examples_at_once(numbers, form.numbers))])
 
     return over_parts
 

@@ -16,12 +16,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from noisette.rules._workspace import borrow
-
 # Rounding errors of a Gram product can hide a part of a norm that cancels; this many units of the diagonal cover it.
 _GRAM_SLACK = 16
 # Explicit gradients are kept when they need at most this many times the memory of the factors they replace.
 _KEEP_EXPLICIT = 2
+# Work that is dropped again goes over the batch in parts: of this many numbers, or this part of the factors' memory.
+_DROPPED_AT_ONCE, _DROPPED_PART = 2**21, 0.25
 # Below this many positions, writing and reading an explicit gradient costs more than forming it a second time.
 _MIN_POSITIONS_TO_KEEP = 16
 
@@ -58,7 +58,7 @@ def _lengths(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients written out: small tensors such as biases and the scales of normalisation layers."""
+    """Gradients written out: those of small tensors such as biases, and of others where that saves work."""
 
     gradients: Tensor  # (b, *shape)
 
@@ -105,25 +105,6 @@ class PerExampleRow:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Gradients written out in borrowed memory, which is never handed on."""
-
-    gradients: Tensor  # (b, *shape)
-
-    def squared_norms(self) -> Tensor:
-        return _square_sums(self.gradients)
-
-    def explicit(self) -> Tensor:
-        return self.gradients.clone()
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        return Dense(self.gradients).weighted_sum(weights)
-
-    def select(self, examples: Tensor) -> Dense:
-        return Dense(self.gradients[examples])
-
-
-@dataclass(frozen=True)
 class Outer:
     """G = sum over positions of left times right transposed: linear layers, matrix products, recurrent cells.
 
@@ -146,9 +127,9 @@ class Outer:
         return torch.cat([_square_sums(part.explicit()) for part in self._parts(b)]) if b else self.left.new_zeros(0)
 
     def _parts(self, b: int) -> list[Outer]:
-        """Groups of examples whose explicit gradients together need a quarter of the memory of the factors."""
+        """Groups of examples whose explicit gradients together take little memory beside the factors."""
         (_, t, o), i = self.left.shape, self.right.shape[2]
-        size = max(1, b * t * (o + i) // (4 * o * i))
+        size = examples_at_once(o * i, b * t * (o + i))
         return [Outer(x, y) for x, y in zip(self.left.split(size), self.right.split(size), strict=True)]
 
     def explicit(self) -> Tensor:
@@ -175,10 +156,10 @@ def kept(form: ExampleGradients) -> ExampleGradients:
 @kept.register
 def _(form: Outer) -> ExampleGradients:
     """Written out, the factors are needed no more; that saves work where it takes little more memory than they do."""
-    (b, t, o), i = form.left.shape, form.right.shape[2]
+    (_, t, o), i = form.left.shape, form.right.shape[2]
     if t < _MIN_POSITIONS_TO_KEEP or o * i > _KEEP_EXPLICIT * t * (o + i):
         return form
-    return Written(torch.bmm(form.left.transpose(1, 2), form.right, out=borrow((b, o, i), form.left)))
+    return Dense(form.explicit())
 
 
 @dataclass(frozen=True)
@@ -238,6 +219,11 @@ class Total:
 
     def select(self, examples: Tensor) -> Total:
         return Total(tuple(part.select(examples) for part in self.parts))
+
+
+def examples_at_once(numbers: int, held: int) -> int:
+    """How many examples to work on together, where each takes ``numbers`` in passing and ``held`` are held anyway."""
+    return max(1, int(max(_DROPPED_AT_ONCE, _DROPPED_PART * held) / numbers))
 
 
 def gram_product(left: Tensor, right: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def layer_norm_weight(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return reduced(examples, dy * F.layer_norm(input, normalized_shape, eps=eps), weight)
+    return reduced(examples, F.layer_norm(input, normalized_shape, eps=eps).mul_(dy), weight)
 
 
 @rule(F.layer_norm, operand="bias")
@@ -58,7 +58,7 @@ def rms_norm_weight(
     eps: float | None = None,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return reduced(examples, dy * F.rms_norm(input, normalized_shape, eps=eps), weight)
+    return reduced(examples, F.rms_norm(input, normalized_shape, eps=eps).mul_(dy), weight)
 
 
 @rule(F.group_norm, operand="weight")
@@ -72,7 +72,7 @@ def group_norm_weight(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G_c = sum over positions of dy_c x_hat_c."""
-    return reduced_channels(examples, dy * F.group_norm(input, num_groups, eps=eps), weight)
+    return reduced_channels(examples, F.group_norm(input, num_groups, eps=eps).mul_(dy), weight)
 
 
 @rule(F.group_norm, operand="bias")
@@ -152,7 +152,7 @@ def batch_norm_weight(
     """With fixed statistics: G_c = sum over positions of dy_c x_hat_c."""
     if training:
         raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
-    return reduced_channels(examples, dy * F.batch_norm(input, running_mean, running_var, eps=eps), weight)
+    return reduced_channels(examples, F.batch_norm(input, running_mean, running_var, eps=eps).mul_(dy), weight)
 
 
 @rule(F.batch_norm, operand="bias")
