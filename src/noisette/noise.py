@@ -107,6 +107,7 @@ class _Scratch:
         self._words = torch.empty(_TILES_AT_ONCE, _WORDS, dtype=torch.int64)
         self._radius = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
         self._angle = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
+        self._cosine = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
         self._values = torch.empty(_TILES_AT_ONCE, 2, _PAIRS, dtype=dtype, device=device)
 
     def draw(self, key: SecretKey, runs: Sequence[_Run], step: int, deviation: float) -> Tensor:
@@ -126,6 +127,6 @@ class _Scratch:
         radius = uniform.log_().mul_(-2.0).sqrt_().mul_(deviation)
         angle = self._angle[:n].copy_(self._words[:n, _PAIRS:].view(torch.int32)).mul_(math.pi / 2**31)
         values = self._values[:n]
-        torch.cos(angle, out=values[:, 0]).mul_(radius)
-        torch.sin(angle, out=values[:, 1]).mul_(radius)
+        torch.mul(torch.cos(angle, out=self._cosine[:n]), radius, out=values[:, 0])
+        torch.mul(angle.sin_(), radius, out=values[:, 1])
         return values
