@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
-from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter
-from noisette.bounding import BookKeeping, Engine, PerExampleClip, Vmap
+from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
+from noisette.bounding import BookKeeping, Engine, PerExampleClip, Reweight, Vmap
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
@@ -203,3 +203,17 @@ def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> No
     assert torch.equal(*total.grads)
     total.grads[0].zero_()
     assert total.grads[1].all()
+
+
+def test_reweight_does_not_trust_a_backward_pass_that_is_wrong() -> None:
+    """A gradient that comes channels-last to an instance norm of contiguous input, with a batch of one."""
+    model = Forward(
+        lambda m, x: m.scale(m.norm(m.conv(x)).flatten(2).transpose(1, 2)),
+        conv=nn.Conv2d(2, 4, 3),
+        norm=nn.InstanceNorm2d(4, affine=True),
+        scale=nn.RMSNorm(4),
+    ).double()
+    for _ in range(10):
+        x = torch.randn(1, 2, 6, 6, dtype=torch.float64)
+        _, sums = measured(model, squares, (x,), 0.5, Reweight())
+        assert float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.nn.functional as F
 
+from noisette.rules import normalization
 from noisette.rules._examples import Examples
 from noisette.rules.normalization import (
     batch_norm_bias,
@@ -20,6 +21,11 @@ from noisette.rules.normalization import (
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
+
+
+@pytest.fixture(autouse=True, params=[1, 2**19], ids=["one at a time", "at once"])
+def _cached(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normalization, "_CACHED", request.param)
 
 
 @pytest.mark.parametrize("between", [(), (3,), (2, 3)])

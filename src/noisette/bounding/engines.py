@@ -12,6 +12,9 @@ from noisette.bounding.example_gradients import example_gradients
 from noisette.rules import ExampleGradients, kept
 from noisette.tape import Record
 
+# Their own backward pass is wrong in PyTorch 2.13 on processors where the memory formats of input and gradient differ.
+_MISTAKEN = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm}
+
 
 class BookKeeping:
     """One backward pass over activations, then norms and the clipped sum from what it left behind.
@@ -36,8 +39,8 @@ class Reweight:
     def clipped_sum(
         self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
-        if any(use.dtype.itemsize < 4 for use in record.uses):
-            # A second pass would round to other gradients than those measured.
+        if any(use.dtype.itemsize < 4 or use.operation in _MISTAKEN for use in record.uses):
+            # A second pass would come to other gradients than those measured.
             return by_rules(losses, record, parameters, clipping)
         norms = Norms(losses, clipping.groups)
         record.calls.clear()
@@ -49,6 +52,7 @@ class Reweight:
         if not weights.isfinite().all():
             # No zero stops an infinity on its way through a second pass.
             return by_rules(losses, again, parameters, clipping)
+        again.uses.clear()  # with them go activations that the second pass frees as it goes
         groups = [[name for name in names if name in norms.seen] for names in clipping.groups]
         with hooks_off(parameters.values()):
             return ClippedSum(_second_passes(losses, parameters, groups, weights), found)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,6 +14,30 @@ from noisette.rules.elementwise import reduced
 from noisette.rules.gradients import Dense, ExampleGradients
 
 F = torch.nn.functional
+Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
+
+# Numbers of a normalised input that are summed up before they leave the processor's cache.
+_CACHED = 2**19
+
+
+def _of_scale(
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    normalise: Callable[[Tensor], Tensor],
+    reduce: Reduce,
+) -> ExampleGradients:
+    """What reaches the scale of a normalised input, a few examples at a time, so that no copy of the input is made."""
+    folded, left_over = divmod(len(dy), examples.count)
+    if examples.axis or examples.inner or left_over:
+        return reduce(examples, normalise(input).mul_(dy), weight)
+    rows = folded * max(1, _CACHED * examples.count // max(1, dy.numel()))
+    parts = [
+        reduce(replace(examples, count=len(g) // folded), normalise(x).mul_(g), weight).explicit()
+        for x, g in zip(input.split(rows), dy.split(rows), strict=True)
+    ]
+    return Dense(torch.cat(parts))
 
 
 def _channels(parameter: Tensor, dy: Tensor) -> Tensor:
@@ -31,7 +56,7 @@ def layer_norm_weight(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return reduced(examples, F.layer_norm(input, normalized_shape, eps=eps).mul_(dy), weight)
+    return _of_scale(examples, dy, input, weight, lambda x: F.layer_norm(x, normalized_shape, eps=eps), reduced)
 
 
 @rule(F.layer_norm, operand="bias")
@@ -58,7 +83,7 @@ def rms_norm_weight(
     eps: float | None = None,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return reduced(examples, F.rms_norm(input, normalized_shape, eps=eps).mul_(dy), weight)
+    return _of_scale(examples, dy, input, weight, lambda x: F.rms_norm(x, normalized_shape, eps=eps), reduced)
 
 
 @rule(F.group_norm, operand="weight")
@@ -72,7 +97,7 @@ def group_norm_weight(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G_c = sum over positions of dy_c x_hat_c."""
-    return reduced_channels(examples, F.group_norm(input, num_groups, eps=eps).mul_(dy), weight)
+    return _of_scale(examples, dy, input, weight, lambda x: torch.group_norm(x, num_groups, eps=eps), reduced_channels)
 
 
 @rule(F.group_norm, operand="bias")
@@ -105,8 +130,11 @@ def instance_norm_weight(
     """G_c = sum over positions of dy_c x_hat_c."""
     assert weight is not None
     _require_statistics_kept(running_mean, use_input_stats)
-    normalised = F.instance_norm(input, running_mean, running_var, use_input_stats=use_input_stats, eps=eps)
-    return reduced_channels(examples, dy * normalised, weight)
+
+    def normalise(x: Tensor) -> Tensor:
+        return F.instance_norm(x, running_mean, running_var, use_input_stats=use_input_stats, eps=eps)
+
+    return _of_scale(examples, dy, input, weight, normalise, reduced_channels)
 
 
 @rule(F.instance_norm, operand="bias")
@@ -152,7 +180,11 @@ def batch_norm_weight(
     """With fixed statistics: G_c = sum over positions of dy_c x_hat_c."""
     if training:
         raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
-    return reduced_channels(examples, F.batch_norm(input, running_mean, running_var, eps=eps).mul_(dy), weight)
+
+    def normalise(x: Tensor) -> Tensor:
+        return F.batch_norm(x, running_mean, running_var, eps=eps)
+
+    return _of_scale(examples, dy, input, weight, normalise, reduced_channels)
 
 
 @rule(F.batch_norm, operand="bias")
