@@ -91,6 +91,13 @@ def test_tail_and_edge(dtype: torch.dtype) -> None:
     assert float(between.abs().max()) == pytest.approx(math.sqrt(2 * math.log(2)), rel=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_no_lump_of_noise_that_is_nothing(dtype: torch.dtype) -> None:
+    """Uniform numbers near one have their own radii; rounded to one they would show the sum in the clear."""
+    values = noise(TILE, dtype=dtype, key=Words(2**53 - 2**20))
+    assert float(values.abs().max()) == pytest.approx(math.sqrt(2 * 2.0**-33), rel=1e-3)
+
+
 def test_radius_uses_53_bits() -> None:
     """The lowest bit of a word moves the radius, and so does the 53rd; what lies above does not."""
     at, lowest, highest, above = (float(noise(1, key=Words(2**20 + more))) for more in (0, 1, 2**52, 2**53))

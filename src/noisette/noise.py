@@ -105,6 +105,7 @@ class _Scratch:
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         # A tile takes 128 words of 64 bits for its radii, then 64 words that hold its 128 angles of 32 bits.
         self._words = torch.empty(_TILES_AT_ONCE, _WORDS, dtype=torch.int64)
+        self._logarithm = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=torch.float64, device=device)
         self._radius = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
         self._angle = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
         self._cosine = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
@@ -122,9 +123,9 @@ class _Scratch:
     def _box_muller(self, n: int, deviation: float) -> Tensor:
         """R cos(a) and R sin(a) with (R / deviation)^2 = -2 ln(u), u in (0, 1] in steps of 2^-53."""
         bits = self._words[:n, :_PAIRS].bitwise_and_(2**_RADIUS_BITS - 1)
-        # A small u, which makes the tail, keeps its relative precision in any floating-point type.
-        uniform = self._radius[:n].copy_(bits).add_(1).mul_(2.0**-_RADIUS_BITS)
-        radius = uniform.log_().mul_(-2.0).sqrt_().mul_(deviation)
+        # In single precision a u close to one would round to it, and a radius of zero hides nothing.
+        logarithm = self._logarithm[:n].copy_(bits).add_(1).mul_(2.0**-_RADIUS_BITS).log_()
+        radius = self._radius[:n].copy_(logarithm).mul_(-2.0).sqrt_().mul_(deviation)
         angle = self._angle[:n].copy_(self._words[:n, _PAIRS:].view(torch.int32)).mul_(math.pi / 2**31)
         values = self._values[:n]
         torch.mul(torch.cos(angle, out=self._cosine[:n]), radius, out=values[:, 0])
