@@ -13,10 +13,10 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from noisette.bench.labels import cell_label, method_label
 from noisette.bench.methods import METHODS
 from noisette.bench.run import Report
-from noisette.report.figures import _BLUE, _GREEN, _INK, _ORANGE, _STYLE, _svg
+from noisette.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
 
 _INCHES = 9.0
-_HUES = (_BLUE, _ORANGE, _GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on light and dark paper alike
+_HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on light and dark paper alike
 _BESIDE_ROW = {"o": -0.17, "x": 0.0, "s": 0.17}  # noisette above the row's middle, peers below
 _BELOW = {"batch": "examples in a batch", "image": "pixels a side", "model": ""}
 # A file of its own has no page to take colours from.
@@ -28,8 +28,8 @@ _PAPER = (
 
 def figure(report: Report) -> str:
     """The figure that suits the experiment: lines where something grows, otherwise a row of marks for each cell."""
-    with matplotlib.rc_context(_STYLE):
-        return _svg(_lines(report) if report["axis"] else _rows(report), salt=report["experiment"])
+    with matplotlib.rc_context(STYLE):
+        return svg(_lines(report) if report["axis"] else _rows(report), salt=report["experiment"])
 
 
 def standalone(element: str) -> str:
@@ -44,7 +44,7 @@ def _rows(report: Report) -> Figure:
     height = 0.42 * len(cells) + 0.75 + _legend_inches(len(styles) + 2)
     drawn = Figure(figsize=(_INCHES, height))
     axes = drawn.add_axes((0.24, 0.5 / height, 0.73, (0.42 * len(cells) + 0.1) / height))
-    axes.axvline(1, color=_INK, linewidth=1, linestyle="--", label="plain")
+    axes.axvline(1, color=INK, linewidth=1, linestyle="--", label="plain")
     for name, style in styles.items():
         ratios = [cell["methods"].get(name, {}).get("ratio") for cell in cells]
         offset = _BESIDE_ROW[style["marker"]]
@@ -52,7 +52,7 @@ def _rows(report: Report) -> Figure:
         axes.plot(*_columns(points), **style, linestyle="", label=method_label(name))
     targets = [(cell["target"], row) for row, cell in enumerate(cells) if cell["target"]]
     if targets:
-        axes.plot(*_columns(targets), color=_INK, marker="|", markersize=17, linestyle="", label="target")
+        axes.plot(*_columns(targets), color=INK, marker="|", markersize=17, linestyle="", label="target")
     _log(axes.xaxis, axes.set_xscale, "×")
     axes.set_xlabel("time per step, plain = 1" if report["unit"] == "seconds" else "peak memory of a step, plain = 1")
     axes.set_yticks(range(len(cells)), [cell_label(cell) for cell in cells])
@@ -75,8 +75,8 @@ def _lines(report: Report) -> Figure:
     axes = None
     for k, (title, cells) in enumerate(panels.items()):
         axes = drawn.add_axes((0.07 + k * room, 0.62 / height, room - 0.05, 1.95 / height), sharey=axes)
-        axes.set_title(title, fontsize=9, color=_INK, loc="left")
-        plain = {"color": _INK, "marker": "", "linestyle": "--", "linewidth": 1}
+        axes.set_title(title, fontsize=9, color=INK, loc="left")
+        plain = {"color": INK, "marker": "", "linestyle": "--", "linewidth": 1}
         for name, style in {"plain": plain, **styles}.items():
             times = [cell["methods"].get(name, {}).get("seconds") for cell in cells]
             points = [(x, 1000 * t / cell["batch"]) for x, (t, cell) in enumerate(zip(times, cells, strict=True)) if t]
@@ -105,7 +105,7 @@ def _styles(report: Report) -> dict[str, dict[str, Any]]:
     for name in dict.fromkeys([*METHODS, *measured]):  # a method looks the same in all figures
         label = method_label(name)
         marker = "o" if label.startswith("noisette") else "s" if label.startswith("Opacus") else "x"
-        colour = _INK if marker == "x" else _HUES[count[marker] % len(_HUES)]
+        colour = INK if marker == "x" else _HUES[count[marker] % len(_HUES)]
         count[marker] += 1
         styles[name] = {
             "color": colour,

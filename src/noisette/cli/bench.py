@@ -15,15 +15,12 @@ from rich.table import Table
 
 from noisette import _check
 from noisette._allocator import keep_freed_memory
-from noisette.cli.errors import plain_errors
+from noisette.cli.errors import INTERRUPTED, plain_errors
 
 if TYPE_CHECKING:
     from noisette.bench.cell import Settings
     from noisette.bench.experiments import Experiment
     from noisette.bench.run import Report
-
-
-_INTERRUPTED = 130  # what shells expect of a command that was stopped with Ctrl-C
 
 
 class Device(StrEnum):
@@ -93,7 +90,7 @@ def bench(
         _run(chosen, settings, out)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. What was done before is in {out}.", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     Console(soft_wrap=True).print(f"report  {out / 'bench.html'}")
 
 

@@ -10,6 +10,7 @@ import typer
 from noisette.errors import PrivacyRefusal
 
 EXIT_CODE = 2
+INTERRUPTED = 130  # what shells expect of a command that was stopped with Ctrl-C
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette._allocator import keep_freed_memory
-from noisette.cli.errors import plain_errors
+from noisette.cli.errors import INTERRUPTED, plain_errors
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from noisette.report import Facts
 
 Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "TrainingSection")
-
-_INTERRUPTED = 130  # what shells expect of a command that was stopped with Ctrl-C
 
 
 @plain_errors()
@@ -191,10 +189,10 @@ def train(
         facts = _run(settings, place, data_dir)
     except KeyboardInterrupt as stop:  # before the first step, or pressed twice
         typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     _summarize(facts, place)
     if not facts.completed:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _with(section: Section, given: Mapping[str, object]) -> Section:

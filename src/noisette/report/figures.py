@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,28 +13,9 @@ from matplotlib.ticker import MaxNLocator
 from noisette.accounting import MomentsAccountant, PoissonGaussian, RdpAccountant, epsilon_curve
 from noisette.report.facts import Facts
 from noisette.report.numbers import percent, upward
+from noisette.report.svg import BLUE, GREEN, ORANGE, STYLE, svg
 
 _INCHES = (4.2, 2.9)
-# Told apart by colour-blind eyes (Okabe and Ito), and by their dashes in grey.
-_INK, _FAINT, _BLUE, _GREEN, _ORANGE = "#23262b", "#d7d5cf", "#0072b2", "#00795a", "#c65102"
-_VARIABLES = {_INK: "--ink", _FAINT: "--faint", _BLUE: "--blue", _GREEN: "--green", _ORANGE: "--orange"}
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "font.size": 9,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
-    "axes.edgecolor": _INK,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": _FAINT,
-    "grid.linewidth": 0.6,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-}
 
 
 def epsilon_against_steps(facts: Facts) -> str:
@@ -52,16 +30,16 @@ def epsilon_against_steps(facts: Facts) -> str:
         for accountant in (RdpAccountant(), MomentsAccountant())
     )
     pld = [point.epsilon for point in facts.points]
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _empty("training step", "ε spent")
-        curves = (("PLD", pld, _BLUE, "-"), ("RDP", rdp, _ORANGE, "--"), ("moments", moments, _GREEN, ":"))
+        curves = (("PLD", pld, BLUE, "-"), ("RDP", rdp, ORANGE, "--"), ("moments", moments, GREEN, ":"))
         axes.set_xlim(0, steps[-1])
         axes.set_ylim(0, top := 1.08 * max(values[-1] for _, values, *_ in curves))
         heights = _spread([values[-1] for _, values, *_ in curves], apart=0.075 * top)
         for (name, values, colour, dashes), height in zip(curves, heights, strict=True):
             axes.plot(steps, values, dashes, color=colour, marker="o" if len(steps) == 1 else "", clip_on=False)
             _label(axes, f"{name} {upward(values[-1])}", (steps[-1], height), colour)
-        return _svg(figure, salt="epsilon")
+        return svg(figure, salt="epsilon")
 
 
 def accuracy_against_epsilon(facts: Facts) -> str:
@@ -70,14 +48,14 @@ def accuracy_against_epsilon(facts: Facts) -> str:
     if not measured:
         return ""
     epsilons, percents = zip(*measured, strict=True)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure, axes = _empty("ε spent", "test accuracy (%)")
-        axes.plot(epsilons, percents, color=_BLUE, marker="o", markersize=3.5, clip_on=False)
+        axes.plot(epsilons, percents, color=BLUE, marker="o", markersize=3.5, clip_on=False)
         axes.set_xlim(0, float(upward(epsilons[-1])))
         axes.margins(y=0.1)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        _label(axes, percent(percents[-1] / 100), (epsilons[-1], percents[-1]), _BLUE)
-        return _svg(figure, salt="accuracy")
+        _label(axes, percent(percents[-1] / 100), (epsilons[-1], percents[-1]), BLUE)
+        return svg(figure, salt="accuracy")
 
 
 def _empty(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
@@ -103,23 +81,3 @@ def _spread(heights: Sequence[float], *, apart: float) -> list[float]:
     for below, above in pairwise(order):
         placed[above] = max(placed[above], placed[below] + apart)
     return placed
-
-
-def _svg(figure: Figure, *, salt: str) -> str:
-    """The figure as an element of a page: no prolog, no addresses, colours from the page's variables."""
-    drawn = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": salt}):
-        figure.savefig(
-            drawn,
-            format="svg",
-            transparent=True,
-            metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
-        )
-    element = drawn.getvalue()
-    element = element[element.index("<svg") :]
-    referred = set(re.findall(r'(?:href="|url\()#([^")]+)', element))
-    element = re.sub(r' id="([^"]*)"', lambda name: name[0] if name[1] in referred else "", element)
-    element = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", element)
-    for colour, variable in _VARIABLES.items():
-        element = element.replace(colour, f"var({variable}, {colour})")
-    return element
