@@ -45,7 +45,10 @@ class GradientBound(Protocol):
         ...
 
     def backward(self, losses: Tensor) -> None:
-        """Add the bounded gradients of these examples, one loss each, to what is pending."""
+        """Add the bounded gradients of these examples, one loss each, to what is pending.
+
+        An error leaves what is pending as it was.
+        """
         ...
 
     def take(self) -> list[BoundedSum]:
