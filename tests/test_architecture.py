@@ -19,6 +19,7 @@ ORDER = [
     ["keystream", "piece_size"],
     ["sampling"],
     ["tape"],
+    ["paths"],
     ["rules"],
     ["bounding"],
     ["noise"],

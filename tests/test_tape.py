@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack as modes
 
 from model_cases import Forward, Scaling, mlp, parameter
-from noisette.tape import Tape, follow
+from noisette.paths import follow
+from noisette.tape import Tape
 
 X = torch.randn(3, 6)
 

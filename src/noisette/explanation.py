@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from noisette.paths import follow
 from noisette.preflight import mixing_modules
 from noisette.rules import find_rule, named_arguments, operation_name, rewrites
-from noisette.tape import Tape, follow
+from noisette.tape import Tape
 
 
 @dataclass(frozen=True)

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from noisette.bench.figures import figure
 from noisette.bench.labels import cell_label, method_label
 from noisette.bench.run import Report
+from noisette.report.templates import templates
 
-_PAGES = Environment(
-    loader=PackageLoader("noisette", "bench"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_PAGES = templates("bench")
 
 
 def page(reports: list[Report]) -> str:

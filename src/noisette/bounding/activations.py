@@ -31,7 +31,7 @@ def visit_output_gradients(
         losses: one value per example.
         cotangent: the gradient to begin with, in the shape of the losses.
         uses: what was recorded, by number.
-        passed: graph nodes of the uses that lie above another one, from :func:`noisette.tape.follow`.
+        passed: graph nodes of the uses that lie above another one, from :func:`noisette.paths.follow`.
         visit: what to do with a use's output gradient.
         retain_graph: another backward pass will follow.
     """

@@ -13,8 +13,9 @@ from noisette.bounding.activations import visit_output_gradients
 from noisette.bounding.derivation import onto_parameters
 from noisette.bounding.third_party import check_third_party
 from noisette.errors import MissingRule, PrivacyRefusal
+from noisette.paths import follow
 from noisette.rules import ExampleGradients, Examples, add, find_rule, named_arguments, operands, operation_name
-from noisette.tape import Record, Use, follow
+from noisette.tape import Record, Use
 
 Settle = Callable[[str, ExampleGradients], None]  # name of a parameter, all of its per-example gradients
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from noisette.bounding.activations import visit_output_gradients
+from noisette.paths import follow
 from noisette.rules import Examples
-from noisette.tape import Record, follow
+from noisette.tape import Record
 
 _GOLDEN = 0.6180339887498949
 _TOLERANCE = 1e-2

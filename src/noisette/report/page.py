@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from noisette.report.facts import Facts
 from noisette.report.figures import accuracy_against_epsilon, epsilon_against_steps
 from noisette.report.numbers import duration, percent, power_of_ten, upward
 from noisette.report.statement import statement
+from noisette.report.templates import templates
 
-_PAGES = Environment(
-    loader=PackageLoader("noisette", "report"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_PAGES = templates("report")
 
 _WORDS = {
     "lr": "learning rate",
