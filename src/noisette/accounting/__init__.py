@@ -4,9 +4,14 @@ from noisette.accounting.accountant import Accountant as Accountant
 from noisette.accounting.accountant import PrivacyCurve as PrivacyCurve
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting.curve import epsilon_curve as epsilon_curve
+from noisette.accounting.events import Event as Event
 from noisette.accounting.events import Events as Events
+from noisette.accounting.events import FixedSizeGaussian as FixedSizeGaussian
+from noisette.accounting.events import Gaussian as Gaussian
 from noisette.accounting.events import Neighbouring as Neighbouring
 from noisette.accounting.events import PoissonGaussian as PoissonGaussian
+from noisette.accounting.events import RepeatedRuns as RepeatedRuns
+from noisette.accounting.events import SeenByGroup as SeenByGroup
 from noisette.accounting.ledger import Ledger as Ledger
 from noisette.accounting.moments import MomentsAccountant as MomentsAccountant
 from noisette.accounting.pld import PldAccountant as PldAccountant
@@ -15,7 +20,10 @@ from noisette.accounting.tail import tail_delta as tail_delta
 
 __all__ = [
     "Accountant",
+    "Event",
     "Events",
+    "FixedSizeGaussian",
+    "Gaussian",
     "Ledger",
     "MomentsAccountant",
     "Neighbouring",
@@ -23,6 +31,8 @@ __all__ = [
     "PoissonGaussian",
     "PrivacyCurve",
     "RdpAccountant",
+    "RepeatedRuns",
+    "SeenByGroup",
     "epsilon_curve",
     "noise_multiplier_for",
     "tail_delta",

@@ -6,7 +6,7 @@ import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 from noisette._check import count, positive, probability
 
@@ -15,10 +15,63 @@ class Neighbouring(enum.Enum):
     """The pairs of data sets that a guarantee makes hard to tell apart."""
 
     ADD_OR_REMOVE_ONE = "add or remove one record"
+    REPLACE_ONE = "replace one record"
+    ADD_OR_REMOVE_GROUP = "add or remove a group of records"
 
 
-@dataclass(frozen=True, slots=True)
-class PoissonGaussian:
+Parts: TypeAlias = tuple[tuple[str, float], ...]
+"""What one release consists of, each part with its share of the budget. Shares add up to 1; no parts: a gradient."""
+
+
+class Event:
+    """A fact of what was released; two equal events are one and the same key."""
+
+    mechanism: ClassVar[str]
+    """What the ledger calls this kind of event."""
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_ONE
+    sampling: ClassVar[str]
+    """How the records of a release are chosen, in a word."""
+
+    @property
+    def relation(self) -> str:
+        """The neighbouring relation in words; events of one run have one relation."""
+        return self.neighbouring.value
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Gaussian(Event):
+    """One release: a sum over all records, plus Gaussian noise.
+
+    Args:
+        noise_multiplier: standard deviation of the noise in units of the bound, that is of the most one record can
+            move the sum. Above 0.
+        parts: what the release consists of, where it is more than a gradient or something else.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: a value lies outside its range.
+
+    >>> Gaussian(noise_multiplier=7.0, parts=(("principal components", 1.0),))
+    Gaussian(noise_multiplier=7.0, parts=(('principal components', 1.0),))
+    """
+
+    noise_multiplier: float
+    parts: Parts = ()
+
+    mechanism: ClassVar[str] = "Gaussian"
+    sampling: ClassVar[str] = "none (every record)"
+    sampling_rate: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        positive(noise_multiplier=self.noise_multiplier)
+        _check_parts(self.parts)
+
+    def __repr__(self) -> str:
+        return f"Gaussian(noise_multiplier={self.noise_multiplier!r}{_shown(self.parts)})"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PoissonGaussian(Event):
     """One release: a sum over a Poisson batch, plus Gaussian noise.
 
     Args:
@@ -39,36 +92,201 @@ class PoissonGaussian:
 
     sampling_rate: float
     noise_multiplier: float
-    parts: tuple[tuple[str, float], ...] = ()
+    parts: Parts = ()
 
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_ONE
+    mechanism: ClassVar[str] = "Poisson Gaussian"
     sampling: ClassVar[str] = "Poisson"
 
     def __post_init__(self) -> None:
         probability(sampling_rate=self.sampling_rate)
         positive(noise_multiplier=self.noise_multiplier)
-        for name, share in self.parts:
-            probability(**{f"share of {name}": share})
-        if self.parts and not math.isclose(total := math.fsum(share for _, share in self.parts), 1, rel_tol=1e-12):
-            raise ValueError(
-                f"expected shares that add up to 1, got {total:g} of {', '.join(n for n, _ in self.parts)}"
-            )
+        _check_parts(self.parts)
+
+    @classmethod
+    def joint(cls, sampling_rate: float, noise_multipliers: Mapping[str, float]) -> Self:
+        """Several releases on one batch, each with a noise multiplier of its own: together one Gaussian mechanism.
+
+        In units of its noise one example moves part i by at most 1 / sigma_i, and so all of them by at most
+        1 / sigma_eff = sqrt(sum of 1 / sigma_i^2). Pricing the parts one by one would count the batch's sampling as if
+        it were drawn anew for each.
+
+        Raises:
+            ValueError: there is no part, or a number is outside its range.
+
+        >>> round(PoissonGaussian.joint(0.01, {"hidden layer": 4.0, "top layer": 4.0}).noise_multiplier, 4)  # 4 / sqrt(2)
+        2.8284
+        """
+        if not noise_multipliers:
+            raise ValueError("expected the noise multiplier of at least one part, got none")
+        positive(**{f"noise_multiplier of {name}": noise for name, noise in noise_multipliers.items()})
+        inverse = math.fsum(noise**-2 for noise in noise_multipliers.values())
+        shares = tuple((name, noise**-2 / inverse) for name, noise in noise_multipliers.items())
+        return cls(sampling_rate, inverse**-0.5, shares)
+
+    @classmethod
+    def quantile_query(cls, sampling_rate: float, count_deviation: float) -> Self:
+        """A noisy count of the examples on one side of a threshold, as quantiles are estimated.
+
+        The count is taken as plus and minus one half, so one example moves it by at most 1/2.
+
+        Args:
+            sampling_rate: probability in (0, 1] that an example is asked.
+            count_deviation: standard deviation of the noise on the count, in examples.
+
+        Source: Andrew et al. 2021, algorithm 1.
+
+        >>> PoissonGaussian.quantile_query(0.01, count_deviation=10.0)
+        PoissonGaussian(sampling_rate=0.01, noise_multiplier=20.0, parts=(('count', 1.0),))
+        """
+        positive(count_deviation=count_deviation)
+        return cls(sampling_rate, 2 * count_deviation, (("count", 1.0),))
 
     def __repr__(self) -> str:
-        parts = f", parts={self.parts}" if self.parts else ""
         return (
-            f"{type(self).__name__}(sampling_rate={self.sampling_rate!r}, noise_multiplier={self.noise_multiplier!r}"
-            f"{parts})"
+            f"PoissonGaussian(sampling_rate={self.sampling_rate!r}, noise_multiplier={self.noise_multiplier!r}"
+            f"{_shown(self.parts)})"
         )
 
 
-Events: TypeAlias = Mapping[PoissonGaussian, int]
+@dataclass(frozen=True, slots=True)
+class FixedSizeGaussian(Event):
+    """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
+
+    Args:
+        batch_size: records in each batch, at most ``size``.
+        size: records in the data set. It is public under this relation, which never changes it.
+        noise_multiplier: standard deviation of the noise in units of the norm that each example is clipped to. One
+            record replaced moves the sum by up to twice that norm, which the price allows for. Above 0.
+
+    Raises:
+        TypeError: a value is not a number.
+        ValueError: a value lies outside its range.
+
+    >>> FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=2.0).relation
+    'replace one record'
+    """
+
+    batch_size: int
+    size: int
+    noise_multiplier: float
+
+    mechanism: ClassVar[str] = "fixed-size Gaussian"
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.REPLACE_ONE
+    sampling: ClassVar[str] = "fixed size, without replacement"
+
+    def __post_init__(self) -> None:
+        count(batch_size=self.batch_size, size=self.size)
+        positive(noise_multiplier=self.noise_multiplier)
+        if self.batch_size > self.size:
+            raise ValueError(f"expected batch_size <= size, got batch_size={self.batch_size}, size={self.size}")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenByGroup(Event):
+    """Another event, as it looks when a whole group of records is added or removed at once.
+
+    Args:
+        event: a release over all records or over a Poisson batch.
+        records: size of the group, at least 1.
+
+    Raises:
+        TypeError, ValueError: ``records`` is not a whole number of at least 1, or the event has another relation.
+
+    >>> SeenByGroup(PoissonGaussian(0.01, 4.0), records=3).relation
+    'add or remove a group of 3 records'
+    """
+
+    event: Gaussian | PoissonGaussian
+    records: int
+
+    mechanism: ClassVar[str] = "seen by a group"
+    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_GROUP
+
+    def __post_init__(self) -> None:
+        count(records=self.records)
+        if not isinstance(self.event, Gaussian | PoissonGaussian):
+            raise TypeError(f"expected the release of a Gaussian or a PoissonGaussian, got {self.event!r}")
+
+    @property
+    def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the event."""
+        return self.event.sampling
+
+    @property
+    def relation(self) -> str:
+        """The neighbouring relation with the size of the group."""
+        return f"add or remove a group of {self.records} records"
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedRuns(Event):
+    """A search: the same run repeated a random number of times, of which the best result alone is released.
+
+    The number of runs is drawn from a truncated negative binomial distribution before the search; ``shape=0`` is the
+    logarithmic distribution, ``shape=1`` the geometric one, ``shape=inf`` the Poisson distribution.
+
+    Args:
+        run: the releases of one run, as pairs of an event and how many times it happens.
+        mean: expected number of runs, at least 1 (above 0 for the Poisson distribution).
+        shape: of the distribution, 0 or more.
+
+    Raises:
+        TypeError, ValueError: a value lies outside its range, or a run holds another kind of event or none.
+
+    Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
+
+    >>> RepeatedRuns(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
+    'add or remove one record'
+    """
+
+    run: tuple[tuple[Gaussian | PoissonGaussian, int], ...]
+    mean: float
+    shape: float
+
+    mechanism: ClassVar[str] = "repeated runs"
+    sampling: ClassVar[str] = "as in each run"
+
+    def __post_init__(self) -> None:
+        positive(mean=self.mean)
+        if isinstance(self.shape, bool) or not isinstance(self.shape, int | float) or not self.shape >= 0:
+            raise ValueError(f"expected shape >= 0, got shape={self.shape!r}")
+        if self.mean < 1 and self.shape != math.inf:
+            raise ValueError(f"expected mean >= 1, got mean={self.mean}: such a search makes one run at least")
+        if not self.run:
+            raise ValueError("expected the releases of one run, got none")
+        for event, times in self.run:
+            if not isinstance(event, Gaussian | PoissonGaussian):
+                raise TypeError(f"expected releases of a Gaussian or a PoissonGaussian, got {event!r}")
+            count(times=times)
+
+
+Events: TypeAlias = Mapping[Event, int]
 """Which releases were made, and how many times each. Their order costs nothing."""
 
 
 def check_events(events: Events) -> None:
-    """Each key is an event and each value a whole number of at least one, or an error names it."""
+    """Each key is an event, each value a whole number of at least one, and all have one neighbouring relation.
+
+    Raises:
+        TypeError, ValueError: what is not so, by name.
+    """
+    relations: dict[str, Event] = {}
     for event, times in events.items():
-        if not isinstance(event, PoissonGaussian):
-            raise TypeError(f"expected a mapping from PoissonGaussian to times, got the key {event!r}")
+        if not isinstance(event, Event):
+            raise TypeError(f"expected a mapping from events such as PoissonGaussian to times, got the key {event!r}")
         count(times=times)
+        relations.setdefault(event.relation, event)
+    if len(relations) > 1:
+        listed = "; ".join(f"{event!r}: {relation}" for relation, event in relations.items())
+        raise ValueError(f"events of different neighbouring relations have no price together: {listed}")
+
+
+def _check_parts(parts: Parts) -> None:
+    for name, share in parts:
+        probability(**{f"share of {name}": share})
+    if parts and not math.isclose(total := math.fsum(share for _, share in parts), 1, rel_tol=1e-12):
+        raise ValueError(f"expected shares that add up to 1, got {total:g} of {', '.join(n for n, _ in parts)}")
+
+
+def _shown(parts: Parts) -> str:
+    return f", parts={parts}" if parts else ""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Self
 
 from noisette._check import count
-from noisette.accounting.events import PoissonGaussian
+from noisette.accounting.events import Event
+from noisette.accounting.facts import event_of, facts_of
 from noisette.errors import PrivacyRefusal
 
 
@@ -32,7 +33,7 @@ class Entry:
 
     kind: Kind
     dataset: str
-    event: PoissonGaussian
+    event: Event
     steps: int
 
     def line(self, *, sequence: int, previous: str) -> tuple[bytes, str]:
@@ -41,12 +42,8 @@ class Entry:
             "sequence": sequence,
             "kind": self.kind.value,
             "dataset": self.dataset,
-            "neighbouring": self.event.neighbouring.value,
-            "sampling": self.event.sampling,
-            "sampling_rate": float(self.event.sampling_rate),
-            "noise_multiplier": float(self.event.noise_multiplier),
-            **({"parts": dict(self.event.parts)} if self.event.parts else {}),
             "steps": self.steps,
+            **facts_of(self.event),
             "previous": previous,
         }
         digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
@@ -60,11 +57,8 @@ class Entry:
             KeyError, TypeError, ValueError: it holds none.
         """
         facts = json.loads(line)
-        event = PoissonGaussian(
-            facts["sampling_rate"], facts["noise_multiplier"], tuple(dict(facts.get("parts", {})).items())
-        )
         count(steps=facts["steps"])
-        return cls(Kind(facts["kind"]), str(facts["dataset"]), event, facts["steps"])
+        return cls(Kind(facts["kind"]), str(facts["dataset"]), event_of(facts), facts["steps"])
 
 
 class Ledger:
@@ -84,6 +78,7 @@ class Ledger:
     Raises:
         ValueError: a line of the file was cut or altered, or the file belongs to another data set.
 
+    >>> from noisette.accounting import PoissonGaussian
     >>> ledger = Ledger()
     >>> ledger.reserve(PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1), 16)
     >>> ledger.commit()
@@ -99,9 +94,9 @@ class Ledger:
         self._sequence = 0
         self._size = 0
         self._committed = 0
-        self._reserved: Counter[PoissonGaussian] = Counter()
-        self._unused: Counter[PoissonGaussian] = Counter()
-        self._current: PoissonGaussian | None = None
+        self._reserved: Counter[Event] = Counter()
+        self._unused: Counter[Event] = Counter()
+        self._current: Event | None = None
         if path is not None and path.exists():
             self._replay(path)
 
@@ -117,7 +112,7 @@ class Ledger:
         return cls(path, dataset=first[0].dataset if first else "unnamed")
 
     @property
-    def events(self) -> dict[PoissonGaussian, int]:
+    def events(self) -> dict[Event, int]:
         """What must be paid for: all that was reserved, less what was given back."""
         return {event: steps for event, steps in self._reserved.items() if steps}
 
@@ -126,7 +121,7 @@ class Ledger:
         """How many steps were released, in this run and in earlier ones."""
         return self._committed
 
-    def reserve(self, event: PoissonGaussian, steps: int) -> None:
+    def reserve(self, event: Event, steps: int) -> None:
         """Write down, durably, that this many releases may follow. Call it before their batches are drawn.
 
         Raises:
@@ -166,7 +161,7 @@ class Ledger:
                 self._append(Kind.RELEASE, event, steps, durable=True)
             del self._unused[event]
 
-    def _append(self, kind: Kind, event: PoissonGaussian, steps: int, *, durable: bool) -> None:
+    def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
         entry = Entry(kind, self.dataset, event, steps)
         if self.path is not None:
             line, digest = entry.line(sequence=self._sequence, previous=self.head)
