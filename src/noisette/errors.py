@@ -9,3 +9,7 @@ class PrivacyRefusal(RuntimeError):  # noqa: N818 - it is a refusal, not a malfu
 
 class MissingRule(PrivacyRefusal):
     """A trainable parameter is used by an operation whose per-example gradient is not known."""
+
+
+class Unpriceable(ValueError):
+    """An accountant has no sound price for an event. The message names the event and an accountant that has one."""

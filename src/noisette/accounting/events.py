@@ -113,7 +113,7 @@ class PoissonGaussian(Event):
         Raises:
             ValueError: there is no part, or a number is outside its range.
 
-        >>> round(PoissonGaussian.joint(0.01, {"hidden layer": 4.0, "top layer": 4.0}).noise_multiplier, 4)  # 4 / sqrt(2)
+        >>> round(PoissonGaussian.joint(0.01, {"hidden layer": 4.0, "top layer": 4.0}).noise_multiplier, 4)
         2.8284
         """
         if not noise_multipliers:
