@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from enum import StrEnum
 from functools import partial
 from typing import Annotated
 
@@ -13,30 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import _check
-from noisette.accounting import (
-    Accountant,
-    MomentsAccountant,
-    PldAccountant,
-    PoissonGaussian,
-    RdpAccountant,
-    noise_multiplier_for,
-)
+from noisette.accounting import PoissonGaussian, noise_multiplier_for
+from noisette.cli.accountants import ACCOUNTANTS, AccountantName
 from noisette.cli.errors import plain_errors
-
-
-class AccountantName(StrEnum):
-    """The accountants that the command line offers."""
-
-    PLD = PldAccountant.name
-    RDP = RdpAccountant.name
-    MOMENTS = MomentsAccountant.name
-
-
-ACCOUNTANTS: dict[AccountantName, tuple[Accountant, str]] = {
-    AccountantName.PLD: (PldAccountant(), "privacy loss distribution"),
-    AccountantName.RDP: (RdpAccountant(), "Rényi differential privacy"),
-    AccountantName.MOMENTS: (MomentsAccountant(), "moments accountant of Abadi et al."),
-}
 
 SamplingRate = Annotated[
     float,
