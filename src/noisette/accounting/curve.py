@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from types import MappingProxyType
 
 from noisette.accounting.accountant import Accountant
-from noisette.accounting.events import PoissonGaussian
+from noisette.accounting.events import Event, Events
 from noisette.accounting.pld import PldAccountant
 
 
 def epsilon_curve(
-    event: PoissonGaussian, *, checkpoints: Sequence[int], delta: float, accountant: Accountant | None = None
+    event: Event,
+    *,
+    checkpoints: Sequence[int],
+    delta: float,
+    accountant: Accountant | None = None,
+    besides: Events = MappingProxyType({}),
 ) -> list[float]:
     """Epsilon after each of these numbers of steps, all of the same event.
 
@@ -19,6 +26,7 @@ def epsilon_curve(
         checkpoints: numbers of steps, each at least 1.
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
         accountant: ``PldAccountant(coarseness=4)`` unless given: quick, and up to 0.3 % above the default accountant.
+        besides: what was released before and is paid for together with these steps.
 
     Guarantee: each value is an upper bound, like every price of the accountant.
 
@@ -30,4 +38,4 @@ def epsilon_curve(
     [0.08, 0.27, 0.95]
     """
     accountant = PldAccountant(coarseness=4) if accountant is None else accountant
-    return [accountant.price({event: steps}).epsilon(delta=delta) for steps in checkpoints]
+    return [accountant.price(Counter(besides) + Counter({event: steps})).epsilon(delta=delta) for steps in checkpoints]
