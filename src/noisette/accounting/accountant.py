@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar, Protocol
 
-from noisette.accounting.events import Events, PoissonGaussian
+from noisette.accounting.events import (
+    Event,
+    Events,
+    FixedSizeGaussian,
+    RepeatedRuns,
+    Sampled,
+    SeenByGroup,
+    check_events,
+)
+from noisette.errors import Unpriceable
 
 # Floating point resolves noise multipliers within this range.
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
@@ -13,7 +22,7 @@ LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
 class PrivacyCurve(Protocol):
     """The price of some events: every pair (epsilon, delta) that holds for them.
 
-    Guarantee: both numbers are upper bounds, for adding or removing one example.
+    Guarantee: both numbers are upper bounds, for the neighbouring relation of the events.
     """
 
     def epsilon(self, *, delta: float) -> float:
@@ -36,6 +45,34 @@ class Accountant(Protocol):
         ...
 
 
-def priced_noise(event: PoissonGaussian) -> float:
+def priced_noise(event: Sampled | FixedSizeGaussian) -> float:
     """The noise multiplier that is paid for: 0 below the range that can be resolved, the end of the range above it."""
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
+
+
+def sampled_only(events: Events, accountant: str) -> dict[Sampled, int]:
+    """A copy of the events, for an accountant that prices releases over Poisson batches or all records and no others.
+
+    Raises:
+        TypeError, ValueError: they are no events, or of different relations.
+        Unpriceable: one of them is of another kind.
+    """
+    check_events(events)
+    sampled: dict[Sampled, int] = {}
+    for event, times in events.items():
+        if not isinstance(event, Sampled):
+            raise unpriceable(event, accountant)
+        sampled[event] = times
+    return sampled
+
+
+def unpriceable(event: Event, accountant: str) -> Unpriceable:
+    """The refusal of an event by this accountant, with the names of those that have a price for it."""
+    match event:
+        case FixedSizeGaussian() | RepeatedRuns():
+            others = "the rdp accountant"
+        case SeenByGroup():
+            others = "the pld or the rdp accountant"
+        case _:
+            others = "the pld, the rdp or the moments accountant"
+    return Unpriceable(f"the {accountant} accountant has no price for {event!r}; ask {others}")

@@ -148,6 +148,10 @@ class PoissonGaussian(Event):
         )
 
 
+Sampled: TypeAlias = Gaussian | PoissonGaussian
+"""A release over a Poisson batch; all records are the batch of rate 1."""
+
+
 @dataclass(frozen=True, slots=True)
 class FixedSizeGaussian(Event):
     """One release: a sum over a batch of fixed size, drawn without replacement, plus Gaussian noise.
@@ -196,7 +200,7 @@ class SeenByGroup(Event):
     'add or remove a group of 3 records'
     """
 
-    event: Gaussian | PoissonGaussian
+    event: Sampled
     records: int
 
     mechanism: ClassVar[str] = "seen by a group"
@@ -204,7 +208,7 @@ class SeenByGroup(Event):
 
     def __post_init__(self) -> None:
         count(records=self.records)
-        if not isinstance(self.event, Gaussian | PoissonGaussian):
+        if not isinstance(self.event, Sampled):
             raise TypeError(f"expected the release of a Gaussian or a PoissonGaussian, got {self.event!r}")
 
     @property
@@ -239,7 +243,7 @@ class RepeatedRuns(Event):
     'add or remove one record'
     """
 
-    run: tuple[tuple[Gaussian | PoissonGaussian, int], ...]
+    run: tuple[tuple[Sampled, int], ...]
     mean: float
     shape: float
 
@@ -255,7 +259,7 @@ class RepeatedRuns(Event):
         if not self.run:
             raise ValueError("expected the releases of one run, got none")
         for event, times in self.run:
-            if not isinstance(event, Gaussian | PoissonGaussian):
+            if not isinstance(event, Sampled):
                 raise TypeError(f"expected releases of a Gaussian or a PoissonGaussian, got {event!r}")
             count(times=times)
 

@@ -11,6 +11,7 @@ from noisette.accounting.events import (
     Gaussian,
     PoissonGaussian,
     RepeatedRuns,
+    Sampled,
     SeenByGroup,
 )
 
@@ -75,7 +76,7 @@ def _numbers(event: Event) -> dict[str, Any]:
             raise TypeError(f"expected an event of this package, got {event!r}")
 
 
-def _written(event: Gaussian | PoissonGaussian) -> dict[str, Any]:
+def _written(event: Sampled) -> dict[str, Any]:
     return {"parts": dict(event.parts)} if event.parts else {}
 
 
@@ -83,8 +84,8 @@ def _parts(facts: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     return tuple(dict(facts.get("parts", {})).items())
 
 
-def _release_of(facts: Mapping[str, Any]) -> Gaussian | PoissonGaussian:
+def _release_of(facts: Mapping[str, Any]) -> Sampled:
     event = event_of(facts)
-    if not isinstance(event, Gaussian | PoissonGaussian):
+    if not isinstance(event, Sampled):
         raise ValueError(f"expected the facts of a Gaussian or a PoissonGaussian, got those of {event!r}")
     return event

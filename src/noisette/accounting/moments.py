@@ -11,13 +11,13 @@ import numpy as np
 from scipy.special import gammaln, logsumexp, xlog1py, xlogy
 
 from noisette._check import count, open_fraction, positive
-from noisette.accounting.accountant import priced_noise
-from noisette.accounting.events import Events, PoissonGaussian, check_events
+from noisette.accounting.accountant import priced_noise, sampled_only
+from noisette.accounting.events import Events, Sampled
 
 ORDERS = (*range(1, 64), 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 
 
-def log_moment(event: PoissonGaussian, order: int) -> float:
+def log_moment(event: Sampled, order: int) -> float:
     """alpha(order) of one release: ln E2, which bounds both directions.
 
     The binomial weights sum to 1, so E2 is 1 plus terms that are all positive. Adding up those terms, instead of E2
@@ -25,6 +25,7 @@ def log_moment(event: PoissonGaussian, order: int) -> float:
 
     Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019.
 
+    >>> from noisette.accounting.events import PoissonGaussian
     >>> round(log_moment(PoissonGaussian(0.01, 4.0), 32), 10)
     0.0034760438
     """
@@ -84,6 +85,7 @@ class MomentsAccountant:
     Raises:
         TypeError, ValueError: there is no order, or one is not a whole number of at least 1.
 
+    >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
     >>> round(MomentsAccountant(orders=range(1, 33)).price({release: 10_000}).epsilon(delta=1e-5), 2)
     1.26
@@ -101,9 +103,12 @@ class MomentsAccountant:
             count(order=order)
 
     def price(self, events: Events) -> MomentsCurve:
-        """The curve of these events: their log-moments add up."""
-        check_events(events)
+        """The curve of these events: their log-moments add up.
+
+        Raises:
+            Unpriceable: one of them is no release over a Poisson batch or over all records.
+        """
         total = np.zeros(len(self.orders))
-        for event, times in events.items():
+        for event, times in sampled_only(events, self.name).items():
             total += times * np.array([log_moment(event, order) for order in self.orders])
         return MomentsCurve(np.array(self.orders), total)

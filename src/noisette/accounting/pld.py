@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from noisette._check import open_fraction, positive
-from noisette.accounting.accountant import priced_noise
-from noisette.accounting.events import Events, PoissonGaussian, check_events
+from noisette.accounting.accountant import priced_noise, sampled_only
+from noisette.accounting.events import Events, PoissonGaussian, Sampled
 from noisette.accounting.moments import log_moment
 from noisette.accounting.rdp import RdpAccountant, RdpCurve
 
@@ -34,7 +34,7 @@ ROUNDING = 1e-16
 class PldCurve:
     """The events, composed anew on a grid that fits each question."""
 
-    events: Events
+    events: Mapping[Sampled, int]
     coarseness: float
     renyi: RdpCurve
 
@@ -110,25 +110,24 @@ class PldAccountant:
 
     def price(self, events: Events) -> PldCurve:
         """The curve of these events."""
-        check_events(events)
-        return PldCurve(dict(events), self.coarseness, RdpAccountant().price(events))
+        return PldCurve(sampled_only(events, self.name), self.coarseness, RdpAccountant().price(events))
 
 
-def _typical_loss(events: Events) -> float:
+def _typical_loss(events: Mapping[Sampled, int]) -> float:
     """Root mean square privacy loss of one release, by its chi-square divergence; ``inf`` where it overflows."""
     with np.errstate(over="ignore"):
         squares = sum(times * np.expm1(log_moment(event, 1)) for event, times in events.items())
     return math.sqrt(squares / sum(events.values()))
 
 
-def _spans(events: Events) -> tuple[float, float]:
+def _spans(events: Mapping[Sampled, int]) -> tuple[float, float]:
     """About how far apart the least and the greatest privacy loss lie: of one release, and of all together."""
     releases = sum(events.values())
     one, typical = max(_span(event) for event in events), _typical_loss(events)
     return one, min(releases * one, 16 * math.sqrt(releases) * typical + releases * typical**2)
 
 
-def _span(event: PoissonGaussian) -> float:
+def _span(event: Sampled) -> float:
     """The same for one event, whose noise the library cuts at 10 standard deviations."""
     q, sigma = event.sampling_rate, priced_noise(event)
     with np.errstate(divide="ignore"):
@@ -137,7 +136,7 @@ def _span(event: PoissonGaussian) -> float:
 
 
 @lru_cache(maxsize=8)
-def _distribution(event: PoissonGaussian, interval: float) -> PrivacyLossDistribution:
+def _distribution(event: Sampled, interval: float) -> PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution
 
     return privacy_loss_distribution.from_gaussian_mechanism(
@@ -148,12 +147,12 @@ def _distribution(event: PoissonGaussian, interval: float) -> PrivacyLossDistrib
     )
 
 
-def _composed(events: Mapping[PoissonGaussian, int], interval: float) -> PrivacyLossDistribution:
+def _composed(events: Mapping[Sampled, int], interval: float) -> PrivacyLossDistribution:
     parts = [_self_composed(event, times, interval) for event, times in events.items()]
     return reduce(lambda whole, part: whole.compose(part), parts)
 
 
-def _self_composed(event: PoissonGaussian, times: int, interval: float) -> PrivacyLossDistribution:
+def _self_composed(event: Sampled, times: int, interval: float) -> PrivacyLossDistribution:
     if event.sampling_rate == 1:  # the same as one release with less noise, without a convolution
         return _distribution(PoissonGaussian(1.0, event.noise_multiplier / math.sqrt(times)), interval)
     return _distribution(event, interval).self_compose(times)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from noisette._check import open_fraction, positive
-from noisette.accounting.accountant import priced_noise
-from noisette.accounting.events import Events, PoissonGaussian, check_events
+from noisette.accounting.accountant import priced_noise, sampled_only
+from noisette.accounting.events import Events, Sampled
 
 if TYPE_CHECKING:
     from dp_accounting.rdp import RdpAccountant as Renyi
@@ -61,6 +61,7 @@ class RdpCurve:
 class RdpAccountant:
     """Adds up Rényi divergences: quick, and somewhat larger than :class:`PldAccountant`.
 
+    >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
     >>> round(RdpAccountant().price({release: 10_000}).epsilon(delta=1e-5), 4)
     1.0355
@@ -70,19 +71,18 @@ class RdpAccountant:
 
     def price(self, events: Events) -> RdpCurve:
         """The curve of these events: their divergences add up, order by order."""
-        check_events(events)
         import dp_accounting  # takes most of a second: paid by those who price, not by those who import noisette
         from dp_accounting.rdp import RdpAccountant as Renyi
 
         total = Renyi(orders=ORDERS)
         with _library_is_quiet():
-            for event, times in events.items():
+            for event, times in sampled_only(events, self.name).items():
                 total.compose(_as_library_event(event), times)
                 total.compose(dp_accounting.GaussianDpEvent(ROUNDING), times)
         return RdpCurve(total)
 
 
-def _as_library_event(event: PoissonGaussian) -> Any:
+def _as_library_event(event: Sampled) -> Any:
     import dp_accounting
 
     noise = dp_accounting.GaussianDpEvent(priced_noise(event))
