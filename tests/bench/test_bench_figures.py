@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from noisette.bench.figures import _styles, figure, standalone
+from noisette.bench.figures import _styles, figure
+from noisette.report.svg import standalone
 
 MakeReport = Callable[..., dict[str, Any]]
 

@@ -19,23 +19,12 @@ _INCHES = 9.0
 _HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on light and dark paper alike
 _BESIDE_ROW = {"o": -0.17, "x": 0.0, "s": 0.17}  # noisette above the row's middle, peers below
 _BELOW = {"batch": "examples in a batch", "image": "pixels a side", "model": ""}
-# A file of its own has no page to take colours from.
-_PAPER = (
-    "<style>svg { background: #fcfbf8 } @media (prefers-color-scheme: dark) { svg { background: #16181c; --ink: "
-    "#e4e3df; --faint: #373b43; --blue: #56b4e9; --green: #3ecf9f; --orange: #f5914a } }</style>"
-)
 
 
 def figure(report: Report) -> str:
     """The figure that suits the experiment: lines where something grows, otherwise a row of marks for each cell."""
     with matplotlib.rc_context(STYLE):
         return svg(_lines(report) if report["axis"] else _rows(report), salt=report["experiment"])
-
-
-def standalone(element: str) -> str:
-    """The figure with paper and colours of its own, light or dark as the reader likes."""
-    start = element.index(">") + 1
-    return f"{element[:start]}\n{_PAPER}{element[start:]}"
 
 
 def _rows(report: Report) -> Figure:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from noisette.accounting import MomentsAccountant, PoissonGaussian, RdpAccountant, epsilon_curve
 from noisette.report.facts import Facts
 from noisette.report.numbers import percent, upward
-from noisette.report.svg import BLUE, GREEN, ORANGE, STYLE, svg
+from noisette.report.svg import BLUE, GREEN, ORANGE, STYLE, end_label, spread, svg
 
 _INCHES = (4.2, 2.9)
 
@@ -35,10 +32,10 @@ def epsilon_against_steps(facts: Facts) -> str:
         curves = (("PLD", pld, BLUE, "-"), ("RDP", rdp, ORANGE, "--"), ("moments", moments, GREEN, ":"))
         axes.set_xlim(0, steps[-1])
         axes.set_ylim(0, top := 1.08 * max(values[-1] for _, values, *_ in curves))
-        heights = _spread([values[-1] for _, values, *_ in curves], apart=0.075 * top)
+        heights = spread([values[-1] for _, values, *_ in curves], apart=0.075 * top)
         for (name, values, colour, dashes), height in zip(curves, heights, strict=True):
             axes.plot(steps, values, dashes, color=colour, marker="o" if len(steps) == 1 else "", clip_on=False)
-            _label(axes, f"{name} {upward(values[-1])}", (steps[-1], height), colour)
+            end_label(axes, f"{name} {upward(values[-1])}", (steps[-1], height), colour)
         return svg(figure, salt="epsilon")
 
 
@@ -54,7 +51,7 @@ def accuracy_against_epsilon(facts: Facts) -> str:
         axes.set_xlim(0, float(upward(epsilons[-1])))
         axes.margins(y=0.1)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        _label(axes, percent(percents[-1] / 100), (epsilons[-1], percents[-1]), BLUE)
+        end_label(axes, percent(percents[-1] / 100), (epsilons[-1], percents[-1]), BLUE)
         return svg(figure, salt="accuracy")
 
 
@@ -65,19 +62,3 @@ def _empty(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
     axes.set(xlabel=horizontal, ylabel=vertical)
     axes.tick_params(length=0)
     return figure, axes
-
-
-def _label(axes: Axes, text: str, end: tuple[float, float], colour: str) -> None:
-    """Text right of the end of a line."""
-    axes.annotate(
-        text, end, xytext=(7, 0), textcoords="offset points", color=colour, va="center", annotation_clip=False
-    )
-
-
-def _spread(heights: Sequence[float], *, apart: float) -> list[float]:
-    """The heights, moved upwards as little as keeps labels apart."""
-    order = sorted(range(len(heights)), key=lambda index: heights[index])
-    placed = list(heights)
-    for below, above in pairwise(order):
-        placed[above] = max(placed[above], placed[below] + apart)
-    return placed

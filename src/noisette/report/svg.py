@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 # Told apart by colour-blind eyes (Okabe and Ito), and by their dashes in grey.
@@ -29,6 +32,11 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
+# A file of its own has no page to take colours from.
+_PAPER = (
+    "<style>svg { background: #fcfbf8 } @media (prefers-color-scheme: dark) { svg { background: #16181c; --ink: "
+    "#e4e3df; --faint: #373b43; --blue: #56b4e9; --green: #3ecf9f; --orange: #f5914a } }</style>"
+)
 
 
 def svg(figure: Figure, *, salt: str) -> str:
@@ -49,3 +57,25 @@ def svg(figure: Figure, *, salt: str) -> str:
     for colour, variable in _VARIABLES.items():
         element = element.replace(colour, f"var({variable}, {colour})")
     return element
+
+
+def standalone(element: str) -> str:
+    """The figure with paper and colours of its own, light or dark as the reader likes."""
+    start = element.index(">") + 1
+    return f"{element[:start]}\n{_PAPER}{element[start:]}"
+
+
+def end_label(axes: Axes, text: str, end: tuple[float, float], colour: str) -> None:
+    """Text right of the end of a line."""
+    axes.annotate(
+        text, end, xytext=(7, 0), textcoords="offset points", color=colour, va="center", annotation_clip=False
+    )
+
+
+def spread(heights: Sequence[float], *, apart: float) -> list[float]:
+    """The heights, moved upwards as little as keeps labels apart."""
+    order = sorted(range(len(heights)), key=lambda index: heights[index])
+    placed = list(heights)
+    for below, above in pairwise(order):
+        placed[above] = max(placed[above], placed[below] + apart)
+    return placed
