@@ -22,5 +22,14 @@ def test_other_accountants_give_their_own_price(accountant):
 
 
 def test_checkpoints_are_numbers_of_steps():
-    with pytest.raises(ValueError, match="times"):
+    with pytest.raises(ValueError, match="checkpoints"):
         epsilon_curve(PoissonGaussian(0.01, 4.0), checkpoints=[0, 10], delta=1e-5)
+
+
+def test_what_was_released_before_is_paid_for_too():
+    release = PoissonGaussian(0.01, 4.0)
+    before = {PoissonGaussian(1.0, 16.0): 1, release: 500}
+    (together,) = epsilon_curve(release, checkpoints=[1000], delta=1e-5, besides=before)
+    whole = {PoissonGaussian(1.0, 16.0): 1, release: 1500}
+    assert together == PldAccountant(coarseness=4).price(whole).epsilon(delta=1e-5)
+    assert before == {PoissonGaussian(1.0, 16.0): 1, release: 500}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from types import MappingProxyType
 
+from noisette._check import count
 from noisette.accounting.accountant import Accountant
 from noisette.accounting.events import Event, Events
 from noisette.accounting.pld import PldAccountant
@@ -33,9 +33,12 @@ def epsilon_curve(
     Raises:
         TypeError, ValueError: a number is outside its range.
 
+    >>> from noisette.accounting import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
     >>> [round(epsilon, 2) for epsilon in epsilon_curve(release, checkpoints=[100, 1000, 10_000], delta=1e-5)]
     [0.08, 0.27, 0.95]
     """
     accountant = PldAccountant(coarseness=4) if accountant is None else accountant
-    return [accountant.price(Counter(besides) + Counter({event: steps})).epsilon(delta=delta) for steps in checkpoints]
+    count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
+    before = besides.get(event, 0)
+    return [accountant.price({**besides, event: before + steps}).epsilon(delta=delta) for steps in checkpoints]
