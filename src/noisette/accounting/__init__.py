@@ -2,7 +2,11 @@
 
 from noisette.accounting.accountant import Accountant as Accountant
 from noisette.accounting.accountant import PrivacyCurve as PrivacyCurve
+from noisette.accounting.calibrate import delta_for as delta_for
+from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
+from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
+from noisette.accounting.calibrate import steps_for as steps_for
 from noisette.accounting.curve import epsilon_curve as epsilon_curve
 from noisette.accounting.events import Event as Event
 from noisette.accounting.events import Events as Events
@@ -33,7 +37,11 @@ __all__ = [
     "RdpAccountant",
     "RepeatedRuns",
     "SeenByGroup",
+    "delta_for",
     "epsilon_curve",
+    "epsilon_for",
     "noise_multiplier_for",
+    "sampling_rate_for",
+    "steps_for",
     "tail_delta",
 ]

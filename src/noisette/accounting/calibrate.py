@@ -1,25 +1,36 @@
-"""How much noise a budget asks for."""
+"""What a budget buys: noise, steps, sampling rate, epsilon or delta, each from the others."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
-
-from scipy.optimize import root_scalar
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from types import MappingProxyType
 
 from noisette._check import count, open_fraction, positive, probability
 from noisette.accounting.accountant import LEAST_NOISE, MOST_NOISE, Accountant
-from noisette.accounting.events import PoissonGaussian
+from noisette.accounting.events import Event, Events, PoissonGaussian
 from noisette.accounting.pld import PldAccountant
 
-# The result is within this part of the least noise that keeps the budget.
+# Noise multipliers and sampling rates are within this part of the least and of the largest that keep the budget.
 TOLERANCE = 1e-3
+# They are looked for on a geometric grid that is finer than that, so a search is one over whole numbers, as for steps.
+RATIO = 1 + TOLERANCE / 4
+# The ends of the searches: a run beyond them is none that anybody makes.
+LEAST_RATE, MOST_STEPS = 1e-12, 10**9
+
+NOTHING: Events = MappingProxyType({})
 
 
 def noise_multiplier_for(
-    *, epsilon: float, delta: float, sampling_rate: float, steps: int, accountant: Accountant | None = None
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    steps: int,
+    accountant: Accountant | None = None,
+    besides: Events = NOTHING,
 ) -> float:
     """The noise multiplier with which these steps stay within the budget, and hardly more.
 
@@ -29,6 +40,7 @@ def noise_multiplier_for(
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
         accountant: prices the releases; :class:`PldAccountant` unless given.
+        besides: what else is released about the same records, and paid from the same budget.
 
     Guarantee: the accountant prices the result at ``epsilon`` or less. With one part in a thousand less noise it would
     be more; where the budget is kept at any noise, the result is the least noise that can be priced, 0.001.
@@ -37,61 +49,273 @@ def noise_multiplier_for(
         TypeError, ValueError: a number is outside its range, or no noise keeps the budget by this accountant.
 
     >>> sigma = noise_multiplier_for(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=6000)
-    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=sigma)
-    >>> 2.99 < PldAccountant().price({release: 6000}).epsilon(delta=1e-5) <= 3.0
+    >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
     True
     """
-    positive(epsilon=epsilon)
-    open_fraction(delta=delta)
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), besides)
     probability(sampling_rate=sampling_rate)
     count(steps=steps)
-    accountant = PldAccountant() if accountant is None else accountant
-    quick = accountant
-    if isinstance(accountant, PldAccountant):
-        quick = replace(accountant, coarseness=3 * accountant.coarseness)
-
-    def price(accountant: Accountant, log_noise: float) -> float:
-        release = PoissonGaussian(sampling_rate, math.exp(log_noise))
-        return accountant.price({release: steps}).epsilon(delta=delta) / epsilon
-
-    if price(accountant, math.log(MOST_NOISE)) > 1:
-        raise ValueError(
-            f"the {accountant.name} accountant cannot promise epsilon={epsilon} at delta={delta} for {steps} steps of "
-            f"rate {sampling_rate}, whatever the noise; ask for a larger epsilon or delta, or another accountant"
-        )
-    near = _first_guess(epsilon, delta, sampling_rate, steps)
-    near = _least_affordable(lambda log_noise: price(quick, log_noise), near, stride=0.1)
-    return math.exp(_least_affordable(lambda log_noise: price(accountant, log_noise), near, stride=TOLERANCE / 4))
+    grid = _Grid(LEAST_NOISE, MOST_NOISE)
+    guess = 1 / math.sqrt(math.log1p((budget.distance_left / sampling_rate) ** 2 / steps))
+    place = budget.last_affordable(
+        lambda place: (PoissonGaussian(sampling_rate, grid.downwards(place)), steps),
+        most=grid.places,
+        guess=grid.places + 1 - grid.place(guess),
+        stride=grid.tenth,
+    )
+    if not place:
+        raise ValueError(budget.refusal(f"{steps} steps of rate {sampling_rate}, whatever the noise"))
+    return grid.downwards(place)
 
 
-def _least_affordable(price: Callable[[float], float], start: float, *, stride: float) -> float:
-    """The least x, within the tolerance and on the safe side, whose price (a share of the budget) is 1 or less."""
+def sampling_rate_for(
+    *,
+    epsilon: float,
+    delta: float,
+    noise_multiplier: float,
+    steps: int,
+    accountant: Accountant | None = None,
+    besides: Events = NOTHING,
+) -> float:
+    """The largest sampling rate with which these steps stay within the budget, or hardly less.
 
-    @cache
-    def excess(x: float) -> float:
-        return math.log(min(max(price(x), 1e-9), 1e9))  # finite, for the root finder
+    Args:
+        epsilon: the budget, above 0.
+        delta: the probability with which the bound on epsilon may fail, in (0, 1).
+        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        steps: number of releases, at least 1.
+        accountant: prices the releases; :class:`PldAccountant` unless given.
+        besides: what else is released about the same records, and paid from the same budget.
 
-    dear = cheap = start
-    while excess(cheap) > 0:  # ends, because the most noise keeps the budget
-        dear, cheap, stride = cheap, cheap + stride, 2 * stride
-    while excess(dear) <= 0:  # ends, because no noise at all is over every budget
-        dear, cheap, stride = dear - stride, dear, 2 * stride
+    Guarantee: the accountant prices the result at ``epsilon`` or less. With a rate one part in a thousand larger it
+    would be more, unless the result is 1.
 
-    if cheap - dear < TOLERANCE * 0.9:
-        return cheap
-    root = float(root_scalar(excess, bracket=(dear, cheap), xtol=TOLERANCE / 5).root)
-    while excess(root) > 0:
-        root += TOLERANCE / 4
-    return root
+    Raises:
+        TypeError, ValueError: a number is outside its range, or no rate keeps the budget by this accountant.
 
-
-def _first_guess(epsilon: float, delta: float, sampling_rate: float, steps: int) -> float:
-    """The log of the noise multiplier if all releases together were one Gaussian: close, but no guarantee.
-
-    Source: the central limit theorem of Bu, Dong, Long and Su 2020, which understates epsilon.
+    >>> rate = sampling_rate_for(epsilon=1.0, delta=1e-5, noise_multiplier=4.0, steps=10_000)
+    >>> round(rate, 4)
+    0.0105
     """
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), besides)
+    positive(noise_multiplier=noise_multiplier)
+    count(steps=steps)
+    grid = _Grid(LEAST_RATE, 1.0)
+    place = budget.last_affordable(
+        lambda place: (PoissonGaussian(grid.upwards(place), noise_multiplier), steps),
+        most=grid.places,
+        guess=grid.place(budget.distance_left / math.sqrt(steps * _divergence(noise_multiplier))),
+        stride=grid.tenth,
+    )
+    if not place:
+        raise ValueError(budget.refusal(f"{steps} steps of noise multiplier {noise_multiplier}, whatever the rate"))
+    return grid.upwards(place)
+
+
+def steps_for(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rate: float,
+    noise_multiplier: float,
+    accountant: Accountant | None = None,
+    besides: Events = NOTHING,
+) -> int:
+    """How many steps the budget pays for; 0 where it does not pay for one.
+
+    Args:
+        epsilon: the budget, above 0.
+        delta: the probability with which the bound on epsilon may fail, in (0, 1).
+        sampling_rate: probability in (0, 1] that an example is in a batch.
+        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        accountant: prices the releases; :class:`PldAccountant` unless given.
+        besides: what else is released about the same records, and paid from the same budget.
+
+    Guarantee: the accountant prices so many steps at ``epsilon`` or less, and one step more above it. A billion steps
+    are the most that it answers.
+
+    Raises:
+        TypeError, ValueError: a number is outside its range.
+
+    >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, accountant=PldAccountant(4.0))
+    11005
+    """
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), besides)
+    release = PoissonGaussian(sampling_rate, noise_multiplier)
+    guess = int(min((budget.distance_left / sampling_rate) ** 2 / _divergence(noise_multiplier), MOST_STEPS))
+    return budget.last_affordable(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
+
+
+def epsilon_for(
+    *,
+    delta: float,
+    sampling_rate: float,
+    noise_multiplier: float,
+    steps: int,
+    accountant: Accountant | None = None,
+    besides: Events = NOTHING,
+) -> float:
+    """Epsilon of these steps and of what is released besides: an upper bound, like every price of the accountant.
+
+    Args:
+        delta: the probability with which the bound on epsilon may fail, in (0, 1).
+        sampling_rate: probability in (0, 1] that an example is in a batch.
+        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        steps: number of releases, at least 1.
+        accountant: prices the releases; :class:`PldAccountant` unless given.
+        besides: what else is released about the same records.
+
+    Raises:
+        TypeError, ValueError: a number is outside its range.
+
+    >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
+    0.947
+    """
+    run = _together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    return (accountant or PldAccountant()).price(run).epsilon(delta=delta)
+
+
+def delta_for(
+    *,
+    epsilon: float,
+    sampling_rate: float,
+    noise_multiplier: float,
+    steps: int,
+    accountant: Accountant | None = None,
+    besides: Events = NOTHING,
+) -> float:
+    """Delta of these steps and of what is released besides: an upper bound, like every price of the accountant.
+
+    Args:
+        epsilon: the bound whose probability to fail is asked for, above 0.
+        sampling_rate: probability in (0, 1] that an example is in a batch.
+        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        steps: number of releases, at least 1.
+        accountant: prices the releases; :class:`PldAccountant` unless given.
+        besides: what else is released about the same records.
+
+    Raises:
+        TypeError, ValueError: a number is outside its range.
+
+    >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
+    '4.25e-06'
+    """
+    run = _together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    return (accountant or PldAccountant()).price(run).delta(epsilon=epsilon)
+
+
+@dataclass(frozen=True)
+class _Budget:
+    """An epsilon and a delta, what is paid from them already, and by whose prices."""
+
+    epsilon: float
+    delta: float
+    accountant: Accountant
+    besides: Events
+
+    def __post_init__(self) -> None:
+        positive(epsilon=self.epsilon)
+        open_fraction(delta=self.delta)
+
+    @cached_property
+    def spent(self) -> float:
+        """Epsilon of what is released besides."""
+        return self.accountant.price(self.besides).epsilon(delta=self.delta) if self.besides else 0.0
+
+    @cached_property
+    def distance_left(self) -> float:
+        """Distance between the means of the two Gaussians, of deviation 1, that the rest of the budget allows.
+
+        For a first guess: that all releases together are like one Gaussian is true of many small ones only.
+        """
+        whole, spent = _distance(self.epsilon, self.delta), _distance(self.spent, self.delta)
+        return math.sqrt(max(whole**2 - spent**2, 1e-6 * whole**2))
+
+    def last_affordable(
+        self, plan: Callable[[int], tuple[PoissonGaussian, int]], *, most: int, guess: int, stride: int
+    ) -> int:
+        """The last of the plans 1 to ``most``, each dearer than the one before, that the budget pays for; 0 for none.
+
+        From the guess it strides, ever further, until the answer lies between two plans; then it interpolates.
+        """
+
+        @cache
+        def excess(number: int) -> float:
+            if number > most:
+                return 1.0
+            price = self.accountant.price(_together(self.besides, *plan(number))).epsilon(delta=self.delta)
+            return math.log(min(max(price / self.epsilon, 0.1), 10.0))  # finite, and no end outweighs the other
+
+        if self.spent > self.epsilon or excess(1) > 0:
+            return 0
+        paid = unpaid = min(max(guess, 1), most)
+        stride = max(stride, 1)
+        while excess(paid) > 0:
+            paid, unpaid, stride = max(paid - stride, 1), paid, 2 * stride
+        while excess(unpaid) <= 0:
+            paid, unpaid, stride = unpaid, min(unpaid + stride, most + 1), 2 * stride
+
+        below, above = excess(paid), excess(unpaid)
+        while unpaid - paid > 1:
+            between = paid + int((unpaid - paid) * below / (below - above))
+            between = min(max(between, paid + 1), unpaid - 1)
+            if excess(between) <= 0:
+                # The end that stays counts half next time, or it would stay for ever.
+                paid, below, above = between, excess(between), above / 2
+            else:
+                unpaid, below, above = between, below / 2, excess(between)
+        return paid
+
+    def refusal(self, plan: str) -> str:
+        if self.spent > self.epsilon:
+            return (
+                f"the {self.accountant.name} accountant prices what was released before at epsilon={self.spent:.4g}, "
+                f"which leaves nothing of epsilon={self.epsilon} at delta={self.delta}; ask for a larger epsilon"
+            )
+        beside = " beside what was released before" if self.besides else ""
+        return (
+            f"the {self.accountant.name} accountant cannot promise epsilon={self.epsilon} at delta={self.delta} for "
+            f"{plan}{beside}; ask for a larger epsilon or delta, or another accountant"
+        )
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Numbers from the least to the most, each by the same small ratio above the one before; places count from 1."""
+
+    least: float
+    most: float
+    places: int = field(init=False)
+    tenth: int = int(math.log(1.1) / math.log(RATIO))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "places", 1 + int(math.log(self.most / self.least) / math.log(RATIO)))
+
+    def place(self, number: float) -> int:
+        number = min(max(number, self.least), self.most)
+        return self.places - int(math.log(self.most / number) / math.log(RATIO))
+
+    def upwards(self, place: int) -> float:
+        return self.most / RATIO ** (self.places - place)
+
+    def downwards(self, place: int) -> float:
+        return self.least * RATIO ** (self.places - place)
+
+
+def _together(besides: Events, release: PoissonGaussian, times: int) -> Events:
+    count(steps=times)
+    run: dict[Event, int] = dict(besides)
+    run[release] = run.get(release, 0) + times
+    return run
+
+
+def _distance(epsilon: float, delta: float) -> float:
+    """Between the means of the two Gaussians, of deviation 1, that are (epsilon, delta)-close."""
     from dp_accounting import get_sigma_gaussian
 
-    distance = 1 / get_sigma_gaussian(epsilon, delta)  # between the two means, in standard deviations
-    noise = 1 / math.sqrt(math.log1p((distance / sampling_rate) ** 2 / steps))
-    return math.log(min(max(noise, LEAST_NOISE), MOST_NOISE))
+    return 1 / get_sigma_gaussian(epsilon, delta) if 0 < epsilon < math.inf else epsilon
+
+
+def _divergence(noise_multiplier: float) -> float:
+    """Chi-square divergence of one release on all records, kept finite."""
+    return math.expm1(min(noise_multiplier**-2, 700.0))
