@@ -17,7 +17,7 @@ class Paths:
     """What the way from the losses down to the parameters meets."""
 
     uncovered: list[str]  # names of trainable parameters reached by a way that no recorded use accounts for
-    passed: set[Any]  # graph nodes of the uses that lie above another use
+    reached: set[Any]  # graph nodes of the uses that the losses depend on
 
 
 def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> Paths:
@@ -51,18 +51,18 @@ def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> 
         if variable is not None and id(variable) in names:
             uncovered.add(names[id(variable)])
         stack += upstream[node] if node in upstream else _children(node)
-    return Paths(sorted(uncovered), _above_others(losses.grad_fn, set(upstream)))
+    return Paths(sorted(uncovered), upstream.keys() & seen)
 
 
 def _children(node: Any) -> list[Any]:
     return [child for child, _ in node.next_functions if child is not None]
 
 
-def _above_others(root: Any, nodes: set[Any]) -> set[Any]:
-    """Those of these nodes from which the graph leads to another one of them."""
+def above_others(losses: Tensor, nodes: set[Any]) -> set[Any]:
+    """Those of these nodes below the losses from which the graph leads to another one of them."""
     above: set[Any] = set()
     leads: dict[Any, bool] = {}  # whether one of them lies at or below a node; false until its children are known
-    stack = [root] if root is not None else []
+    stack = [losses.grad_fn] if losses.grad_fn is not None else []
     while stack:
         node = stack[-1]
         if node not in leads:

@@ -101,6 +101,7 @@ class Record:
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
+    paths: Any = None  # the ways from the losses down to the parameters, once they have been followed
     examples: Sequence[Any] = ()  # where each use holds its examples, once that is known
     sorts: bool = False  # something was sorted by its values, so the order of the examples may differ in each batch
 

@@ -71,27 +71,83 @@ def test_axis_of_the_same_length_is_not_mistaken_for_the_examples() -> None:
     torch.testing.assert_close(norms, truth.norms, rtol=1e-10, atol=0)
 
 
+def backward_passes(clip: PerExampleClip, losses: Tensor) -> int:
+    """How many times autograd runs in one private backward."""
+    count, grad = 0, torch.autograd.grad
+
+    def counted(*args, **options):
+        nonlocal count
+        count += 1
+        return grad(*args, **options)
+
+    torch.autograd.grad = counted
+    try:
+        clip.backward(losses)
+    finally:
+        torch.autograd.grad = grad
+    return count
+
+
 def test_structure_is_measured_once() -> None:
     model = time_first()
     clip = PerExampleClip(model, 1.0)
-    passes: list[int] = []
-    edges = torch.autograd.grad
-    for step in range(3):
-        count = 0
-
-        def counted(*args, **options):
-            nonlocal count
-            count += 1
-            return edges(*args, **options)
-
-        torch.autograd.grad = counted
-        try:
-            clip.backward(squares(model, torch.randn(4 + step, T, 5)))
-        finally:
-            torch.autograd.grad = edges
-        passes.append(count)
+    passes = [backward_passes(clip, squares(model, torch.randn(4 + step, T, 5))) for step in range(3)]
     clip.close()
     assert passes[0] > passes[1] == passes[2] == 1
+
+
+def two_heads() -> nn.Module:
+    """What the second head makes is returned beside the output of the first."""
+    return Forward(lambda m, x: (m.first(x), m.second(x)), first=nn.Linear(5, 3), second=nn.Linear(5, 3))
+
+
+def test_use_that_no_loss_reaches_is_not_measured_again() -> None:
+    model = two_heads()
+    clip = PerExampleClip(model, 1.0)
+    passes = [backward_passes(clip, model(torch.randn(6, 5))[0].square().sum(1)) for _ in range(3)]
+    clip.close()
+    assert passes[0] > passes[1] == passes[2] == 1
+
+
+def test_use_that_a_later_loss_reaches_is_measured_then() -> None:
+    """The second head has time first, so that nobody can guess where its examples are."""
+    model = Forward(lambda m, x: (m.first(x), m.second(x.t()[:, :, None]).transpose(0, 1)),
+                    first=nn.Linear(5, 3), second=nn.Linear(1, 3)).double()  # fmt: skip
+    x = torch.randn(5, 5, dtype=torch.float64)
+
+    def of_one(m: nn.Module, x: Tensor) -> Tensor:
+        first, _ = m(x)
+        return first.square().sum(1) + first.sin().sum(1)
+
+    def of_both(m: nn.Module, x: Tensor) -> Tensor:
+        first, second = m(x)
+        return first.square().sum(1) + second.sin().sum((1, 2))
+
+    clip = PerExampleClip(model, 0.5)
+    backward_passes(clip, of_one(model, x))
+    clip.take()
+    passes = [backward_passes(clip, of_both(model, x))]
+    [total] = clip.take()
+    passes += [backward_passes(clip, loss(model, x)) for loss in (of_both, of_one, of_both)]
+    clip.close()
+    assert passes == [3, 1, 1, 1]
+    truth = clipped_sum(model, of_both, (x,), 0.5)
+    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth.vector, rtol=1e-10, atol=1e-12)
+
+
+def test_use_without_gradient_costs_one_pass_over_itself_until_it_has_one() -> None:
+    """A gate that is shut lets no gradient through; one that opens shows the place, which is kept then."""
+    model = Forward(lambda m, x: m.down(m.up(x.transpose(0, 1)) * m.gate + x.transpose(0, 1)).transpose(0, 1),
+                    up=nn.Linear(5, 5), down=nn.Linear(5, 3)).double()  # fmt: skip
+    clip = PerExampleClip(model, 0.5)
+    passes, x = [], torch.randn(T, T, 5, dtype=torch.float64)
+    for model.gate in (0, 0, 1, 1):
+        passes.append(backward_passes(clip, squares(model, x)))
+        [total] = clip.take()
+        truth = clipped_sum(model, squares, (x,), 0.5)
+        torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth.vector, rtol=1e-10, atol=1e-12)
+    clip.close()
+    assert passes[1:] == [2, 3, 1]
 
 
 def test_output_that_belongs_to_no_example_is_refused() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisette.paths import above_others
 from noisette.tape import Use
 
 Visitor = Callable[[int, Any], None]  # number of the use; its output's gradient, a tuple where it has several outputs
@@ -17,7 +18,6 @@ def visit_output_gradients(
     losses: Tensor,
     cotangent: Tensor,
     uses: Mapping[int, Use],
-    passed: set[Any],
     visit: Visitor,
     *,
     retain_graph: bool,
@@ -31,11 +31,11 @@ def visit_output_gradients(
         losses: one value per example.
         cotangent: the gradient to begin with, in the shape of the losses.
         uses: what was recorded, by number.
-        passed: graph nodes of the uses that lie above another one, from :func:`noisette.paths.follow`.
         visit: what to do with a use's output gradient.
         retain_graph: another backward pass will follow.
     """
     # A pass to the lowest uses goes through all others; these are met on the way, by a hook on their node.
+    passed = above_others(losses, {edge.node for use in uses.values() for edge in use.edges})
     lowest: list[int] = []
     handles = []
     joint: dict[int, list[Tensor | None]] = {}

@@ -16,6 +16,7 @@ from noisette.bounding.engines import BookKeeping
 from noisette.bounding.layouts import Layouts
 from noisette.bounding.losses import check_independent, check_one_per_example
 from noisette.errors import PrivacyRefusal
+from noisette.paths import follow
 from noisette.rules import rewrites
 from noisette.tape import Record, Tape
 
@@ -103,7 +104,8 @@ class PerExampleClip:
                 "of it), with gradients enabled, before each backward"
             )
         self._check_kind_once(losses, record)
-        record.examples = self._layouts.locate(losses, record, self.parameters)
+        record.paths = follow(losses, record, self.parameters)
+        record.examples = self._layouts.locate(losses, record)
         with _full_precision(losses.device.type):
             clipping = Clipping([group.names for group in self._batch_groups()], self._factors)
             clipped = self.engine.clipped_sum(losses, record, self.parameters, clipping)

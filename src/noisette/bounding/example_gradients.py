@@ -13,7 +13,7 @@ from noisette.bounding.activations import visit_output_gradients
 from noisette.bounding.derivation import onto_parameters
 from noisette.bounding.third_party import check_third_party
 from noisette.errors import MissingRule, PrivacyRefusal
-from noisette.paths import follow
+from noisette.paths import Paths
 from noisette.rules import ExampleGradients, Examples, add, find_rule, named_arguments, operands, operation_name
 from noisette.tape import Record, Use
 
@@ -36,7 +36,7 @@ def example_gradients(
         MissingRule: an operation has no rule for the parameter it uses; all such uses are listed.
         PrivacyRefusal: a parameter reaches the losses outside the recorded forward pass.
     """
-    paths = follow(losses, record, parameters)
+    paths: Paths = record.paths
     if paths.uncovered:
         raise PrivacyRefusal(
             f"{len(paths.uncovered)} parameters reach the losses by a way that was not recorded: "
@@ -46,9 +46,7 @@ def example_gradients(
     if not record.uses:
         return
     arrivals = _Arrivals(losses.shape[0], record, parameters, settle)
-    visit_output_gradients(
-        losses, torch.ones_like(losses), arrivals.uses, paths.passed, arrivals.visit, retain_graph=retain_graph
-    )
+    visit_output_gradients(losses, torch.ones_like(losses), arrivals.uses, arrivals.visit, retain_graph=retain_graph)
     arrivals.finish()
 
 

@@ -7,7 +7,7 @@ an operation's output belongs, row by row, to one example each, so scaling one e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from noisette.bounding.activations import visit_output_gradients
-from noisette.paths import follow
 from noisette.rules import Examples
 from noisette.tape import Record
 
@@ -28,53 +27,64 @@ Profiles = dict[int, Tensor]  # axis -> norm of each of its rows
 
 
 class Layouts:
-    """Locates the examples in the output of each use, and remembers what it found for passes of the same structure."""
+    """Locates the examples in the output of each use, and remembers what it found for passes of the same structure.
+
+    A structure is the operations in their order, their numbers of axes, and which of them the losses depend on.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, ...], tuple[Examples | None, ...]] = {}
+        self._known: dict[tuple[Any, ...], dict[int, Examples | None]] = {}  # structure -> by number of the use
 
-    def locate(self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> list[Examples | None]:
-        """Where each use holds its examples; ``None`` where no axis of its output holds them one by one.
+    def locate(self, losses: Tensor, record: Record) -> list[Examples | None]:
+        """Where each use holds its examples.
 
-        The graph of the losses stays as it is.
+        ``None`` where no axis of its output holds them one by one, and where no loss depends on it. The graph of the
+        losses stays as it is.
         """
         b = losses.shape[0]
-        structure = tuple((use.operation, use.axes) for use in record.uses)
-        if b == 1 or not record.uses:
+        if b == 1:
             return [Examples(b)] * len(record.uses)
-        if record.sorts or structure not in self._known:
-            located, certain = _measure(losses, record, parameters)
-            if record.sorts or not certain:  # what is sorted comes in another order in each batch
-                return located
-            self._known[structure] = tuple(located)
-        return [examples and replace(examples, count=b) for examples in self._known[structure]]
+        reached = [any(edge.node in record.paths.reached for edge in use.edges) for use in record.uses]
+        structure = tuple((use.operation, use.axes, met) for use, met in zip(record.uses, reached, strict=True))
+        # What is sorted comes in another order in each batch.
+        places = {} if record.sorts else self._known.setdefault(structure, {})
+        unknown = [k for k, met in enumerate(reached) if met and k not in places]
+        found, clear = _measure(losses, record, unknown) if unknown else ({}, [])
+        places |= {k: found[k] for k in clear}
+        found |= places
+        return [(place := found.get(k)) and replace(place, count=b) for k in range(len(record.uses))]
 
 
-def _measure(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> tuple[list[Examples | None], bool]:
-    """Where each use holds its examples, and whether every one was seen clearly."""
+def _measure(losses: Tensor, record: Record, asked: Sequence[int]) -> tuple[dict[int, Examples | None], list[int]]:
+    """Where the uses of these numbers hold their examples, and the numbers of those that were seen clearly."""
     b = losses.shape[0]
+    clear = [k for k in asked if record.uses[k].several]  # such an operation says itself where they are
+    found: dict[int, Examples | None] = dict.fromkeys(asked, Examples(b))
     scale = (_distinct(b) if record.sorts else _scales(b)).to(losses)
-    passed = follow(losses, record, parameters).passed
-    plain, scaled = ({}, {})
-    for cotangent, profiles in ((torch.ones_like(losses), plain), (scale, scaled)):
+    plain = _all_profiles(losses, torch.ones_like(losses), record, [k for k in asked if k not in clear])
+    # Where no row tells anything the examples are taken to come first, until one does.
+    telling = [k for k, profiles in plain.items() if any(_seen(rows).any() for rows in profiles.values())]
+    scaled = _all_profiles(losses, scale, record, telling)
+    for k in telling:
+        fitting, is_clear = _fitting(plain[k], scaled[k], scale)
+        if record.sorts and not fitting:
+            fitting = _permuted(plain[k], scaled[k], scale)
+        found[k] = fitting[0] if fitting else None
+        clear += [k] if is_clear else []
+    return found, clear
 
-        def visit(k: int, dy: Any, profiles: dict[int, Profiles] = profiles) -> None:
-            profiles[k] = {} if isinstance(dy, tuple) else _profiles(dy, b)
 
-        uses = dict(enumerate(record.uses))
-        visit_output_gradients(losses, cotangent, uses, passed, visit, retain_graph=True)
-    located: list[Examples | None] = []
-    certain = True
-    for k, use in enumerate(record.uses):
-        if use.several:
-            located.append(Examples(b))  # such an operation says itself where they are
-            continue
-        found, clear = _fitting(plain.get(k, {}), scaled.get(k, {}), scale)
-        if record.sorts and not found:
-            found = _permuted(plain.get(k, {}), scaled.get(k, {}), scale)
-        certain = certain and clear
-        located.append(found[0] if found else None)
-    return located, certain
+def _all_profiles(losses: Tensor, cotangent: Tensor, record: Record, asked: Sequence[int]) -> dict[int, Profiles]:
+    """The profiles of the gradient that these losses send to the output of each use."""
+    found: dict[int, Profiles] = {}
+
+    def visit(k: int, dy: Any) -> None:
+        found[k] = _profiles(dy, len(losses))
+
+    if asked:
+        uses = {k: record.uses[k] for k in asked}
+        visit_output_gradients(losses, cotangent, uses, visit, retain_graph=True)
+    return found
 
 
 def _scales(b: int) -> Tensor:
@@ -101,18 +111,18 @@ def _profiles(dy: Tensor, b: int) -> Profiles:
     }
 
 
-def _fitting(plain: Profiles, scaled: Profiles, scale: Tensor) -> tuple[list[Examples], bool]:
-    """Every place of the examples that explains how the rows have grown, and whether only one can be meant.
+def _seen(rows: Tensor) -> Tensor:
+    """Which rows tell something."""
+    return rows.isfinite() & (rows > _FAINT * rows.nan_to_num(0, 0, 0).max())
 
-    Where no row tells anything the examples are taken to come first, until one does.
-    """
+
+def _fitting(plain: Profiles, scaled: Profiles, scale: Tensor) -> tuple[list[Examples], bool]:
+    """Every place of the examples that explains how the rows have grown, and whether only one can be meant."""
     b = len(scale)
     found: list[Examples] = []
-    clear = told = False
+    clear = False
     for axis, rows in plain.items():
-        seen = rows.isfinite() & scaled[axis].isfinite()
-        seen &= rows > _FAINT * rows.nan_to_num(0, 0, 0).max()
-        told = told or bool(seen.any())
+        seen = _seen(rows) & scaled[axis].isfinite()
         grown = scaled[axis][seen] / rows[seen]
         place = torch.arange(len(rows), device=rows.device)
         positions = len(rows) // b
@@ -122,7 +132,7 @@ def _fitting(plain: Profiles, scaled: Profiles, scale: Tensor) -> tuple[list[Exa
             if fits and len(owner):
                 found.append(Examples(b, axis, inner))
                 clear = len(owner.unique()) > 1
-    return found if told else [Examples(b)], clear and len(found) == 1
+    return found, clear and len(found) == 1
 
 
 def _permuted(plain: Profiles, scaled: Profiles, scale: Tensor) -> list[Examples]:
@@ -130,7 +140,7 @@ def _permuted(plain: Profiles, scaled: Profiles, scale: Tensor) -> list[Examples
     b = len(scale)
     found: list[Examples] = []
     for axis, rows in plain.items():
-        seen = rows.isfinite() & (rows > _FAINT * rows.nan_to_num(0, 0, 0).max())
+        seen = _seen(rows)
         grown = scaled[axis][seen] / rows[seen]
         owner = (grown.unsqueeze(1) - scale.to(rows)).abs().argmin(1)
         exact = bool(((grown / scale.to(rows)[owner] - 1).abs() <= _tolerance(scale)).all())
