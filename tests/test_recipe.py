@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from noisette import models
-from noisette.recipe import PrivacySection, Recipe, TrainingSection
+from noisette.recipe import PrivacySection, ProjectionSection, Recipe, TrainingSection
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
@@ -54,6 +54,29 @@ def test_numbers_outside_their_domain_are_listed_together() -> None:
         Recipe(privacy=PrivacySection(epsilon=0.0, delta=1.0), training=TrainingSection(epochs=-1.0, momentum=1.0))
     for name in ("epsilon=0.0", "delta=1.0", "epochs=-1.0", "momentum=1.0"):
         assert name in str(error.value)
+
+
+def test_the_study_of_2016_fits_in_a_file(tmp_path: Path) -> None:
+    recipe = read(
+        tmp_path,
+        '[privacy]\nnoise_multiplier = 4\nper_layer = true\naccountant = "moments"\n'
+        "[projection]\ncomponents = 60\nnoise_multiplier = 7\n[training]\nlr_end = 0.052\n",
+    )
+    assert recipe.privacy == PrivacySection(noise_multiplier=4.0, per_layer=True, accountant="moments")
+    assert recipe.projection == ProjectionSection(60, 7.0)
+    assert recipe.training.lr_end == 0.052
+
+
+def test_new_numbers_outside_their_domain_are_listed_together() -> None:
+    with pytest.raises(ValueError) as error:
+        Recipe(
+            privacy=PrivacySection(noise_multiplier=0.0, accountant="clt"),
+            projection=ProjectionSection(components=60),
+            training=TrainingSection(lr_end=-1.0, lr_epochs=0.0),
+        )
+    for told in ("noise_multiplier=0.0", "pld, rdp, moments, got 'clt'", "lr_end=-1.0", "lr_epochs=0.0"):
+        assert told in str(error.value)
+    assert str(error.value).count("noise_multiplier=0.0") == 2, "that of the projection too"
 
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)

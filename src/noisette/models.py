@@ -72,6 +72,18 @@ class FixedFeatures(nn.Module):
         return self.head(self.features(x))
 
 
+def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFeatures:
+    """A model behind a fixed projection of the flattened example, whose weight is yet to be set: (components, numbers).
+
+    Raises:
+        ValueError: there are more components than numbers in an example, or the model does not fit them.
+    """
+    if components > _numbers(shape):
+        raise ValueError(f"expected components <= {_numbers(shape)}, the numbers of an example, got {components}")
+    projection = nn.Linear(_numbers(shape), components, bias=False).requires_grad_(False)
+    return FixedFeatures(nn.Sequential(nn.Flatten(), projection), build(name, (components,), classes))
+
+
 class Centred(nn.Module):
     """Pixels in [0, 1] moved to [-1, 1]."""
 

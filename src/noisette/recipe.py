@@ -1,4 +1,4 @@
-"""A run as data: a TOML file of four short tables, read into frozen dataclasses."""
+"""A run as data: a TOML file of five short tables, read into frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self, get_args, get_type_hints
 
 from noisette import _check
+from noisette.accounting import Accountant, MomentsAccountant, PldAccountant, RdpAccountant
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,25 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class PrivacySection:
-    """The budget, and the bound on one example."""
+    """The budget of all that is learned from the records, and the bound on one example."""
 
     epsilon: float = 3.0
     delta: float = 1e-5
+    noise_multiplier: float | None = (
+        None  # calibrated to the budget if left out; given, it ends the run with the budget
+    )
     max_grad_norm: float = 1.0
+    per_layer: bool = False  # bound and noise multiplier are those of each layer, not of all together
+    accountant: str = "pld"
     allow_large_delta: bool = False
+
+
+@dataclass(frozen=True)
+class ProjectionSection:
+    """Private principal components that the records are projected on before training; none if left out."""
+
+    components: int = 0
+    noise_multiplier: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +65,8 @@ class TrainingSection:
     lr: float = 1.0
     momentum: float = 0.0
     cosine: bool = True  # the learning rate falls to zero along half a cosine; constant otherwise
+    lr_end: float | None = None  # instead: the learning rate moves in a line to this one, and stays there
+    lr_epochs: float = 10.0  # for so many epochs
     averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     seed: int = 0  # initial weights only: noise and sampling never depend on it
     piece_size: int = 1024  # examples at once in memory
@@ -64,16 +80,24 @@ class Recipe:
     model: ModelSection = ModelSection()
     privacy: PrivacySection = PrivacySection()
     training: TrainingSection = TrainingSection()
+    projection: ProjectionSection = ProjectionSection()
 
     def __post_init__(self) -> None:
-        privacy, training = self.privacy, self.training
+        projection, privacy, training = self.projection, self.privacy, self.training
+        noise, lr_end = privacy.noise_multiplier, training.lr_end
         _check.all_of(
+            lambda: projection == ProjectionSection() or _check.count(components=projection.components),
+            lambda: projection == ProjectionSection() or _check.positive(noise_multiplier=projection.noise_multiplier),
             lambda: _check.positive(epsilon=privacy.epsilon),
             lambda: _check.open_fraction(delta=privacy.delta),
+            lambda: noise is None or _check.positive(noise_multiplier=noise),
             lambda: _check.positive(max_grad_norm=privacy.max_grad_norm),
+            lambda: _check_accountant(privacy.accountant),
             lambda: _check.positive(epochs=training.epochs),
             lambda: _check.count(batch_size=training.batch_size),
             lambda: _check.positive(lr=training.lr),
+            lambda: lr_end is None or _check.positive(lr_end=lr_end),
+            lambda: _check.positive(lr_epochs=training.lr_epochs),
             lambda: _check.below_one(momentum=training.momentum),
             lambda: _check.below_one(averaging=training.averaging),
             lambda: _check.count(piece_size=training.piece_size),
@@ -101,9 +125,19 @@ class Recipe:
         """A recipe that is known to work for this data set, or a middling one."""
         known = _KNOWN_TO_WORK.get(data)
         if known is None:
-            return cls(DataSection(name=data), ModelSection("mlp"), PrivacySection(), TrainingSection())
+            return cls(DataSection(name=data), ModelSection("mlp"))
         privacy, training, model = known
-        return cls(DataSection(name=data), ModelSection(model), privacy, training)
+        return cls(DataSection(name=data), ModelSection(model), privacy=privacy, training=training)
+
+
+ACCOUNTANTS: Mapping[str, Accountant] = {
+    accountant.name: accountant for accountant in (PldAccountant(), RdpAccountant(), MomentsAccountant())
+}
+
+
+def _check_accountant(name: str) -> None:
+    if name not in ACCOUNTANTS:
+        raise ValueError(f"expected accountant to be one of {', '.join(ACCOUNTANTS)}, got {name!r}")
 
 
 _IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
@@ -140,7 +174,7 @@ def _read_fields(owner: type, table: Mapping[str, Any], where: str, problems: li
     return values
 
 
-_SECTIONS = (DataSection, ModelSection, PrivacySection, TrainingSection)
+_SECTIONS = (DataSection, ModelSection, ProjectionSection, PrivacySection, TrainingSection)
 
 
 def _typed(value: Any, expected: Any, known: Field[Any], where: str, problems: list[str]) -> Any:

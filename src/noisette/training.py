@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,15 +10,17 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from noisette import models
-from noisette.accounting import Ledger, epsilon_curve
-from noisette.bounding import PerExampleClip
+from noisette.accounting import TAIL_SHARE, Ledger, PldAccountant, epsilon_curve, steps_for
+from noisette.bounding import PerExampleClip, PerLayer
+from noisette.bounding.clipping_rules import Group
 from noisette.data import DataSet, Split
 from noisette.private_run import PrivateRun, privatize
-from noisette.recipe import Recipe
+from noisette.recipe import ACCOUNTANTS, PrivacySection, Recipe, TrainingSection
+from noisette.schedule import schedule
 
 F = nn.functional
 
@@ -53,6 +56,11 @@ class Outcome:
         return sum(p.numel() for p in self.run.bound.parameters.values())
 
     @property
+    def layers(self) -> int:
+        """How many layers are clipped on their own; 1 where all are clipped together."""
+        return len(_layers(self.run.bound.model)) if self.recipe.privacy.per_layer else 1
+
+    @property
     def epsilon(self) -> float:
         """What the whole run cost at the recipe's delta."""
         return self.run.epsilon(delta=self.recipe.privacy.delta)
@@ -81,21 +89,26 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
     start = time.perf_counter()
     settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(settings.seed)
-    model = models.build(recipe.model.name, data.train.inputs.shape[1:], data.classes).to(device)
+    ledger = Ledger(ledger_path, dataset=data.name)
+    model = _model(recipe, data, ledger).to(device)
     fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
+    clip, noise_multiplier = _bound(trained, recipe.privacy)
+    sampling_rate, steps = _length(recipe, data.declared_size, noise_multiplier, ledger)
     optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
     averaged = AveragedModel(trained, avg_fn=_warm_average(settings.averaging)) if settings.averaging else None
     run = privatize(
-        PerExampleClip(trained, max_grad_norm=recipe.privacy.max_grad_norm),
+        clip,
         optimizer,
         _examples(data.train, fixed, device),
         expected_batch_size=settings.batch_size,
-        public_size=data.declared_size,
-        epochs=settings.epochs,
-        epsilon=recipe.privacy.epsilon,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        epsilon=recipe.privacy.epsilon if noise_multiplier is None else None,
+        noise_multiplier=noise_multiplier,
         delta=recipe.privacy.delta,
+        accountant=ACCOUNTANTS[recipe.privacy.accountant],
         allow_large_delta=recipe.privacy.allow_large_delta,
-        ledger=Ledger(ledger_path, dataset=data.name),
+        ledger=ledger,
     )
     published = averaged.module if averaged else trained
     outcome = Outcome(recipe, data, models.FixedFeatures(fixed, published) if fixed else published, run)
@@ -113,6 +126,62 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
     return outcome
 
 
+def _model(recipe: Recipe, data: DataSet, ledger: Ledger) -> nn.Module:
+    """A fresh model, behind the private principal components of the records where the recipe asks for them."""
+    shape, components = data.train.inputs.shape[1:], recipe.projection.components
+    if not components:
+        return models.build(recipe.model.name, shape, data.classes)
+    from noisette.principal_components import private_pca  # scikit-learn takes a second: paid by those who project
+
+    model = models.projected(recipe.model.name, shape, data.classes, components)
+    rows = data.train.inputs.reshape(-1, math.prod(shape))
+    found = private_pca(rows, components, recipe.projection.noise_multiplier, ledger=ledger)
+    model.features.load_state_dict({"1.weight": torch.as_tensor(found.components_)})
+    return model
+
+
+def _bound(model: nn.Module, privacy: PrivacySection) -> tuple[PerExampleClip, float | None]:
+    """What bounds one example, and the noise multiplier of all layers together if the recipe gives one.
+
+    Noise of sigma C on each of K layers that are clipped to C is one Gaussian mechanism: bound C sqrt(K), noise
+    multiplier sigma / sqrt(K).
+    """
+    if not privacy.per_layer:
+        return PerExampleClip(model, max_grad_norm=privacy.max_grad_norm), privacy.noise_multiplier
+    layers = len(_layers(model))
+    clip = PerExampleClip(model, clipping=PerLayer(privacy.max_grad_norm * math.sqrt(layers)))
+    noise = privacy.noise_multiplier
+    return clip, noise if noise is None else noise / math.sqrt(layers)
+
+
+def _layers(model: nn.Module) -> list[Group]:
+    return PerLayer(1.0).groups([name for name, p in model.named_parameters() if p.requires_grad])
+
+
+def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Ledger) -> tuple[float, int]:
+    """Sampling rate and steps: those of the recipe's epochs, or fewer where the noise is given and the budget ends."""
+    privacy, training = recipe.privacy, recipe.training
+    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
+    if noise_multiplier is None:
+        return sampling_rate, steps
+    affordable = steps_for(
+        epsilon=privacy.epsilon,
+        delta=privacy.delta * (1 - TAIL_SHARE),
+        sampling_rate=sampling_rate,
+        noise_multiplier=noise_multiplier,
+        accountant=ACCOUNTANTS[privacy.accountant],
+        besides=ledger.events,
+    )
+    if affordable == 0:
+        raise ValueError(
+            f"epsilon={privacy.epsilon:g} at delta={privacy.delta:g} does not pay for one step of rate "
+            f"{sampling_rate:.4g} with noise_multiplier={noise_multiplier:.4g}"
+            + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
+            + "; give more of either"
+        )
+    return sampling_rate, min(steps, affordable)
+
+
 def _train_steps(
     run: PrivateRun,
     outcome: Outcome,
@@ -122,15 +191,14 @@ def _train_steps(
     on_step: Watch,
 ) -> None:
     settings, model, optimizer = outcome.recipe.training, run.bound.model, run.optimizer
-    schedule = CosineAnnealingLR(optimizer, run.steps) if settings.cosine else None
+    rates = _learning_rates(run, settings)
     costs = _costs(run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta)
     for batch in run.batches():
         for inputs, targets in batch.pieces(settings.piece_size):
             run.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
         optimizer.step()
         optimizer.zero_grad()
-        if schedule:
-            schedule.step()
+        rates.step()
         if averaged:
             averaged.update_parameters(model)
         if run.steps_taken in costs:
@@ -141,10 +209,26 @@ def _train_steps(
         on_step(run, Point(run.steps_taken, costs[following], latest))
 
 
+def _learning_rates(run: PrivateRun, settings: TrainingSection) -> LRScheduler:
+    """The learning rate of each step: a line to another one, half a cosine to zero, or constant."""
+    if settings.lr_end is not None:
+        steps, end = round(settings.lr_epochs / run.event.sampling_rate), settings.lr_end / settings.lr
+        return LambdaLR(run.optimizer, lambda step: 1 + (end - 1) * min(1.0, step / steps))
+    if settings.cosine:
+        return CosineAnnealingLR(run.optimizer, run.steps)
+    return LambdaLR(run.optimizer, lambda step: 1.0)
+
+
 def _costs(run: PrivateRun, budget: float, delta: float) -> dict[int, float]:
     """Epsilon at evenly spaced steps of the run, the last one included; the whole run costs no more than its budget."""
     steps = sorted({max(1, round(run.steps * k / _POINTS)) for k in range(1, _POINTS + 1)})
-    epsilons = epsilon_curve(run.event, checkpoints=steps, delta=run.delta_for_noise(delta))
+    epsilons = epsilon_curve(
+        run.event,
+        checkpoints=steps,
+        delta=run.delta_for_noise(delta),
+        accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
+        besides=run.ledger.events,
+    )
     return {step: min(epsilon, budget) for step, epsilon in zip(steps, epsilons, strict=True)}
 
 

@@ -20,9 +20,11 @@ from noisette.accounting.ledger import Ledger as Ledger
 from noisette.accounting.moments import MomentsAccountant as MomentsAccountant
 from noisette.accounting.pld import PldAccountant as PldAccountant
 from noisette.accounting.rdp import RdpAccountant as RdpAccountant
+from noisette.accounting.tail import TAIL_SHARE as TAIL_SHARE
 from noisette.accounting.tail import tail_delta as tail_delta
 
 __all__ = [
+    "TAIL_SHARE",
     "Accountant",
     "Event",
     "Events",

@@ -12,6 +12,9 @@ from noisette._check import count, positive, probability
 # The largest magnitude that Box-Muller makes of a uniform number with 53 random bits, in standard deviations.
 RADIUS = math.sqrt(2 * 53 * math.log(2))
 
+# The part of delta that a run sets aside for this.
+TAIL_SHARE = 0.01
+
 
 def tail_delta(*, noise_multiplier: float, sampling_rate: float, steps: int, dimensions: int) -> float:
     """The part of delta that goes to the tail of the noise, which 53 random bits cannot reach.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -21,6 +22,8 @@ _LIBRARY = "dp-accounting"  # prices the run
 class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
 
+    ``max_grad_norm`` is the bound of all ``layers`` together, each of which is clipped to an equal part of it;
+    ``components`` counts the private principal components that the records were projected on, 0 for none.
     ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps`` are those that ``epsilon``
     pays for; ``learning`` holds the settings that only shape what becomes of the noised gradients.
 
@@ -46,6 +49,9 @@ class Facts:
     sampling_rate: float
     noise_multiplier: float
     max_grad_norm: float
+    layers: int
+    components: int
+    components_noise_multiplier: float
     tail_delta: float
     allow_large_delta: bool
     steps: int
@@ -92,7 +98,10 @@ def facts_of(outcome: Outcome) -> Facts:
         sampling=run.event.sampling,
         sampling_rate=run.event.sampling_rate,
         noise_multiplier=run.event.noise_multiplier,
-        max_grad_norm=recipe.privacy.max_grad_norm,
+        max_grad_norm=math.hypot(*(part.bound for part in run.bound.take())),
+        layers=outcome.layers,
+        components=recipe.projection.components,
+        components_noise_multiplier=recipe.projection.noise_multiplier,
         tail_delta=tail_delta(
             noise_multiplier=run.event.noise_multiplier,
             sampling_rate=run.event.sampling_rate,
@@ -100,7 +109,7 @@ def facts_of(outcome: Outcome) -> Facts:
             dimensions=outcome.parameters,
         ),
         allow_large_delta=recipe.privacy.allow_large_delta,
-        steps=sum(run.ledger.events.values()),
+        steps=run.ledger.events.get(run.event, 0),
         steps_planned=run.steps,
         steps_taken=run.steps_taken,
         completed=not outcome.interrupted,

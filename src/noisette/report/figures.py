@@ -7,12 +7,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from noisette.accounting import MomentsAccountant, PoissonGaussian, RdpAccountant, epsilon_curve
+from noisette.accounting import (
+    Accountant,
+    Gaussian,
+    MomentsAccountant,
+    PldAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+    epsilon_curve,
+)
 from noisette.report.facts import Facts
 from noisette.report.numbers import percent, upward
 from noisette.report.svg import BLUE, GREEN, ORANGE, STYLE, end_label, spread, svg
 
 _INCHES = (4.2, 2.9)
+_LABELS = {"pld": "PLD", "rdp": "RDP", "moments": "moments"}
 
 
 def epsilon_against_steps(facts: Facts) -> str:
@@ -20,16 +29,22 @@ def epsilon_against_steps(facts: Facts) -> str:
     if not facts.points:
         return ""
     steps = [point.step for point in facts.points]
-    event = PoissonGaussian(facts.sampling_rate, facts.noise_multiplier)
-    delta = facts.delta - facts.tail_delta
-    rdp, moments = (
-        epsilon_curve(event, checkpoints=steps, delta=delta, accountant=accountant)
-        for accountant in (RdpAccountant(), MomentsAccountant())
+    claimed = [point.epsilon for point in facts.points]
+    looks = (
+        (PldAccountant(coarseness=4), BLUE, "-"),
+        (RdpAccountant(), ORANGE, "--"),
+        (MomentsAccountant(), GREEN, ":"),
     )
-    pld = [point.epsilon for point in facts.points]
+    curves = [
+        (
+            _LABELS[accountant.name],
+            claimed if accountant.name == facts.accountant else _course(facts, accountant),
+            *look,
+        )
+        for accountant, *look in looks
+    ]
     with matplotlib.rc_context(STYLE):
         figure, axes = _empty("training step", "ε spent")
-        curves = (("PLD", pld, BLUE, "-"), ("RDP", rdp, ORANGE, "--"), ("moments", moments, GREEN, ":"))
         axes.set_xlim(0, steps[-1])
         axes.set_ylim(0, top := 1.08 * max(values[-1] for _, values, *_ in curves))
         heights = spread([values[-1] for _, values, *_ in curves], apart=0.075 * top)
@@ -37,6 +52,17 @@ def epsilon_against_steps(facts: Facts) -> str:
             axes.plot(steps, values, dashes, color=colour, marker="o" if len(steps) == 1 else "", clip_on=False)
             end_label(axes, f"{name} {upward(values[-1])}", (steps[-1], height), colour)
         return svg(figure, salt="epsilon")
+
+
+def _course(facts: Facts, accountant: Accountant) -> list[float]:
+    """Epsilon at the points of a run by another accountant than its own."""
+    return epsilon_curve(
+        PoissonGaussian(facts.sampling_rate, facts.noise_multiplier),
+        checkpoints=[point.step for point in facts.points],
+        delta=facts.delta - facts.tail_delta,
+        accountant=accountant,
+        besides={Gaussian(facts.components_noise_multiplier): 1} if facts.components else {},
+    )
 
 
 def accuracy_against_epsilon(facts: Facts) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from markupsafe import Markup
 
 from noisette.report.facts import Facts
@@ -59,7 +61,8 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
                 ("neighbours", facts.neighbouring),
                 ("accountant", f"{facts.accountant.upper()}, {facts.accountant_version}"),
                 ("noise multiplier", f"{facts.noise_multiplier:.4g} × bound"),
-                ("bound (max. gradient norm)", f"{facts.max_grad_norm:g}"),
+                ("bound (max. gradient norm)", _bound(facts)),
+                *_projection(facts),
                 ("sampling", f"{facts.sampling}, rate {facts.sampling_rate:.4g}"),
             ],
         ),
@@ -77,6 +80,17 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
 
 
+def _bound(facts: Facts) -> str:
+    each = f", {facts.layers} layers to {facts.max_grad_norm / math.sqrt(facts.layers):.4g} each"
+    return f"{facts.max_grad_norm:.4g}{each if facts.layers > 1 else ''}"
+
+
+def _projection(facts: Facts) -> list[tuple[str, str]]:
+    if not facts.components:
+        return []
+    return [("principal components", f"{facts.components}, noise {facts.components_noise_multiplier:g}")]
+
+
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -85,10 +99,13 @@ def _plain(value: object) -> str:
 
 def _loading(facts: Facts) -> str:
     shape = repr(facts.input_shape)
+    model = f"build({facts.model!r}, {shape}, {facts.classes})"
+    if facts.components:
+        model = f"projected({facts.model!r}, {shape}, {facts.classes}, {facts.components})"
     return (
         "from noisette import models\n"
         "from safetensors.torch import load_file\n\n"
-        f"model = models.build({facts.model!r}, {shape}, {facts.classes})\n"
+        f"model = models.{model}\n"
         'model.load_state_dict(load_file("model.safetensors"))\n'
         "model.eval()\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from dataclasses import dataclass
 
@@ -69,10 +70,10 @@ def _mechanism(facts: Facts) -> Section:
     return Section(
         "How it is kept",
         (
+            *_projection(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
             f"{facts.sampling_rate:.6g}. Batches may be empty; an empty one is released like any other.",
-            f"Sensitivity: the gradient of each example, over all {facts.parameters:,} trained parameters together, is "
-            f"scaled to a Euclidean norm of at most {bound}, so one record moves the sum of a batch by at most "
+            f"Sensitivity: {_clipping(facts)}, so one record moves the sum of a batch by at most "
             f"{bound}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision.",
             f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {bound} (noise multiplier "
             f"times bound), on every element of every step's sum.",
@@ -83,6 +84,29 @@ def _mechanism(facts: Facts) -> Section:
             f"{facts.ledger_head}.",
         ),
     )
+
+
+def _clipping(facts: Facts) -> str:
+    if facts.layers > 1:
+        return (
+            f"the gradient of each example is scaled in each of {facts.layers} layers to a Euclidean norm of at most "
+            f"{facts.max_grad_norm / math.sqrt(facts.layers):g}, which for all {facts.parameters:,} trained parameters "
+            f"together gives at most {facts.max_grad_norm:g}"
+        )
+    return (
+        f"the gradient of each example, over all {facts.parameters:,} trained parameters together, is scaled to a "
+        f"Euclidean norm of at most {facts.max_grad_norm:g}"
+    )
+
+
+def _projection(facts: Facts) -> list[str]:
+    if not facts.components:
+        return []
+    return [
+        f"Before training the records were projected on {facts.components} principal components, found from the sum of "
+        "the outer products of all records, each scaled to norm 1, with Gaussian noise of standard deviation "
+        f"{facts.components_noise_multiplier:g} on every entry. The ledger and epsilon count it in."
+    ]
 
 
 def _price(facts: Facts) -> Section:
