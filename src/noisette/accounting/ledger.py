@@ -3,80 +3,87 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
+from types import TracebackType
 from typing import Self
 
 from noisette._check import count
-from noisette.accounting.events import Event
-from noisette.accounting.facts import event_of, facts_of
+from noisette.accounting.events import Event, check_events
+from noisette.accounting.ledger_file import LedgerFile
+from noisette.accounting.ledger_lines import End, Entry, Kind, mended, sealed_entries
 from noisette.errors import PrivacyRefusal
 
-
-class Kind(Enum):
-    """What a line of the ledger says of its steps."""
-
-    RESERVE = "reserve"
-    COMMIT = "commit"
-    RELEASE = "release"
+LEDGER_FILE = "ledger.jsonl"
+"""What the ledger in a run folder is called."""
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One line of the ledger."""
+class Tally:
+    """How often one event stands in a ledger.
 
-    kind: Kind
-    dataset: str
-    event: Event
-    steps: int
+    Args:
+        reserved: times that it was allowed to happen.
+        committed: times that it happened, as far as is known.
+        given_back: times that were reserved and are known not to have happened.
+        charged: times that were paid for on their own, before they happened.
+    """
 
-    def line(self, *, sequence: int, previous: str) -> tuple[bytes, str]:
-        """The entry as a line of JSON, and the digest that seals it and that the next line carries."""
-        facts = {
-            "sequence": sequence,
-            "kind": self.kind.value,
-            "dataset": self.dataset,
-            "steps": self.steps,
-            **facts_of(self.event),
-            "previous": previous,
-        }
-        digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-        return json.dumps(facts | {"digest": digest}).encode() + b"\n", digest
+    reserved: int = 0
+    committed: int = 0
+    given_back: int = 0
+    charged: int = 0
 
-    @classmethod
-    def parse(cls, line: bytes) -> Entry:
-        """The entry that a line holds.
+    @property
+    def paid(self) -> int:
+        """What the price counts: all that may have happened."""
+        return self.reserved - self.given_back + self.charged
+
+    def after(self, kind: Kind, steps: int) -> Tally:
+        """The tally with a line of this kind added.
 
         Raises:
-            KeyError, TypeError, ValueError: it holds none.
+            ValueError: more would be committed and given back than was reserved.
         """
-        facts = json.loads(line)
-        count(steps=facts["steps"])
-        return cls(Kind(facts["kind"]), str(facts["dataset"]), event_of(facts), facts["steps"])
+        tally = Tally(
+            self.reserved + steps * (kind is Kind.RESERVE),
+            self.committed + steps * (kind is Kind.COMMIT),
+            self.given_back + steps * (kind is Kind.RELEASE),
+            self.charged + steps * (kind is Kind.CHARGE),
+        )
+        if tally.committed + tally.given_back > tally.reserved:
+            raise ValueError(
+                f"{tally.committed} steps committed and {tally.given_back} given back are more than the "
+                f"{tally.reserved} reserved"
+            )
+        return tally
 
 
 class Ledger:
     """The releases made on one data set, in memory or in an append-only file.
 
-    A run reserves steps before it draws their batches, commits each step after its release, and gives back at its end
+    A run reserves steps before it draws their batches, commits each step with its release, and gives back at its end
     what it did not use. What counts is what is reserved, so a crash can only make the price larger. The file holds one
     JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
 
+    A file cut between two lines is itself a whole ledger. Keep its ``head`` elsewhere, as checkpoints do, and
+    :meth:`holds` tells.
+
     Args:
-        path: the file; made, with mode 0600, at the first reservation, or continued if it exists. ``None`` keeps the
-            ledger in memory.
+        path: the file; made, with mode 0600, or continued if it exists. It is locked for writing until :meth:`close`,
+            the end of a ``with`` block, or the end of the process. ``None`` keeps the ledger in memory.
         dataset: the declared name of the data set. Runs on one data set share a ledger, so that their prices add up.
 
-    Guarantee: when :meth:`reserve` has returned, the reservation survives a crash of the machine.
+    Guarantee: when :meth:`reserve` or :meth:`charge` has returned, what it wrote survives a crash of the machine; a
+    crash at any moment leaves a file that counts no less than what happened.
 
     Raises:
         ValueError: a line of the file was cut or altered, or the file belongs to another data set.
+        PrivacyRefusal: the file is open for writing elsewhere.
+        OSError: the file cannot be opened, or cannot be locked.
 
     >>> from noisette.accounting import PoissonGaussian
     >>> ledger = Ledger()
@@ -87,144 +94,196 @@ class Ledger:
     {PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1): 1}
     """
 
-    def __init__(self, path: Path | None = None, *, dataset: str = "unnamed") -> None:
-        self.path = path
+    def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
+        self.path = None if path is None else Path(path)
         self.dataset = dataset
-        self.head = ""
-        self._sequence = 0
-        self._size = 0
-        self._committed = 0
-        self._reserved: Counter[Event] = Counter()
+        self._end = End()
+        self._heads = {self._end.head}
+        self._tallies: dict[Event, Tally] = {}
         self._unused: Counter[Event] = Counter()
-        self._current: Event | None = None
-        if path is not None and path.exists():
-            self._replay(path)
+        self._file = None if self.path is None else LedgerFile(self.path)
+        if self._file is not None:
+            try:
+                self._replay(self._file.content(), self._file.path)
+            except BaseException:
+                self._file.close()
+                raise
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """The ledger that a file holds, to be priced or continued.
+    def read(cls, path: Path | str) -> Self:
+        """The ledger that a file holds, to be priced. It takes no lock and cannot be written.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: a line was cut or altered.
         """
-        first = next(_sealed_entries(path.read_bytes(), path), None)
-        return cls(path, dataset=first[0].dataset if first else "unnamed")
+        path = Path(path)
+        content = path.read_bytes()
+        first = next(sealed_entries(content, path), None)
+        ledger = cls(dataset=first[0].dataset) if first else cls()
+        ledger.path = path
+        ledger._replay(content, path)
+        return ledger
+
+    @staticmethod
+    def repair(path: Path | str) -> bool:
+        """Drop a last line that a crash cut off, and tell whether there was one. Nothing else is mended.
+
+        Guarantee: the price does not fall. What was reserved or charged by a line that never reached the disk whole
+        never happened.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line was altered, or lines are missing; the file stays as it is.
+            PrivacyRefusal: the file is open for writing elsewhere.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        file = LedgerFile(path)
+        try:
+            content = file.content()
+            left = mended(content, path)
+            if len(left) > len(content):
+                file.append(left[len(content) :], size=len(content), durable=True)
+            elif len(left) < len(content):
+                file.cut(len(left))  # in place: it needs no room on a full disk, and keeps the lock
+        finally:
+            file.close()
+        return left != content
+
+    @property
+    def head(self) -> str:
+        """The digest of the last line, which seals all lines; empty without a line or without a file."""
+        return self._end.head
 
     @property
     def events(self) -> dict[Event, int]:
-        """What must be paid for: all that was reserved, less what was given back."""
-        return {event: steps for event, steps in self._reserved.items() if steps}
+        """What must be paid for: all that was reserved or charged, less what was given back."""
+        return {event: tally.paid for event, tally in self._tallies.items() if tally.paid}
+
+    @property
+    def tallies(self) -> Mapping[Event, Tally]:
+        """Each event that stands in the ledger, also one that was given back, with how often."""
+        return dict(self._tallies)
 
     @property
     def committed(self) -> int:
         """How many steps were released, in this run and in earlier ones."""
-        return self._committed
+        return sum(tally.committed for tally in self._tallies.values())
+
+    def holds(self, head: str) -> bool:
+        """Whether this was once the head of the ledger, so that the ledger goes on from there."""
+        return head in self._heads
 
     def reserve(self, event: Event, steps: int) -> None:
         """Write down, durably, that this many releases may follow. Call it before their batches are drawn.
 
         Raises:
-            TypeError, ValueError: ``steps`` is not a whole number of at least 1.
-            PrivacyRefusal: something else has written to the file.
+            TypeError, ValueError: ``steps`` is not a whole number of at least 1, or the ledger holds events of another
+                neighbouring relation.
+            PrivacyRefusal: the ledger was closed or only read, or something else has written to the file.
             OSError: the file cannot be written; nothing was reserved.
         """
         count(steps=steps)
-        self._append(Kind.RESERVE, event, steps, durable=True)
+        self._spend(Kind.RESERVE, event, steps)
         self._unused[event] += steps
-        self._current = event
 
-    def commit(self) -> None:
-        """Write down that one of the steps reserved last was released.
+    def charge(self, event: Event, times: int = 1) -> None:
+        """Write down, durably, a release that is no step of a run. Call it before it happens; it is never given back.
 
         Raises:
-            PrivacyRefusal: none of them is left, or something else has written to the file.
-            OSError: the file cannot be written; the step stays reserved, and so paid for.
+            TypeError, ValueError: ``times`` is not a whole number of at least 1, or the ledger holds events of another
+                neighbouring relation.
+            PrivacyRefusal: the ledger was closed or only read, or something else has written to the file.
+            OSError: the file cannot be written; nothing was charged.
+
+        >>> from noisette.accounting import Gaussian
+        >>> ledger = Ledger()
+        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
+        >>> ledger.events
+        {Gaussian(noise_multiplier=7.0): 1}
         """
-        event = self._current
-        if event is None or not self._unused[event]:
+        count(times=times)
+        self._spend(Kind.CHARGE, event, times)
+
+    def commit(self, event: Event | None = None) -> None:
+        """Write down that one of the reserved steps is released. From this call on it is never given back.
+
+        Args:
+            event: of which event; ``None`` where steps of one event alone are reserved.
+
+        Raises:
+            PrivacyRefusal: no such step is left, it is not clear which is meant, the ledger was closed or only read, or
+                something else has written to the file.
+            OSError: the file cannot be written; the step stays paid for.
+        """
+        unused = [known for known, steps in self._unused.items() if steps and event in (None, known)]
+        if not unused:
             raise PrivacyRefusal(
                 "commit() found no reserved step; call reserve(event, steps) before the batch is drawn"
             )
-        self._append(Kind.COMMIT, event, 1, durable=False)
-        self._unused[event] -= 1
+        if len(unused) > 1:
+            raise PrivacyRefusal(
+                f"commit() found reserved steps of {len(unused)} events; say which one was released: commit(event)"
+            )
+        self._unused[unused[0]] -= 1  # first: what fails from here on must not look unused
+        self._append(Kind.COMMIT, unused[0], 1, durable=False)
 
     def release(self) -> None:
         """Give back, durably, what this object reserved and did not commit. A reservation of another process stays.
 
         Raises:
-            PrivacyRefusal: something else has written to the file.
-            OSError: the file cannot be written; the steps stay reserved, and so paid for.
+            PrivacyRefusal: the ledger was closed, or something else has written to the file; the steps stay paid for.
+            OSError: the file cannot be written; the steps stay paid for.
         """
-        for event, steps in list(self._unused.items()):
+        while self._unused:
+            event, steps = self._unused.popitem()  # first: what was once tried is not given back again
             if steps:
                 self._append(Kind.RELEASE, event, steps, durable=True)
-            del self._unused[event]
+
+    def close(self) -> None:
+        """Unlock the file. The ledger can still be priced, and is written no more."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _spend(self, kind: Kind, event: Event, steps: int) -> None:
+        check_events({**self.events, event: steps})  # a mixture would have no price
+        self._append(kind, event, steps, durable=True)
 
     def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
-        entry = Entry(kind, self.dataset, event, steps)
-        if self.path is not None:
-            line, digest = entry.line(sequence=self._sequence, previous=self.head)
-            _append_line(self.path, line, size=self._size, durable=durable)
-            self._size, self.head = self._size + len(line), digest
-        self._count(entry)
+        entry, end = Entry(kind, self.dataset, event, steps), self._end
+        if self._file is not None:
+            line, end = entry.line(end)
+            self._file.append(line, size=self._end.size, durable=durable)
+        elif self.path is not None:
+            raise PrivacyRefusal(
+                f"{self.path} was read to be priced, so nothing can be spent; open it for writing with Ledger(path, "
+                f"dataset={self.dataset!r})"
+            )
+        self._count(entry, end)
 
-    def _count(self, entry: Entry) -> None:
-        self._sequence += 1
-        match entry.kind:
-            case Kind.RESERVE:
-                self._reserved[entry.event] += entry.steps
-            case Kind.COMMIT:
-                self._committed += entry.steps
-            case Kind.RELEASE:
-                self._reserved[entry.event] -= entry.steps
+    def _count(self, entry: Entry, end: End) -> None:
+        self._tallies[entry.event] = self._tallies.get(entry.event, Tally()).after(entry.kind, entry.steps)
+        self._heads.add(end.head)
+        self._end = end
 
-    def _replay(self, path: Path) -> None:
-        content = path.read_bytes()
-        for entry, digest in _sealed_entries(content, path):
+    def _replay(self, content: bytes, path: Path) -> None:
+        for entry, end in sealed_entries(content, path):
             if entry.dataset != self.dataset:
                 raise ValueError(
                     f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}; choose another "
                     "path, or name the data set as the ledger does"
                 )
-            self._count(entry)
-            self.head = digest
-        self._size = len(content)
-
-
-def _sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, str]]:
-    """Each entry with its digest, or a ``ValueError`` that names the first line that is not as it was written."""
-    previous = ""
-    for sequence, line in enumerate(content.splitlines(keepends=True)):
-        try:
-            entry = Entry.parse(line)
-        except (KeyError, TypeError, ValueError):
-            entry = None
-        if entry is None or (sealed := entry.line(sequence=sequence, previous=previous))[0] != line:
-            raise ValueError(
-                f"{path}, line {sequence + 1}: this line was cut or altered, or lines before it are missing. The price "
-                "cannot be known from this file; restore it from a copy"
-            )
-        previous = sealed[1]
-        yield entry, previous
-
-
-def _append_line(path: Path, line: bytes, *, size: int, durable: bool) -> None:
-    """Append a line to a file of this size, all of it or nothing."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        if os.fstat(descriptor).st_size != size:
-            raise PrivacyRefusal(f"{path} was changed by someone else since it was read; start again from the file")
-        if os.write(descriptor, line) < len(line):
-            os.ftruncate(descriptor, size)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        if durable:
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    if size == 0:  # a new file is not durable before its name is
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            try:
+                self._count(entry, end)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {end.lines}: {error}; restore the file from a copy") from None

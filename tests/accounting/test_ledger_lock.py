@@ -1,0 +1,203 @@
+import copy
+import errno
+import fcntl
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from noisette.accounting import Ledger, PoissonGaussian
+from noisette.errors import PrivacyRefusal
+
+EVENT = PoissonGaussian(0.01, 1.1)
+HOLD = """
+import sys
+from pathlib import Path
+from noisette.accounting import Ledger, PoissonGaussian
+ledger = Ledger(Path(sys.argv[1]))
+ledger.reserve(PoissonGaussian(0.01, 1.1), 16)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def other_process(path):
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead_and_reads_without_a_lock(path, other_process):
+    with pytest.raises(PrivacyRefusal, match=r"ledger\.jsonl is open for writing elsewhere.*wait until"):
+        Ledger(path)
+    with pytest.raises(PrivacyRefusal, match="open for writing elsewhere"):
+        Ledger.repair(path)
+    assert Ledger.read(path).events == {EVENT: 16}
+    other_process.kill()
+    other_process.wait()
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 1)
+    assert Ledger.read(path).events == {EVENT: 17}
+
+
+def test_a_second_object_is_refused_until_the_first_is_closed(path):
+    first = Ledger(path)
+    with pytest.raises(PrivacyRefusal, match="share one Ledger"):
+        Ledger(path)
+    first.reserve(EVENT, 1)
+    first.close()
+    first.close()
+    with Ledger(path) as second:
+        second.reserve(EVENT, 1)
+    assert Ledger.read(path).events == {EVENT: 2}
+
+
+def test_reading_does_not_end_the_lock(path):
+    with Ledger(path):
+        Ledger.read(path)
+        with pytest.raises(PrivacyRefusal):
+            Ledger(path)
+
+
+def test_an_object_that_is_forgotten_holds_no_lock(path):
+    Ledger(path).reserve(EVENT, 1)
+    Ledger(path)
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b'{"sequence": 0, "k'])
+def test_a_file_that_is_refused_is_not_left_locked(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="line 1: "):
+        Ledger(path)
+    with path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_closed_ledger_is_priced_and_not_written(path):
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 4)
+    assert ledger.events == {EVENT: 4}
+    for write in (lambda: ledger.reserve(EVENT, 1), lambda: ledger.charge(EVENT), ledger.commit, ledger.release):
+        with pytest.raises(PrivacyRefusal, match="closed"):
+            write()
+    assert Ledger.read(path).events == ledger.events == {EVENT: 4}
+
+
+def test_a_ledger_that_was_read_is_not_written(path):
+    with Ledger(path, dataset="digits") as ledger:
+        ledger.reserve(EVENT, 4)
+    for write in (lambda ledger: ledger.reserve(EVENT, 1), lambda ledger: ledger.charge(EVENT)):
+        with pytest.raises(PrivacyRefusal, match=r"was read to be priced.*dataset='digits'"):
+            write(Ledger.read(path))
+    assert Ledger.read(path).events == {EVENT: 4}
+
+
+def test_a_ledger_in_memory_needs_no_closing():
+    with Ledger() as ledger:
+        ledger.reserve(EVENT, 4)
+    assert pickle.loads(pickle.dumps(ledger)).events == {EVENT: 4}
+
+
+def test_a_ledger_that_is_open_cannot_be_copied(path):
+    ledger = Ledger(path)
+    for attempt in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match=r"ledger\.jsonl is open for writing and cannot be copied"):
+            attempt(ledger)
+    assert copy.deepcopy(Ledger.read(path)).events == {}
+
+
+def test_a_forked_process_cannot_write_and_takes_no_lock_along(path):
+    script = f"""
+import os, signal
+from pathlib import Path
+from noisette.accounting import Ledger, PoissonGaussian
+from noisette.errors import PrivacyRefusal
+path, event = Path({str(path)!r}), PoissonGaussian(0.01, 1.1)
+ledger = Ledger(path)
+ledger.reserve(event, 3)
+child = os.fork()
+if child == 0:
+    try:
+        ledger.commit()
+    except PrivacyRefusal as refusal:
+        print(refusal, flush=True)
+    ledger.close()  # lets go of the child's own descriptor, not of the parent's lock
+    signal.pause()
+while True:
+    try:
+        Ledger(path)
+    except PrivacyRefusal:
+        break
+ledger.commit()
+ledger.close()  # though the child lives on
+Ledger(path).reserve(event, 1)
+os.kill(child, signal.SIGKILL)
+"""
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert "was forked" in shown
+    assert (Ledger.read(path).events, Ledger.read(path).committed) == ({EVENT: 4}, 1)
+
+
+def test_what_someone_else_wrote_is_noticed(path):
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 4)
+        content = path.read_bytes()
+        with path.open("ab") as file:  # a lock binds those alone who ask for it
+            file.write(b"x")
+        with pytest.raises(PrivacyRefusal, match="changed by someone else"):
+            ledger.reserve(EVENT, 1)
+        assert path.read_bytes() == content + b"x"
+
+
+def test_a_ledger_that_was_removed_is_noticed(path):
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 4)
+        path.unlink()
+        with pytest.raises(PrivacyRefusal, match="removed"):
+            ledger.reserve(EVENT, 1)
+
+
+def test_a_folder_may_be_moved_with_its_open_ledger(path):
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 4)
+        moved = path.parent.with_name(path.parent.name + "-moved")
+        path.parent.rename(moved)
+        ledger.commit()
+        ledger.release()
+    assert Ledger.read(moved / path.name).events == {EVENT: 1}
+
+
+def test_a_disk_without_locks_is_refused_with_the_path(path, monkeypatch):
+    def flock(descriptor, operation):
+        if operation & fcntl.LOCK_EX:
+            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match=r"locks.*ledger\.jsonl"):
+        Ledger(path)
+
+
+def test_a_file_without_permission_and_a_missing_folder_are_named(path):
+    with pytest.raises(OSError, match=r"ledger\.jsonl"):
+        Ledger(path / "ledger.jsonl")
+    with pytest.raises(IsADirectoryError):
+        Ledger(path.parent)
+
+
+def test_a_path_may_be_given_as_text(path):
+    with Ledger(str(path)) as ledger:
+        ledger.reserve(EVENT, 4)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert Ledger.repair(str(path))
+    assert Ledger.read(str(path)).events == {EVENT: 4}
