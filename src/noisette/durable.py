@@ -1,0 +1,54 @@
+"""Files that are whole or not there, also after a crash of the machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
+    """A new file to write to, which takes the place of ``path`` at the end of the block, when it is on the disk.
+
+    Args:
+        path: where the file will lie; what lies there stays until then, or for good if the block fails.
+        mode: of the file, less what the umask takes away.
+
+    Raises:
+        OSError: it cannot be written; the error names the path.
+    """
+    beside = path.with_name(f"{path.name}.unfinished")
+    try:
+        beside.unlink(missing_ok=True)
+        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield beside
+        sync(beside)
+        os.replace(beside, path)
+        sync(path.parent)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # writing does not tell which file
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
+    """Write a whole file durably, in place of an older one.
+
+    Raises:
+        OSError: it cannot be written; the older one stays.
+    """
+    with whole_file(path, mode=mode) as beside:
+        beside.write_bytes(content)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
