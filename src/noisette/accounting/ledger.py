@@ -65,8 +65,8 @@ class Tally:
 class Ledger:
     """The releases made on one data set, in memory or in an append-only file.
 
-    A run reserves steps before it draws their batches, commits each step with its release, and gives back at its end
-    what it did not use. What counts is what is reserved, so a crash can only make the price larger. The file holds one
+    A run reserves steps before it draws their batches, commits each step before its noise is made, and gives back at
+    its end what it did not use. What counts is what is reserved, so a crash can only make the price larger. The file holds one
     JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
 
     A file cut between two lines is itself a whole ledger. Keep its ``head`` elsewhere, as checkpoints do, and
@@ -208,7 +208,10 @@ class Ledger:
         self._spend(Kind.CHARGE, event, times)
 
     def commit(self, event: Event | None = None) -> None:
-        """Write down that one of the reserved steps is released. From this call on it is never given back.
+        """Write down that one of the reserved steps is released now. Call it before the noise of that step is made.
+
+        Once it has returned, the step is never given back, whatever interrupts the release; where it fails, nothing may
+        be released. It is not durable: the reservation is.
 
         Args:
             event: of which event; ``None`` where steps of one event alone are reserved.

@@ -1,0 +1,324 @@
+"""A process killed, interrupted or failed at any moment leaves a ledger that counts no less than what happened.
+
+What happened is counted outside the ledger: the process adds a byte to another file where it would call the mechanism.
+"""
+
+import errno
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from noisette.accounting import Ledger, PoissonGaussian, RdpAccountant
+from noisette.errors import PrivacyRefusal
+
+EVENT = PoissonGaussian(0.01, 1.1)
+OTHER = PoissonGaussian(1.0, 7.0)
+
+# A run of four leases of two steps, one step of the last given back, and a query on its own between steps.
+RUN = """
+import os, random, signal, sys, time
+from pathlib import Path
+from noisette.accounting import Ledger, PoissonGaussian
+
+EVENT, OTHER = PoissonGaussian(0.01, 1.1), PoissonGaussian(1.0, 7.0)
+
+def call(file, of):
+    os.write(file, of)
+
+def run(folder, leases=4):
+    file = os.open(folder / "calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        for lease in range(leases):
+            ledger.reserve(EVENT, 2)
+            for step in range(1 if lease == leases - 1 else 2):
+                call(file, b"e")
+                ledger.commit()
+            ledger.charge(OTHER)
+            call(file, b"o")
+        ledger.release()
+
+def killed(folder, kill):
+    folder.mkdir()
+    child = os.fork()
+    if child == 0:
+        try:
+            kill(folder)
+        finally:
+            os._exit(0)
+    return child
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+AT_RANDOM = """
+for seed in range(int(sys.argv[2])):
+    coins = random.Random(seed)
+    child = killed(Path(sys.argv[1]) / str(seed), lambda folder: run(folder, leases=10**6))
+    time.sleep(coins.uniform(0.0, 0.1))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+# Dies as the so-manieth line of the ledger's own code begins; exits 0 where there is no such line any more.
+AT_EVERY_LINE = """
+def at_line(number):
+    def kill(folder):
+        left = number
+        def trace(frame, event, _):
+            nonlocal left
+            if "ledger" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                left -= 1
+                if left < 0:
+                    die()
+            return trace
+        sys.settrace(trace)
+        run(folder, leases=1)
+    return kill
+
+os.fsync = lambda descriptor: None  # what a kill leaves does not depend on the disk, and this is quicker
+for number in range(10**6):
+    child = killed(Path(sys.argv[1]) / str(number), at_line(number))
+    if os.waitpid(child, 0)[1] == 0:
+        break
+"""
+
+# Dies as the so-manieth write is done in part, at a byte of which there are a few for every write.
+WITHIN_WRITES = """
+def within(number, share):
+    def kill(folder):
+        left, write = number, os.write
+        def cut(descriptor, data):
+            nonlocal left
+            left -= data != b"e" and data != b"o"
+            if left >= 0:
+                return write(descriptor, data)
+            write(descriptor, data[:max(1, int(share * len(data)))])
+            die()
+        os.write = cut
+        run(folder, leases=2)
+    return kill
+
+os.fsync = lambda descriptor: None
+names = iter(range(10**6))
+for number in range(10**6):
+    ends = []
+    for share in (0.0, 0.1, 0.5, 0.99):
+        child = killed(Path(sys.argv[1]) / str(next(names)), within(number, share))
+        ends.append(os.waitpid(child, 0)[1])
+    if 0 in ends:
+        break
+"""
+
+
+def check(folder):
+    """Whether it had to be mended; fails where the ledger counts less than what happened."""
+    path = folder / "ledger.jsonl"
+    calls = (folder / "calls").read_bytes() if (folder / "calls").exists() else b""
+    if not path.exists():
+        assert not calls
+        return False
+    mended = Ledger.repair(path)
+    events = Ledger.read(path).events
+    for event, call in ((EVENT, b"e"), (OTHER, b"o")):
+        assert calls.count(call) <= events.get(event, 0) <= calls.count(call) + 2
+    return mended
+
+
+def in_a_child(script, folder, *arguments):
+    subprocess.run([sys.executable, "-c", RUN + script, str(folder), *map(str, arguments)], check=True)
+    return sorted(folder.iterdir())
+
+
+def test_a_kill_at_random_never_hides_a_call(tmp_path):
+    folders = in_a_child(AT_RANDOM, tmp_path, 8)
+    for folder in folders:
+        check(folder)
+    assert len(folders) == 8
+
+
+@pytest.mark.slow
+def test_two_hundred_kills_at_random_never_make_the_price_too_small(tmp_path):
+    accountant, steps = RdpAccountant(), []
+    for folder in in_a_child(AT_RANDOM, tmp_path, 200):
+        check(folder)
+        path, calls = folder / "ledger.jsonl", folder / "calls"
+        if not calls.exists() or not calls.stat().st_size:
+            continue
+        happened = {event: n for event, call in ((EVENT, b"e"), (OTHER, b"o")) if (n := calls.read_bytes().count(call))}
+        true = accountant.price(happened).epsilon(delta=1e-5)
+        assert accountant.price(Ledger.read(path).events).epsilon(delta=1e-5) >= true > 0
+        steps.append(sum(happened.values()))
+        with Ledger(path) as ledger:  # and the next process goes on from it
+            ledger.reserve(EVENT, 1)
+    assert len(steps) > 100
+    assert len(set(steps)) > 5
+
+
+def test_a_kill_at_any_line_of_the_ledger_never_hides_a_call(tmp_path):
+    folders = in_a_child(AT_EVERY_LINE, tmp_path)
+    assert len(folders) > 100
+    for folder in folders:
+        check(folder)
+
+
+def test_a_kill_within_any_write_leaves_what_can_be_mended(tmp_path):
+    folders = in_a_child(WITHIN_WRITES, tmp_path)
+    mended = [check(folder) for folder in folders]
+    assert mended[:4] == [True] * 4
+    assert len(mended) > 30
+    assert mended.count(False) <= 4  # only the runs that no kill reached
+
+
+class Failing:
+    """A system call that fails from the so-manieth use on, or at that use alone, before or after its work."""
+
+    def __init__(self, name, *, at, once, after, error):
+        self.call, self.left, self.once, self.after, self.error = getattr(os, name), at, once, after, error
+
+    def __call__(self, *arguments):
+        self.left -= 1
+        if self.left < 0 and (self.left == -1 or not self.once):
+            if self.after:
+                self.call(*arguments)
+            raise self.error
+        return self.call(*arguments)
+
+
+def run_in_spite_of(path, failures):
+    """What happened in a run whose owner goes on after each failure, and lets go of its lease at the end."""
+    calls = {EVENT: 0, OTHER: 0}
+    with suppress(failures, PrivacyRefusal), Ledger(path) as ledger:
+        for _ in range(2):
+            with suppress(failures, PrivacyRefusal):
+                ledger.reserve(EVENT, 3)
+            for _ in range(2):
+                with suppress(failures, PrivacyRefusal):
+                    ledger.commit()
+                    calls[EVENT] += 1
+            with suppress(failures, PrivacyRefusal):
+                ledger.charge(OTHER)
+                calls[OTHER] += 1
+        for _ in range(2):
+            with suppress(failures, PrivacyRefusal):
+                ledger.release()
+    return calls
+
+
+def counts_all(path, calls):
+    events = Ledger.read(path).events
+    assert all(events.get(event, 0) >= times for event, times in calls.items())
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "for-good"])
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("write", OSError(errno.ENOSPC, "disk full")),
+        ("write", OSError(errno.EIO, "no disk")),
+        ("fsync", OSError(errno.EIO, "no disk")),
+        ("fsync", KeyboardInterrupt()),
+        ("fstat", KeyboardInterrupt()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "strerror", None) or type(value).__name__,
+)
+def test_a_system_call_that_fails_never_hides_a_call(tmp_path, monkeypatch, name, error, after, once):
+    happened = []
+    for at in range(40):
+        path = tmp_path / f"{at}.jsonl"
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, failing := Failing(name, at=at, once=once, after=after, error=error))
+            calls = run_in_spite_of(path, (OSError, KeyboardInterrupt))
+        if path.exists():
+            Ledger.repair(path)
+            counts_all(path, calls)
+        happened.append(sum(calls.values()))
+        if failing.left >= 0:
+            break
+    assert failing.left >= 0, "no failure came too late to matter"
+    assert happened[-1] == 6
+
+
+@pytest.mark.parametrize("room", range(0, 300, 23))
+def test_a_disk_that_fills_up_within_a_line_never_hides_a_call(tmp_path, monkeypatch, room):
+    path, write = tmp_path / "ledger.jsonl", os.write
+
+    def short(descriptor, line):
+        left = room + 700 - os.fstat(descriptor).st_size
+        if left <= 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, line[:left])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", short)
+        calls = run_in_spite_of(path, OSError)
+    assert Ledger.repair(path) is False, "a line that did not fit is taken back"
+    counts_all(path, calls)
+    assert 0 < sum(calls.values()) < 6
+
+
+def test_a_line_that_can_neither_be_written_nor_taken_back_can_be_mended(tmp_path, monkeypatch):
+    path, write = tmp_path / "ledger.jsonl", os.write
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:50]))
+            patch.setattr(os, "ftruncate", Failing("ftruncate", at=0, once=True, after=False, error=OSError(5, "EIO")))
+            with pytest.raises(OSError, match="EIO"):
+                ledger.reserve(EVENT, 3)
+        with pytest.raises(PrivacyRefusal, match="changed"):
+            ledger.commit()
+    assert Ledger.repair(path)
+    assert Ledger.read(path).events == {EVENT: 3}
+
+
+def test_a_ledger_whose_sync_failed_is_written_no_more(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.reserve(EVENT, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Failing("fsync", at=0, once=True, after=False, error=OSError(errno.EIO, "no disk")))
+        with pytest.raises(OSError, match=r"no disk.*ledger\.jsonl"):
+            ledger.reserve(EVENT, 3)
+    for write in (lambda: ledger.reserve(EVENT, 1), ledger.commit, ledger.release):
+        with pytest.raises(PrivacyRefusal, match="closed"):
+            write()
+    assert ledger.events == {EVENT: 3}
+    assert Ledger.read(path).events[EVENT] >= 3
+
+
+def test_an_interrupt_at_any_line_of_the_ledger_never_hides_a_call(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    number = 0
+    while True:
+        path, left = tmp_path / f"{number}.jsonl", number
+
+        def trace(frame, event, _):
+            nonlocal left
+            if "ledger" not in frame.f_code.co_filename or __file__ == frame.f_code.co_filename:
+                return None
+            if event == "line":
+                left -= 1
+                if left == -1:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with suppress(KeyboardInterrupt):
+                calls = run_in_spite_of(path, KeyboardInterrupt)
+        finally:
+            sys.settrace(before)
+        if path.exists():
+            counts_all(path, calls)
+        if left >= 0:
+            break
+        number += 1
+    assert number > 300
