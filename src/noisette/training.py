@@ -24,7 +24,6 @@ from noisette.schedule import schedule
 
 F = nn.functional
 
-_POINTS = 20  # places in a run where epsilon and test accuracy are taken
 _EVALUATED_AT_ONCE = 2000
 _FEATURES_AT_ONCE = 100
 
@@ -69,7 +68,7 @@ class Outcome:
 Watch = Callable[[PrivateRun, Point], None]
 
 
-def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: Watch) -> Outcome:
+def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: Watch, points: int = 20) -> Outcome:
     """Train the recipe's model on ``data`` within the recipe's budget.
 
     Ctrl-C ends the run after the step at hand; the outcome then holds the model so far and is marked as interrupted.
@@ -79,6 +78,7 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
         data: what :func:`noisette.data.load` gave for the recipe's data section.
         ledger_path: file the ledger is written to; in memory if ``None``.
         on_step: called after each step with the run and the latest point (epsilon never under the true one).
+        points: how many places in the run epsilon and test accuracy are taken at, evenly spaced.
 
     Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
 
@@ -115,7 +115,7 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
     test = _examples(data.test, fixed, device) if data.test else None
     with run:
         try:
-            _train_steps(run, outcome, published, averaged, test, on_step)
+            _train_steps(run, outcome, published, averaged, test, on_step, points)
         except KeyboardInterrupt:
             outcome.interrupted = True
     if outcome.interrupted:
@@ -189,10 +189,11 @@ def _train_steps(
     averaged: AveragedModel | None,
     test: tuple[Tensor, Tensor] | None,
     on_step: Watch,
+    points: int,
 ) -> None:
     settings, model, optimizer = outcome.recipe.training, run.bound.model, run.optimizer
     rates = _learning_rates(run, settings)
-    costs = _costs(run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta)
+    costs = _costs(run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta, points)
     for batch in run.batches():
         for inputs, targets in batch.pieces(settings.piece_size):
             run.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
@@ -219,9 +220,9 @@ def _learning_rates(run: PrivateRun, settings: TrainingSection) -> LRScheduler:
     return LambdaLR(run.optimizer, lambda step: 1.0)
 
 
-def _costs(run: PrivateRun, budget: float, delta: float) -> dict[int, float]:
+def _costs(run: PrivateRun, budget: float, delta: float, points: int) -> dict[int, float]:
     """Epsilon at evenly spaced steps of the run, the last one included; the whole run costs no more than its budget."""
-    steps = sorted({max(1, round(run.steps * k / _POINTS)) for k in range(1, _POINTS + 1)})
+    steps = sorted({max(1, round(run.steps * k / points)) for k in range(1, points + 1)})
     epsilons = epsilon_curve(
         run.event,
         checkpoints=steps,
