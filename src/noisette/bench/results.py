@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from noisette import durable
 from noisette.bench.experiments import EXPERIMENTS
 from noisette.bench.figures import figure
 from noisette.bench.page import page
 from noisette.bench.run import Report
 from noisette.report.svg import standalone
-from noisette.report.whole_file import write_whole
 
 PAGE = "bench.html"
 
@@ -21,9 +21,9 @@ def write(report: Report, out: Path) -> None:
     Guarantee: no file is ever half-written; each takes the place of an older one when it is whole.
     """
     name = report["experiment"]
-    write_whole(out / f"{name}.json", json.dumps(report, indent=1) + "\n")
-    write_whole(out / f"{name}.svg", standalone(figure(report)))
-    write_whole(out / PAGE, page(read(out)))
+    durable.write(out / f"{name}.json", (json.dumps(report, indent=1) + "\n").encode())
+    durable.write(out / f"{name}.svg", standalone(figure(report)).encode())
+    durable.write(out / PAGE, page(read(out)).encode())
 
 
 def read(out: Path) -> list[Report]:
