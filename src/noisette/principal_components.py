@@ -23,15 +23,18 @@ from noisette.release import GaussianRelease
 PART = "principal components"
 """What the release is called in the ledger."""
 
-# A row of unit norm is written in whole numbers of this unit, cut towards zero. Products and sums of whole numbers are
-# exact, so a record moves the sum by exactly its own part, whatever the others are and however they are added up.
+# A row of length one is written in whole numbers of this unit, cut towards zero. Products and sums of whole numbers are
+# exact, so a record moves the sum by its own part and no more, whatever the others are and however they are added up.
 _UNIT = 2.0**-16
-# What the norm of a row, and the one rounding of the finished sum, may err by. A row is shorter than one by this part.
+# How much shorter than one a row is made: more than the rounding of its length and of a sum over most rows can undo.
 _SLACK = 2.0**-20
 _MOST_ROWS = 2**31
 _ROWS_AT_ONCE = 1024
 # The smallest delta that a release must be good for if none was named.
 _LEAST_DELTA = 1e-10
+
+# A warning, or an error where the user asked for one, would tell of a record.
+_quiet = np.errstate(all="ignore")
 
 
 class PrivatePCA(TransformerMixin, BaseEstimator):
@@ -108,6 +111,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features
         return self
 
+    @_quiet
     def transform(self, X: Any) -> Any:  # noqa: N803
         """Rows projected on the components, as they are: neither scaled nor centred.
 
@@ -130,8 +134,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             kind = rows.dtype if rows.dtype == torch.float32 else torch.float64
             return rows.to(kind) @ torch.tensor(self.components_.T, dtype=kind, device=rows.device)
         kind = rows.dtype if rows.dtype == np.float32 else np.float64
-        with np.errstate(all="ignore"):  # a warning would tell of a record
-            return rows.astype(kind) @ self.components_.T.astype(kind)
+        return rows.astype(kind) @ self.components_.T.astype(kind)
 
     def __sklearn_clone__(self) -> Self:
         """An estimator with the same ledger: a copied one would not know what the others spend."""
@@ -219,6 +222,7 @@ def _table(data: Any) -> Any:
     return data.tocsr() if sparse.issparse(data) else data
 
 
+@_quiet
 def _second_moment(rows: Any) -> np.ndarray:
     """The sum of the outer products of all rows at unit length, exact, in whole numbers of the unit squared."""
     if rows.shape[0] >= _MOST_ROWS:
@@ -237,8 +241,7 @@ def _dense_parts(rows: Any) -> Iterator[np.ndarray]:
         if isinstance(part, Tensor):
             yield part.cpu().double().numpy()
         else:
-            with np.errstate(over="ignore"):  # from more than double precision
-                yield (part if isinstance(part, np.ndarray) else part.toarray()).astype(np.float64)
+            yield (part if isinstance(part, np.ndarray) else part.toarray()).astype(np.float64)
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
@@ -248,10 +251,9 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
     """
     rows = np.where(np.isfinite(rows).all(1, keepdims=True), rows, 0.0)
     largest = np.abs(rows).max(1, keepdims=True, initial=0.0)
-    with np.errstate(under="ignore"):
-        rows = rows / np.where(largest > 0, largest, 1.0)
-        lengths = np.sqrt(np.square(rows).sum(1, keepdims=True))  # one or more, but for zeros
-        return np.trunc(rows * ((1 - _SLACK) / _UNIT / np.maximum(lengths, 1.0)))
+    rows = rows / np.where(largest > 0, largest, 1.0)
+    lengths = np.sqrt(np.square(rows).sum(1, keepdims=True))  # one or more, but for zeros
+    return np.trunc(rows * ((1 - _SLACK) / _UNIT / np.maximum(lengths, 1.0)))
 
 
 def _noised(total: np.ndarray, noise_multiplier: float) -> np.ndarray:
