@@ -3,12 +3,9 @@ import json
 import math
 import os
 import stat
-from collections import Counter
 from itertools import accumulate
 
-import dp_accounting
 import pytest
-from dp_accounting.pld import PLDAccountant
 
 from noisette.accounting import (
     FixedSizeGaussian,
@@ -393,31 +390,6 @@ def test_a_number_of_steps_is_a_whole_number(path, steps):
     with pytest.raises((ValueError, TypeError), match="steps"):
         ledger.reserve(EVENT, steps)
     assert path.read_bytes() == b""
-
-
-def reprice(path, delta):
-    """Epsilon of a ledger file, by someone who trusts dp-accounting and nothing of noisette."""
-    times = Counter()
-    for line in path.read_text().splitlines():
-        entry = json.loads(line)
-        sign = {"reserve": 1, "commit": 0, "release": -1}[entry["kind"]]
-        times[entry["sampling_rate"], entry["noise_multiplier"]] += sign * entry["steps"]
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
-    for (rate, noise), count in times.items():
-        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise)), count)
-    return accountant.get_epsilon(delta)
-
-
-def test_it_can_be_priced_without_noisette(path):
-    ledger = Ledger(path, dataset="mnist")
-    ledger.reserve(OTHER, 1)
-    ledger.commit()
-    ledger.reserve(PoissonGaussian(256 / 60_000, 1.1), 1000)
-    for _ in range(700):
-        ledger.commit()
-    ledger.release()
-    ours = PldAccountant().price(Ledger.read(path).events).epsilon(delta=1e-5)
-    assert ours == pytest.approx(reprice(path, 1e-5), rel=1e-3)
 
 
 PARTS = PoissonGaussian(0.01, 1.1, (("gradient", 0.99), ("clipping count", 0.01)))

@@ -1,0 +1,58 @@
+"""What the releases in a noisette ledger cost, without noisette: python reprice.py ledger.jsonl 1e-5
+
+Uses the standard library and dp-accounting (pip install dp-accounting). It checks that every line follows from the one
+before, adds up what was reserved or charged and not given back, and prints the epsilon of all of it at this delta, for
+adding or removing one record.
+"""
+
+import hashlib
+import json
+import sys
+from collections import Counter
+
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import PLDAccountant
+
+WEIGHT = {"reserve": 1, "charge": 1, "release": -1, "commit": 0}
+
+
+def lines_of(path: str) -> list[dict]:
+    """The lines of a ledger whose chain of digests is whole."""
+    lines, head = [], ""
+    with open(path, encoding="utf-8") as file:
+        for number, text in enumerate(file, start=1):
+            line = json.loads(text)
+            digest = line.pop("digest")
+            if (line["previous"], line["sequence"]) != (head, number - 1):
+                sys.exit(f"line {number} does not follow from the line before it")
+            if hashlib.sha256(json.dumps(line).encode()).hexdigest() != digest or not text.endswith("\n"):
+                sys.exit(f"line {number} was altered")
+            lines.append(line)
+            head = digest
+    return lines
+
+
+def event_of(line: dict) -> DpEvent:
+    """The release that a line speaks of, as dp-accounting knows it."""
+    release = GaussianDpEvent(line["noise_multiplier"])
+    if line["neighbouring"] == "add or remove one record" and line["mechanism"] == "Poisson Gaussian":
+        return PoissonSampledDpEvent(line["sampling_rate"], release)
+    if line["neighbouring"] == "add or remove one record" and line["mechanism"] == "Gaussian":
+        return release
+    sys.exit(f"line {line['sequence'] + 1}: this script does not know the mechanism {line['mechanism']!r}")
+
+
+def epsilon_of(path: str, delta: float) -> float:
+    """An upper bound: pessimistic privacy loss distributions, the worse of both directions."""
+    times: Counter[DpEvent] = Counter()
+    for line in lines_of(path):
+        times[event_of(line)] += WEIGHT[line["kind"]] * line["steps"]
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    for event, count in times.items():
+        if count:
+            accountant.compose(event, count)
+    return accountant.get_epsilon(delta)
+
+
+if __name__ == "__main__":
+    print(epsilon_of(sys.argv[1], float(sys.argv[2])))

@@ -1,0 +1,201 @@
+import json
+import math
+
+import pytest
+from typer.testing import CliRunner
+
+from noisette.accounting import (
+    FixedSizeGaussian,
+    Gaussian,
+    Ledger,
+    PldAccountant,
+    PoissonGaussian,
+    RepeatedRuns,
+    SeenByGroup,
+)
+from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
+from noisette.cli.ledger import ledger as app
+
+PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
+FIRST = PoissonGaussian(0.01, 4.0)
+SECOND = PoissonGaussian(0.004266, 1.1, (("gradient", 0.99), ("clipping count", 0.01)))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl", dataset="mnist") as ledger:
+        ledger.charge(PROJECTION)
+        ledger.reserve(FIRST, 1200)
+        for _ in range(3):
+            ledger.commit()
+        ledger.release()
+        ledger.reserve(SECOND, 50)
+    return tmp_path
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def facts(*words):
+    result = run(*words, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_show_lists_each_mechanism_with_its_counts(folder):
+    result = run("show", folder)
+    assert result.exit_code == 0
+    words = " ".join(result.stdout.split())
+    assert "rate 0.01, 1,200 3 1,197 3 noise 4" in words
+    assert "principal" in words
+    assert "data set mnist" in words
+    assert "add or remove one record" in words
+    assert Ledger.read(folder / "ledger.jsonl").head in words
+
+
+def test_show_says_all_as_one_object(folder):
+    shown = facts("show", folder / "ledger.jsonl")
+    assert shown["dataset"] == "mnist"
+    assert shown["neighbouring"] == ["add or remove one record"]
+    assert shown["head"] == Ledger.read(folder / "ledger.jsonl").head
+    counts = ("reserved", "committed", "given_back", "charged", "paid")
+    assert [tuple(row[name] for name in counts) for row in shown["mechanisms"]] == [
+        (0, 0, 0, 1, 1),
+        (1200, 3, 1197, 0, 3),
+        (50, 0, 0, 0, 50),
+    ]
+    assert shown["mechanisms"][2]["parts"] == {"gradient": 0.99, "clipping count": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (FixedSizeGaussian(100, 10_000, 2.0), "fixed-size Gaussian, 100 of 10,000 records, noise 2"),
+        (SeenByGroup(FIRST, 3), "Poisson Gaussian, rate 0.01, noise 4, for a group of 3"),
+        (RepeatedRuns(((FIRST, 1000),), 10.0, math.inf), "best of about 10 runs (shape inf) of 1,000 × Poisson"),
+        (PoissonGaussian(0.0042661, 1.0999999), "Poisson Gaussian, rate 0.0042661, noise 1.0999"),
+    ],
+    ids=["fixed-size", "group", "search", "rounding"],
+)
+def test_show_has_words_for_every_event(tmp_path, event, words):
+    with Ledger(tmp_path / "any.jsonl") as ledger:
+        ledger.charge(event)
+    result = CliRunner().invoke(app, ["show", str(tmp_path / "any.jsonl")], env={"COLUMNS": "200"})
+    assert words in result.stdout
+    assert event.relation in result.stdout
+    facts("show", tmp_path / "any.jsonl")
+
+
+def test_price_is_that_of_all_releases_together_by_all_accountants(folder):
+    priced = facts("price", folder, "--delta", "1e-5")
+    epsilon = {row["accountant"]: row["epsilon"] for row in priced["prices"]}
+    events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
+    assert epsilon["pld"] == PldAccountant().price(events).epsilon(delta=1e-5)
+    assert epsilon["pld"] < epsilon["rdp"] < epsilon["moments"]
+    assert set(epsilon) | set(priced["no_price"]) == {name.value for name in AccountantName}
+    assert all(row["upper_bound"] is (row["accountant"] not in OPTIMISTIC) for row in priced["prices"])
+    assert (priced["neighbouring"], priced["dataset"]) == ("add or remove one record", "mnist")
+    shown = run("price", folder, "--delta", "1e-5").stdout
+    assert all(name.value in shown for name in AccountantName)
+    assert "at delta 1e-05; add or remove one record; data set mnist" in shown
+
+
+def test_price_by_one_accountant(folder):
+    priced = facts("price", folder, "--delta", "1e-5", "--accountant", "rdp")
+    expected = ACCOUNTANTS[AccountantName.RDP][0].price({PROJECTION: 1, FIRST: 3, SECOND: 50}).epsilon(delta=1e-5)
+    assert [(row["accountant"], row["epsilon"]) for row in priced["prices"]] == [("rdp", expected)]
+
+
+def test_price_of_a_group_costs_more_and_says_so(folder):
+    options = ("price", folder, "--delta", "1e-5", "--accountant", "pld", "--group-size")
+    one, three = facts(*options, 1), facts(*options, 3)
+    assert three["neighbouring"] == "add or remove a group of 3 records"
+    assert three["prices"][0]["epsilon"] > 3 * one["prices"][0]["epsilon"]
+    assert "no price" in run("price", folder, "--delta", "1e-5", "--group-size", 3).stdout
+
+
+def test_an_accountant_without_a_price_is_refused_with_the_way_out(folder):
+    result = run("price", folder, "--delta", "1e-5", "--group-size", 3, "--accountant", "moments")
+    assert result.exit_code == 2
+    assert "pld" in result.stderr
+    assert not result.stdout
+
+
+def test_a_ledger_without_a_line_costs_nothing(tmp_path):
+    (tmp_path / "ledger.jsonl").touch()
+    priced = facts("price", tmp_path, "--delta", "1e-5")
+    assert {row["epsilon"] for row in priced["prices"]} == {0}
+    assert priced["neighbouring"] == "nothing was spent"
+    assert "nothing was spent" in run("show", tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        (["--delta", "0", "--group-size", "0"], ["delta=0", "group_size=0"]),
+        (["--delta", "1"], ["0 < delta < 1"]),
+        (["--delta", "nan"], ["delta=nan"]),
+    ],
+)
+def test_all_bad_numbers_are_named_at_once(folder, words, problems):
+    result = run("price", folder, *words)
+    assert result.exit_code == 2
+    assert all(problem in result.stderr for problem in problems)
+
+
+def test_an_event_that_has_no_price_for_groups_is_refused_by_name(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(FixedSizeGaussian(100, 10_000, 2.0))
+    result = run("price", tmp_path, "--delta", "1e-5", "--group-size", 2)
+    assert result.exit_code == 2
+    assert "FixedSizeGaussian" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["show"], ["price", "--delta", "1e-5"], ["repair"]])
+def test_a_missing_ledger_is_named(tmp_path, command):
+    for place in (tmp_path, tmp_path / "none", tmp_path / "none.jsonl"):
+        result = run(*command, place)
+        assert result.exit_code == 2
+        assert str(place) in result.stderr
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [["show"], ["price", "--delta", "1e-5"]])
+def test_a_cut_line_is_refused_until_it_is_repaired(folder, command):
+    path = folder / "ledger.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    refused = run(*command, folder)
+    assert refused.exit_code == 2
+    assert f"noisette ledger repair {path}" in refused.stderr
+    mended = run("repair", folder)
+    assert (mended.exit_code, mended.stdout) == (0, f"{path}: the last line was cut off, and is mended\n")
+    assert run(*command, folder).exit_code == 0
+    assert run("repair", folder).stdout == f"{path}: nothing to repair\n"
+
+
+def test_what_no_crash_leaves_is_not_repaired(folder):
+    path = folder / "ledger.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"steps": 50', b'"steps": 10'))
+    before = path.read_bytes()
+    result = run("repair", folder)
+    assert result.exit_code == 2
+    assert "restore it from a copy" in result.stderr
+    assert path.read_bytes() == before
+
+
+def test_a_ledger_in_use_is_shown_and_priced_but_not_repaired(folder):
+    with Ledger(folder / "ledger.jsonl", dataset="mnist"):
+        assert run("show", folder).exit_code == 0
+        assert run("price", folder, "--delta", "1e-5", "--accountant", "rdp").exit_code == 0
+        refused = run("repair", folder)
+        assert refused.exit_code == 2
+        assert "open for writing elsewhere" in refused.stderr
+
+
+def test_it_needs_no_torch():
+    import subprocess
+    import sys
+
+    script = "import sys, noisette.cli.ledger; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
