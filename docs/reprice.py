@@ -34,11 +34,11 @@ def lines_of(path: str) -> list[dict]:
 
 def event_of(line: dict) -> DpEvent:
     """The release that a line speaks of, as dp-accounting knows it."""
-    release = GaussianDpEvent(line["noise_multiplier"])
-    if line["neighbouring"] == "add or remove one record" and line["mechanism"] == "Poisson Gaussian":
-        return PoissonSampledDpEvent(line["sampling_rate"], release)
-    if line["neighbouring"] == "add or remove one record" and line["mechanism"] == "Gaussian":
-        return release
+    match line["neighbouring"], line["mechanism"]:
+        case "add or remove one record", "Gaussian":
+            return GaussianDpEvent(line["noise_multiplier"])
+        case "add or remove one record", "Poisson Gaussian":
+            return PoissonSampledDpEvent(line["sampling_rate"], GaussianDpEvent(line["noise_multiplier"]))
     sys.exit(f"line {line['sequence'] + 1}: this script does not know the mechanism {line['mechanism']!r}")
 
 
