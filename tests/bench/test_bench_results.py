@@ -61,13 +61,13 @@ def test_a_stopped_write_leaves_the_older_file_and_nothing_else(
 ) -> None:
     results.write(a_report("targets"), tmp_path)
     before = {file: file.read_text() for file in tmp_path.iterdir()}
-    whole = Path.write_text
+    whole = Path.write_bytes
 
-    def stopped(path: Path, text: str, **more: Any) -> None:
-        whole(path, text[:10], **more)
+    def stopped(path: Path, content: bytes) -> None:
+        whole(path, content[:10])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_text", stopped)
+    monkeypatch.setattr(Path, "write_bytes", stopped)
     with pytest.raises(KeyboardInterrupt):
         results.write(a_report("targets", about="Something else."), tmp_path)
     assert {file: file.read_text() for file in tmp_path.iterdir()} == before
