@@ -14,7 +14,7 @@ TESTS = Path(__file__).parent
 SOURCE = Path(noisette.__file__).parent
 # A room imports only from rooms above it in this list; rooms on one line do not know each other.
 ORDER = [
-    ["errors", "_check", "_allocator"],
+    ["errors", "_check", "_allocator", "durable"],
     ["schedule"],
     ["keystream", "piece_size"],
     ["sampling"],
@@ -25,7 +25,8 @@ ORDER = [
     ["noise"],
     ["release"],
     ["accounting"],
-    ["preflight", "principal_components", "checkpoint", "fingerprint"],
+    ["preflight", "principal_components", "checkpoint", "fingerprint", "learned", "optimizer_checks", "terms"],
+    ["saved_run", "spending"],
     ["private_run"],
     ["explanation"],
     ["nn"],

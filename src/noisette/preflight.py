@@ -72,6 +72,37 @@ def refuse_mixing_modules(model: nn.Module) -> None:
         raise PrivacyRefusal(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))
 
 
+class ProvenFirst:
+    """A hook before the calls of a model: proves the bound inside the first recorded call in each of its modes.
+
+    A mode is which modules train and which evaluate: ``model.train()`` can wake a batch norm that was proven asleep.
+    """
+
+    def __init__(self, bound: GradientBound | None) -> None:
+        self._bound = bound
+        self._proven: set[tuple[bool, ...]] = set()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ProvenFirst:
+        return ProvenFirst(None)
+
+    def __reduce__(self) -> tuple[type[ProvenFirst], tuple[None]]:
+        return ProvenFirst, (None,)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = self._bound
+        if bound is None or module is not bound.model or not torch.is_grad_enabled():
+            return
+        mode = tuple(part.training for part in module.modules())
+        if mode in self._proven:
+            return
+        self._proven.add(mode)
+        try:
+            prove(bound, Call(args, kwargs))
+        except BaseException:
+            self._proven.discard(mode)
+            raise
+
+
 def prove(bound: GradientBound, example: Call) -> None:
     """Check the bound on this model: singleton bound (S1) and additivity (S2), for inputs shaped like ``example``.
 

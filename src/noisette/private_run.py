@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from types import TracebackType
+from contextlib import ExitStack
+from pathlib import Path
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from noisette import _check
-from noisette.accounting import (
-    Accountant,
-    Ledger,
-    PldAccountant,
-    PoissonGaussian,
-    PrivacyCurve,
-    noise_multiplier_for,
-    tail_delta,
-)
+from noisette.accounting import Accountant, Ledger, PldAccountant, PoissonGaussian, noise_multiplier_for
 from noisette.bounding.base import GradientBound
 from noisette.errors import PrivacyRefusal
+from noisette.fingerprint import Fingerprint
 from noisette.keystream import SecretKey
+from noisette.optimizer_checks import check_coverage, check_optimizer, held_by
 from noisette.piece_size import MeasuredSize, memory_of
-from noisette.preflight import Call, prove, refuse_mixing_modules
+from noisette.preflight import ProvenFirst, refuse_mixing_modules
 from noisette.release import GaussianRelease, parts_of
 from noisette.sampling import Batch, PoissonSampler, gatherer
+from noisette.saved_run import SavedRun
 from noisette.schedule import check_delta, check_numbers, schedule
+from noisette.spending import Spending, delta_to_calibrate
+from noisette.terms import Terms
 
-# The part of delta that may go to what the noise generator cannot reach.
-_TAIL_SHARE = 0.01
 # Steps reserved at once in a ledger on disk: what a crash may count too many, for one fsync in so many steps.
-_LEASE = 16
+_LEASE = 64
 
 
 def privatize(
@@ -66,7 +61,8 @@ def privatize(
         steps: number of logical steps.
         public_size: declared number of records, to give ``sampling_rate`` as expected batch size over it.
         epochs: passes over the declared size, to give ``steps``.
-        epsilon: the budget that the noise is calibrated to; needs ``delta``.
+        epsilon: the budget that the noise is calibrated to, for this run and all that stands in ``ledger`` together;
+            needs ``delta``.
         noise_multiplier: instead of ``epsilon``: standard deviation of the noise in units of the bound.
         delta: probability with which the bound on epsilon may fail; below one over the declared size.
         accountant: prices the run; ``PldAccountant()`` unless given.
@@ -95,34 +91,31 @@ def privatize(
     check_delta(delta, sampling_rate / expected_batch_size, allow_large_delta)
     accountant = accountant if accountant is not None else PldAccountant()
     refuse_mixing_modules(bound.model)
-    _check_optimizer(optimizer, bound)
+    check_optimizer(optimizer, bound)
+    ledger = ledger if ledger is not None else Ledger()
     if noise_multiplier is None:
         assert epsilon is not None
         assert delta is not None
         noise_multiplier = noise_multiplier_for(
             epsilon=epsilon,
-            delta=delta * (1 - _TAIL_SHARE),
+            delta=delta_to_calibrate(delta, ledger),
             sampling_rate=sampling_rate,
             steps=steps,
             accountant=accountant,
+            besides=ledger.events,
         )
-    return PrivateRun(
-        bound,
-        optimizer,
-        dataset,
-        event=PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.take())),
-        expected_batch_size=expected_batch_size,
-        steps=steps,
-        delta=delta,
-        accountant=accountant,
-        ledger=ledger if ledger is not None else Ledger(),
-    )
+    event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.take()))
+    before = ledger.events.get(event, 0)
+    terms = Terms(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
+    return PrivateRun(bound, optimizer, dataset, terms=terms, accountant=accountant, ledger=ledger)
 
 
 class PrivateRun:
     """A training run under way: draws its batches, bounds and releases its gradients, and knows what was spent.
 
-    Made by :func:`privatize`. A ``with`` block, or ``close()``, leaves model and optimizer as they were.
+    Made by :func:`privatize`, or by :meth:`resume` from what :meth:`save` kept. A ``with`` block, or ``close()``,
+    leaves model and optimizer as they were. Of its planned ``steps``, ``steps_taken`` have moved the weights, and
+    ``steps_lost`` are paid for but went down with a process that died; ``extras`` is what :meth:`save` was given.
     """
 
     def __init__(
@@ -131,48 +124,57 @@ class PrivateRun:
         optimizer: Optimizer,
         dataset: Any,
         *,
-        event: PoissonGaussian,
-        expected_batch_size: float,
-        steps: int,
-        delta: float | None,
+        terms: Terms,
         accountant: Accountant,
         ledger: Ledger,
+        steps_taken: int = 0,
+        steps_lost: int = 0,
+        extras: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.bound = bound
         self.optimizer = optimizer
-        self.event = event
-        self.steps = steps
+        self.terms = terms
         self.accountant = accountant
         self.ledger = ledger
-        self.steps_taken = 0
+        self.steps_taken = steps_taken
+        self.steps_lost = steps_lost
+        self.extras = extras
         key = SecretKey()
         size, self._gather = gatherer(dataset)
-        self._sampler = PoissonSampler(size=size, sampling_rate=event.sampling_rate, key=key)
+        self._dataset = dataset
+        self._sampler = PoissonSampler(size=size, sampling_rate=self.event.sampling_rate, key=key)
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
-        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size)
-        self._tail = tail_delta(
-            noise_multiplier=event.noise_multiplier,
-            sampling_rate=event.sampling_rate,
-            steps=steps,
-            dimensions=sum(p.numel() for part in bound.take() for p in part.params),
-        )
-        if delta is not None and self._tail > _TAIL_SHARE * delta:
-            raise PrivacyRefusal(
-                f"noise_multiplier={event.noise_multiplier:.4g} is so small that the tail of the noise generator alone "
-                f"costs delta={self._tail:.2g}, more than {_TAIL_SHARE:.0%} of delta={delta:.2g}; ask for more noise"
-            )
+        self._release = GaussianRelease(key, self.noise_multiplier, terms.expected_batch_size)
+        dimensions = sum(p.numel() for part in bound.take() for p in part.params)
+        self._spending = Spending(terms, accountant, ledger, dimensions)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._batch: Batch | None = None
         self._step_due = False
         self._reserved = 0
         self._written: dict[int, Tensor | None] = {}
-        self._prices: dict[frozenset[tuple[PoissonGaussian, int]], PrivacyCurve] = {}
-        self._proven: set[tuple[bool, ...]] = set()
+        self._fingerprint: Fingerprint | None = None
+        self._saved_in: Path | None = None
+        self._own_ledger: Ledger | None = None
         self._handles = (
             optimizer.register_step_pre_hook(self._before_step),
             register_optimizer_step_pre_hook(self._before_any_step),
-            bound.model.register_forward_pre_hook(_Preflight(self), prepend=True, with_kwargs=True),
+            bound.model.register_forward_pre_hook(ProvenFirst(bound), prepend=True, with_kwargs=True),
         )
+
+    @property
+    def event(self) -> PoissonGaussian:
+        """The release of one step."""
+        return self.terms.event
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that the run was planned with."""
+        return self.terms.steps
+
+    @property
+    def steps_left(self) -> int:
+        """Number of steps that may follow."""
+        return max(0, self.steps - self.steps_taken - self.steps_lost)
 
     @property
     def noise_multiplier(self) -> float:
@@ -185,7 +187,7 @@ class PrivateRun:
         Raises:
             PrivacyRefusal: a batch was left without ``optimizer.step()``.
         """
-        while self.steps_taken < self.steps:
+        while self.steps_left:
             self._check_step_done()
             self._reserve_step()
             self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._gather, self._measured)
@@ -228,25 +230,122 @@ class PrivateRun:
             self._batch.piece = None
 
     def epsilon(self, *, delta: float) -> float:
-        """What all steps recorded in the ledger cost at this delta, for adding or removing one record.
+        """What all that is recorded in the ledger costs at this delta, for adding or removing one record.
 
         Guarantee: an upper bound, from the accountant, with the noise generator's tail taken off delta.
         """
-        _check.open_fraction(delta=delta)
-        spent = frozenset(self.ledger.events.items())
-        if spent not in self._prices:
-            self._prices[spent] = self.accountant.price(self.ledger.events)
-        remaining = self.delta_for_noise(delta)
-        return self._prices[spent].epsilon(delta=remaining) if remaining > 0 else math.inf
+        return self._spending.epsilon(delta=delta)
 
     def delta_for_noise(self, delta: float) -> float:
-        """What is left of this delta for the Gaussian mechanism, once the noise generator's tail is taken off."""
-        return delta - self._tail
+        """What is left of this delta for the Gaussian mechanisms, once the noise generator's tail is taken off."""
+        return self._spending.delta_for_noise(delta)
+
+    def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
+        """Keep in a folder what it takes to go on with this run in another process; an older checkpoint goes.
+
+        That is the weights, the state of optimizer and bound, the terms of the run, where its ledger lies, and a keyed
+        fingerprint of the data set. No key of noise or sampling is kept, and nothing private but the fingerprint,
+        whose file goes when the run is closed after its last step.
+
+        Args:
+            folder: made if it is not there; its files can be read by their owner alone.
+            extras: what ``extras`` shall hold after :meth:`resume`; what it holds now unless given. Tensors, numbers,
+                text, and mappings and sequences of those, that know of the records only what was released.
+
+        Raises:
+            ValueError: the ledger is in memory, so that what was spent ends with the process.
+            TypeError: something in the model, the optimizer or ``extras`` cannot be kept.
+            OSError: the files cannot be written; the older checkpoint stays.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        SavedRun.write(
+            folder,
+            self.bound,
+            self.optimizer,
+            terms=self.terms,
+            steps_taken=self.steps_taken,
+            ledger=self.ledger,
+            extras=self.extras if extras is None else extras,
+        )
+        if folder != self._saved_in:
+            if self._fingerprint is None:
+                self._fingerprint = Fingerprint.of(self._dataset)
+            self._fingerprint.write(folder)
+            self._saved_in = folder
+
+    @classmethod
+    def resume(
+        cls,
+        folder: Path | str,
+        bound: GradientBound,
+        optimizer: Optimizer,
+        dataset: Any,
+        *,
+        accountant: Accountant | None = None,
+        ledger: Ledger | None = None,
+    ) -> Self:
+        """Go on with a run from its checkpoint, with what is left of its steps and under fresh secret randomness.
+
+        What the ledger holds of the run beyond the checkpoint is paid for and lost: a process that died may have
+        released it. So however often a run dies, it never makes more steps than were planned.
+
+        Args:
+            folder: where :meth:`save` kept the run.
+            bound: of a model like the one that was saved, which gets its weights.
+            optimizer: like the one that was saved, whose state it gets.
+            dataset: the same records.
+            accountant: prices the run; ``PldAccountant()`` unless given.
+            ledger: that of the run; opened where it lay, as seen from the folder, unless given.
+
+        Guarantee: that of :func:`privatize`, of all that every process of the run released together.
+
+        Raises:
+            FileNotFoundError: the checkpoint or the ledger is not there.
+            ValueError: a file was cut or altered, or model, optimizer or data set are not those of the run; all are
+                left as they were.
+            PrivacyRefusal: the ledger does not go on from where the run was saved, is in use, or holds so much else by
+                now that the rest of the run would exceed its budget; and what :func:`privatize` refuses.
+        """
+        folder = Path(folder)
+        saved = SavedRun.read(folder)
+        refuse_mixing_modules(bound.model)
+        check_optimizer(optimizer, bound)
+        saved.check_fits(bound, optimizer)
+        with ExitStack() as undone:
+            own = None
+            if ledger is None:
+                ledger = own = undone.enter_context(saved.open_ledger(folder))
+            run = cls(
+                bound,
+                optimizer,
+                dataset,
+                terms=saved.terms,
+                accountant=accountant if accountant is not None else PldAccountant(),
+                ledger=ledger,
+                steps_taken=saved.steps_taken,
+                steps_lost=saved.steps_lost(ledger),
+                extras=saved.extras,
+            )
+            undone.enter_context(run)
+            if run.steps_left:
+                run._check_data(folder)
+                run._spending.check_budget(run.steps_left)
+            saved.put_back(bound, optimizer)
+            undone.pop_all()
+        run._own_ledger, run._saved_in = own, folder
+        return run
+
+    def _check_data(self, folder: Path) -> None:
+        """The records are those that the run began with."""
+        self._fingerprint = Fingerprint.read(folder)
+        if not self._fingerprint.fits(self._dataset):
+            raise ValueError("the data set is not the one that the run began with; resume it with the same records")
 
     def _reserve_step(self) -> None:
         """The ledger knows of a step before its batch is drawn, so no crash can hide what was spent."""
         if self._reserved == 0:
-            self._reserved = min(_LEASE if self.ledger.path else 1, self.steps - self.steps_taken)
+            self._reserved = min(_LEASE if self.ledger.path else 1, self.steps_left)
             self.ledger.reserve(self.event, self._reserved)
 
     def _check_step_done(self) -> None:
@@ -269,18 +368,20 @@ class PrivateRun:
         self._check_gradients()
         assert self._batch is not None
         self._batch.check_bounded(len(self._batch.indices))
-        _check_coverage(optimizer, self.bound)
-        self._release(self.bound.take(), self._names, step=self.steps_taken)
-        self.ledger.commit()
+        check_coverage(optimizer, self.bound)
+        # All of this first: a release that breaks off half-way is paid for, and its noise is never drawn again.
+        self.ledger.commit(self.event)
+        step = self.steps_taken
         self._step_due, self._batch = False, None
         self.steps_taken += 1
         self._reserved -= 1
+        self._release(self.bound.take(), self._names, step=step)
         for p in self.bound.parameters.values():
             self._written[id(p)] = _call_gradient_hooks(p)
 
     def _before_any_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Another optimizer must not move parameters that this run answers for."""
-        if optimizer is not self.optimizer and (shared := _held_by(optimizer) & self._names.keys()):
+        if optimizer is not self.optimizer and (shared := held_by(optimizer) & self._names.keys()):
             raise PrivacyRefusal(
                 f"a second optimizer ({type(optimizer).__name__}) steps {self._listed(shared)}, which a private run "
                 "trains; give it other parameters, or close the run first"
@@ -308,6 +409,10 @@ class PrivateRun:
             handle.remove()
         self.bound.close()
         self.ledger.release()
+        if self._own_ledger is not None:
+            self._own_ledger.close()
+        if self._saved_in is not None and not self.steps_left:
+            Fingerprint.remove(self._saved_in)
 
     def __enter__(self) -> Self:
         return self
@@ -316,66 +421,6 @@ class PrivateRun:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-class _Preflight:
-    """Runs the preflight inside the first recorded call of the model in each of its modes, before that call itself.
-
-    A mode is which modules train and which evaluate: ``model.train()`` can wake a batch norm that was proven asleep.
-    """
-
-    def __init__(self, run: PrivateRun | None) -> None:
-        self._run = run
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _Preflight:
-        return _Preflight(None)
-
-    def __reduce__(self) -> tuple[type[_Preflight], tuple[None]]:
-        return _Preflight, (None,)
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run = self._run
-        if run is None or module is not run.bound.model or not torch.is_grad_enabled():
-            return
-        mode = tuple(part.training for part in module.modules())
-        if mode in run._proven:
-            return
-        run._proven.add(mode)
-        try:
-            prove(run.bound, Call(args, kwargs))
-        except BaseException:
-            run._proven.discard(mode)
-            raise
-
-
-def _held_by(optimizer: Optimizer) -> set[int]:
-    return {id(p) for group in optimizer.param_groups for p in group["params"]}
-
-
-def _check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise PrivacyRefusal("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
-    _check_coverage(optimizer, bound)
-
-
-def _check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
-    """The optimizer moves the parameters that the bound covers, and no others that are trainable."""
-    covered = {id(p): name for name, p in bound.parameters.items()}
-    held = _held_by(optimizer)
-    if held == covered.keys():
-        return
-    trainable = {
-        id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad or p.grad is not None
-    }
-    problems = [f"{name}: trainable, but not in the optimizer" for i, name in covered.items() if i not in held]
-    outside = len(trainable - covered.keys())
-    if outside:
-        problems.append(f"{outside} trainable parameters of the optimizer are not in the model that is bounded")
-    if problems:
-        raise PrivacyRefusal(
-            "the optimizer and the bound differ:\n  " + "\n  ".join(problems) + "\n"
-            "Freeze what is not trained (requires_grad=False) before PerExampleClip, and give the optimizer the rest."
-        )
 
 
 def _call_gradient_hooks(p: Tensor) -> Tensor | None:

@@ -22,6 +22,7 @@ from noisette.accounting.pld import PldAccountant as PldAccountant
 from noisette.accounting.rdp import RdpAccountant as RdpAccountant
 from noisette.accounting.tail import TAIL_SHARE as TAIL_SHARE
 from noisette.accounting.tail import tail_delta as tail_delta
+from noisette.accounting.tail import tail_delta_of as tail_delta_of
 
 __all__ = [
     "TAIL_SHARE",
@@ -46,4 +47,5 @@ __all__ = [
     "sampling_rate_for",
     "steps_for",
     "tail_delta",
+    "tail_delta_of",
 ]

@@ -8,12 +8,24 @@ import numpy as np
 from scipy.special import ndtr
 
 from noisette._check import count, positive, probability
+from noisette.accounting.events import (
+    Event,
+    Events,
+    FixedSizeGaussian,
+    Gaussian,
+    PoissonGaussian,
+    RepeatedRuns,
+    SeenByGroup,
+)
 
 # The largest magnitude that Box-Muller makes of a uniform number with 53 random bits, in standard deviations.
 RADIUS = math.sqrt(2 * 53 * math.log(2))
 
 # The part of delta that a run sets aside for this.
 TAIL_SHARE = 0.01
+
+# Taken for the dimensions of a release of which a ledger does not tell them: no process noises so many elements.
+MOST_DIMENSIONS = 2**40
 
 
 def tail_delta(*, noise_multiplier: float, sampling_rate: float, steps: int, dimensions: int) -> float:
@@ -45,3 +57,38 @@ def tail_delta(*, noise_multiplier: float, sampling_rate: float, steps: int, dim
     shift = 1 / (noise_multiplier * np.sqrt(spread))
     unreachable = spread * (ndtr(shift - RADIUS) - ndtr(-RADIUS))
     return min(1.0, 2 * sampling_rate * steps * float(unreachable.max()))
+
+
+def tail_delta_of(events: Events, *, dimensions: int = MOST_DIMENSIONS) -> float:
+    """The part of delta that goes to the tail of the noise in all these releases together.
+
+    Args:
+        events: what a ledger holds; the shares of a release with several parts are one noise.
+        dimensions: number of elements that each release noised, at most.
+
+    Guarantee: as that of :func:`tail_delta`, for all of them together.
+
+    >>> tail_delta_of({PoissonGaussian(0.01, 1.0): 10_000}) < 1e-8
+    True
+    """
+    return min(1.0, sum(times * _tail_of_one(event, dimensions) for event, times in events.items()))
+
+
+def _tail_of_one(event: Event, dimensions: int) -> float:
+    match event:
+        case Gaussian():
+            noise, rate = event.noise_multiplier, 1.0
+        case PoissonGaussian():
+            noise, rate = event.noise_multiplier, event.sampling_rate
+        case FixedSizeGaussian():  # one example goes and another comes
+            noise, rate = event.noise_multiplier / 2, event.batch_size / event.size
+        case SeenByGroup():  # all of a group at once is the most that a step can see of it
+            release, rate = event.event, 1.0
+            if isinstance(release, PoissonGaussian):
+                rate = min(1.0, event.records * release.sampling_rate)
+            noise = release.noise_multiplier / event.records
+        case RepeatedRuns():
+            return event.mean * tail_delta_of(dict(event.run), dimensions=dimensions)
+        case _:
+            raise TypeError(f"expected an event of this package, got {event!r}")
+    return tail_delta(noise_multiplier=noise, sampling_rate=rate, steps=1, dimensions=dimensions)

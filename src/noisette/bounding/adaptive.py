@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -62,3 +62,17 @@ class AdaptiveClip:
 
     def groups(self, names: Sequence[str]) -> list[Group]:
         return [Group(tuple(names), self.max_grad_norm, count=self._count)]
+
+    def state(self) -> Mapping[str, float]:
+        """The bound C as of the last release."""
+        return {"max_grad_norm": self.max_grad_norm}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on with the C that :meth:`state` gave.
+
+        Raises:
+            ValueError: it is not a finite number above zero.
+        """
+        _check.positive(max_grad_norm=state["max_grad_norm"])
+        self._max_grad_norm = float(state["max_grad_norm"])
+        self._read = self._count.released.grad  # what was released before has had its say

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -31,7 +31,24 @@ class BoundedSum:
     name: str = "gradient"
 
 
-class GradientBound(Protocol):
+@runtime_checkable
+class Learns(Protocol):
+    """A part of a bound that learns from released values, such as a clipping norm that follows the gradients."""
+
+    def state(self) -> Mapping[str, float]:
+        """What it has learned, by name. It is public."""
+        ...
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from what :meth:`state` gave.
+
+        Raises:
+            ValueError: a value is outside its domain.
+        """
+        ...
+
+
+class GradientBound(Learns, Protocol):
     """Bounds what one example can do to the gradient sum of one logical batch."""
 
     @property

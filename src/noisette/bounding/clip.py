@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import _check
-from noisette.bounding.base import BoundedSum
+from noisette.bounding.base import BoundedSum, Learns
 from noisette.bounding.clipped_sum import Clipping, Engine
 from noisette.bounding.clipping_rules import ClippingRule, Flat, Group, factors_within
 from noisette.bounding.engines import BookKeeping
@@ -164,6 +164,15 @@ class PerExampleClip:
                 total = counted.get(k, torch.zeros(())).to(count.released) / 2
                 sums.append(BoundedSum((count.released,), (total,), 0.5, count.share, "clipping count"))
         return sums
+
+    def state(self) -> Mapping[str, float]:
+        """What the clipping rule has learned from released values; empty for one that learns nothing."""
+        return self.clipping.state() if isinstance(self.clipping, Learns) else {}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from what :meth:`state` gave, with a clipping rule like the one that it was taken from."""
+        if isinstance(self.clipping, Learns):
+            self.clipping.restore(state)
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""

@@ -1,0 +1,61 @@
+"""What a model and its optimizer have learned, taken out as plain values and put back whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+def learned(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Weights, buffers and the optimizer's state, with what it takes to tell whether they fit another pair."""
+    return {
+        "weights": dict(model.state_dict()),
+        "optimizer": type(optimizer).__name__,
+        "groups": _names_of_groups(model, optimizer),
+        "state": optimizer.state_dict(),
+    }
+
+
+def check_fits(kept: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    """What was kept belongs to a model and an optimizer like these.
+
+    Raises:
+        ValueError: it does not; the first problems are listed.
+    """
+    weights, own = kept["weights"], model.state_dict()
+    problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
+    for name, value in own.items():
+        if name not in weights:
+            problems.append(f"{name}: in the model, but not in the checkpoint")
+        elif (was := _form(weights[name])) != _form(value):
+            problems.append(f"{name}: {was} in the checkpoint, {_form(value)} in the model")
+    if kept["optimizer"] != type(optimizer).__name__:
+        problems.append(f"the optimizer was {kept['optimizer']}, not {type(optimizer).__name__}")
+    elif kept["groups"] != _names_of_groups(model, optimizer):
+        problems.append("the optimizer held other parameters, or in another order")
+    if problems:
+        more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
+        raise ValueError("the checkpoint is of another model:\n  " + "\n  ".join(problems[:5] + more))
+
+
+def put_back(kept: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    """Give a model and an optimizer what :func:`learned` took from a pair like them.
+
+    Raises:
+        ValueError: they are not like them; nothing is changed then.
+    """
+    check_fits(kept, model, optimizer)
+    optimizer.load_state_dict(kept["state"])
+    model.load_state_dict(kept["weights"])
+
+
+def _names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    names = {id(p): name for name, p in model.named_parameters()}
+    return [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
+
+
+def _form(value: Any) -> str:
+    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
