@@ -5,7 +5,7 @@ import mpmath
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from noisette.accounting import PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting import PldAccountant, PoissonGaussian, RdpAccountant, SeenByGroup
 
 
 def gaussian_delta(noise, steps, epsilon):
@@ -126,9 +126,20 @@ def test_what_the_distribution_cannot_resolve_is_priced_by_rdp():
     events = {PoissonGaussian(0.01, 4.0): 10_000}
     for delta in (1e-13, 1e-30):
         assert PldAccountant().price(events).epsilon(delta=delta) == RdpAccountant().price(events).epsilon(delta=delta)
-    huge = {PoissonGaussian(0.5, 0.2): 1000}
+        assert PldAccountant().price(events).answered_by(delta=delta) == "rdp"
+    assert PldAccountant().price(events).answered_by(delta=1e-5) == "pld"
+    huge = {PoissonGaussian(0.5, 0.03): 1000}
     assert PldAccountant().price(huge).epsilon(delta=1e-5) == RdpAccountant().price(huge).epsilon(delta=1e-5)
+    assert PldAccountant().price(huge).answered_by(delta=1e-5) == "rdp"
     assert PldAccountant().price(huge).delta(epsilon=1.0) == 1
+
+
+def test_a_rare_great_loss_is_priced_by_its_distribution():
+    """Every divergence is in the thousands; yet the group is hardly ever in a batch, less often than delta."""
+    rare = {SeenByGroup(PoissonGaussian(1e-6, 0.5), records=60): 1}
+    assert RdpAccountant().price(rare).epsilon(delta=1e-4) > 500
+    assert PldAccountant().price(rare).epsilon(delta=1e-4) == 0
+    assert PldAccountant().price(rare).answered_by(delta=1e-4) == "pld"
 
 
 @pytest.mark.parametrize("steps", [100, 10_000])

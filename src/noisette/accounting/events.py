@@ -231,7 +231,7 @@ class RepeatedRuns(Event):
 
     Args:
         run: the releases of one run, as pairs of an event and how many times it happens.
-        mean: expected number of runs, at least 1 (above 0 for the Poisson distribution).
+        mean: expected number of runs, at least 1.
         shape: of the distribution, 0 or more.
 
     Raises:
@@ -254,8 +254,8 @@ class RepeatedRuns(Event):
         positive(mean=self.mean)
         if isinstance(self.shape, bool) or not isinstance(self.shape, int | float) or not self.shape >= 0:
             raise ValueError(f"expected shape >= 0, got shape={self.shape!r}")
-        if self.mean < 1 and self.shape != math.inf:
-            raise ValueError(f"expected mean >= 1, got mean={self.mean}: such a search makes one run at least")
+        if self.mean < 1:
+            raise ValueError(f"expected mean >= 1, got mean={self.mean}")
         if not self.run:
             raise ValueError("expected the releases of one run, got none")
         for event, times in self.run:
@@ -288,6 +288,8 @@ def check_events(events: Events) -> None:
 def _check_parts(parts: Parts) -> None:
     for name, share in parts:
         probability(**{f"share of {name}": share})
+    if len(dict(parts)) < len(parts):
+        raise ValueError(f"expected parts of different names, got {', '.join(name for name, _ in parts)}")
     if parts and not math.isclose(total := math.fsum(share for _, share in parts), 1, rel_tol=1e-12):
         raise ValueError(f"expected shares that add up to 1, got {total:g} of {', '.join(n for n, _ in parts)}")
 

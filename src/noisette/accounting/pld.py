@@ -3,72 +3,98 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
 from noisette._check import open_fraction, positive
-from noisette.accounting.accountant import priced_noise, sampled_only
-from noisette.accounting.events import Events, PoissonGaussian, Sampled
-from noisette.accounting.moments import log_moment
+from noisette.accounting.accountant import priced_noise, unpriceable
+from noisette.accounting.events import Events, Gaussian, Sampled, SeenByGroup, check_events
+from noisette.accounting.mixture import REACH, Mixture
 from noisette.accounting.rdp import RdpAccountant, RdpCurve
 
 if TYPE_CHECKING:
+    from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-# Beyond this epsilon a distribution is costly and nobody is helped by its digits.
+# A distribution that reaches beyond this is costly, and nobody is helped by its digits.
 LARGEST_EPSILON = 500.0
 
-# What keeps one answer within seconds: grid points of one release and of all, and the distance between points.
-MOST_POINTS, MOST_POINTS_COMPOSED = 400_000, 3_000_000
+# What keeps one answer within seconds: grid points of one release and of all, terms of one release as a group sees it,
+# and the distance between points.
+MOST_POINTS, MOST_POINTS_COMPOSED, MOST_TERMS = 400_000, 3_000_000, 5_000_000
 LEAST_INTERVAL = 1e-7
 
 # What rounding in the Fourier transform moves delta by, per release: at most 4e-17 against the closed form at rate 1.
 ROUNDING = 1e-16
+
+Priced: TypeAlias = Sampled | SeenByGroup
 
 
 @dataclass(frozen=True, eq=False)
 class PldCurve:
     """The events, composed anew on a grid that fits each question."""
 
-    events: Mapping[Sampled, int]
+    events: Mapping[Priced, int]
     coarseness: float
     renyi: RdpCurve
 
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta.
 
-        Guarantee: the larger of both directions (a record added, a record removed), rounded upwards on the grid.
-        Where the distribution cannot resolve so small a delta or so large an epsilon, the answer is that of
-        :class:`RdpAccountant`.
+        Guarantee: the larger of both directions (added, removed), rounded upwards on the grid. Where the distribution
+        cannot resolve so small a delta, or one release alone may lose more than 500, the answer is that of
+        :class:`RdpAccountant`, and :meth:`answered_by` says so.
 
         Raises:
             ValueError: ``delta`` is not in (0, 1).
         """
-        open_fraction(delta=delta)
-        known = self.renyi.epsilon(delta=delta)
-        resolved = delta - self._rounding
-        interval = math.inf
-        while 0 < known <= LARGEST_EPSILON and resolved > 0 and (finer := self._interval(known)) < interval / 2:
-            interval = finer
-            known = min(known, float(_composed(self.events, interval).get_epsilon_for_delta(resolved)))
-        return known
+        return self._answer(delta)[0]
+
+    def answered_by(self, *, delta: float) -> str:
+        """Name of the accountant whose bound :meth:`epsilon` is at this delta: ``"pld"``, else ``"rdp"``.
+
+        Raises:
+            ValueError: ``delta`` is not in (0, 1).
+
+        >>> from noisette.accounting.events import PoissonGaussian
+        >>> run = PldAccountant().price({PoissonGaussian(sampling_rate=0.5, noise_multiplier=0.03): 1000})
+        >>> run.epsilon(delta=1e-5) > 500, run.answered_by(delta=1e-5)
+        (True, 'rdp')
+        """
+        return self._answer(delta)[1]
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, under the same guarantee.
+        """Delta at this epsilon, under the same guarantee; that of :class:`RdpAccountant` for an epsilon above 500.
 
         Raises:
             ValueError: ``epsilon`` is not above 0.
         """
         positive(epsilon=epsilon)
         known = self.renyi.delta(epsilon=epsilon)
-        if not self.events or epsilon > LARGEST_EPSILON or self.renyi.epsilon(delta=0.5) > LARGEST_EPSILON:
+        if not self.events or epsilon > LARGEST_EPSILON or not self._within_reach(self.renyi.epsilon(delta=0.5)):
             return known
         composed = _composed(self.events, self._interval(epsilon))
         return min(known, float(composed.get_delta_for_epsilon(epsilon)) + self._rounding)
+
+    def _answer(self, delta: float) -> tuple[float, str]:
+        open_fraction(delta=delta)
+        known, by = self.renyi.epsilon(delta=delta), RdpAccountant.name
+        if (resolved := delta - self._rounding) <= 0:
+            return known, by
+        interval = math.inf
+        while known > 0 and self._within_reach(known) and (finer := self._interval(known)) < interval / 2:
+            interval = finer
+            tighter = float(_composed(self.events, interval).get_epsilon_for_delta(resolved))
+            known, by = min((known, by), (tighter, PldAccountant.name))
+        return known, by
+
+    def _within_reach(self, known: float) -> bool:
+        """Whether a distribution would help. A rare loss makes divergences huge, though epsilon may be small."""
+        return known <= LARGEST_EPSILON or (known < math.inf and _spans(self.events)[0] <= LARGEST_EPSILON)
 
     @property
     def _rounding(self) -> float:
@@ -76,10 +102,10 @@ class PldCurve:
 
     def _interval(self, epsilon: float) -> float:
         """Distance of the grid points: fine for this epsilon and for one release, coarse enough to be quick."""
-        fits_epsilon = 1e-5 if epsilon < 0.3 else max(1e-4, 5e-6 * epsilon)
+        fits_epsilon = 1e-5 if epsilon < 0.3 else max(1e-4, 5e-6 * min(epsilon, LARGEST_EPSILON))
         fits_release = _typical_loss(self.events) / 20  # errs by about 2e-4 of epsilon; the error grows quadratically
         span, composed_span = _spans(self.events)
-        quick = max(span / MOST_POINTS, composed_span / MOST_POINTS_COMPOSED, LEAST_INTERVAL)
+        quick = max(span / _most_points(self.events), composed_span / MOST_POINTS_COMPOSED, LEAST_INTERVAL)
         return max(self.coarseness * min(fits_epsilon, fits_release), quick)
 
 
@@ -96,6 +122,7 @@ class PldAccountant:
     Raises:
         ValueError: ``coarseness`` is not above 0.
 
+    >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
     >>> round(PldAccountant().price({release: 10_000}).epsilon(delta=1e-5), 3)
     0.947
@@ -109,36 +136,55 @@ class PldAccountant:
         positive(coarseness=self.coarseness)
 
     def price(self, events: Events) -> PldCurve:
-        """The curve of these events."""
-        return PldCurve(sampled_only(events, self.name), self.coarseness, RdpAccountant().price(events))
+        """The curve of these events.
+
+        Raises:
+            Unpriceable: an event is of fixed size or a search over runs, whose loss has no known distribution.
+        """
+        check_events(events)
+        priced: dict[Priced, int] = {}
+        for event, times in events.items():
+            if not isinstance(event, Priced):
+                raise unpriceable(event, self.name)
+            priced[event] = times
+        return PldCurve(priced, self.coarseness, RdpAccountant().price(events))
 
 
-def _typical_loss(events: Mapping[Sampled, int]) -> float:
+@lru_cache(maxsize=64)
+def _mixture(event: Priced) -> Mixture:
+    return Mixture.of(event)
+
+
+def _typical_loss(events: Mapping[Priced, int]) -> float:
     """Root mean square privacy loss of one release, by its chi-square divergence; ``inf`` where it overflows."""
-    with np.errstate(over="ignore"):
-        squares = sum(times * np.expm1(log_moment(event, 1)) for event, times in events.items())
+    squares = sum(times * _mixture(event).chi_square for event, times in events.items())
     return math.sqrt(squares / sum(events.values()))
 
 
-def _spans(events: Mapping[Sampled, int]) -> tuple[float, float]:
+def _spans(events: Mapping[Priced, int]) -> tuple[float, float]:
     """About how far apart the least and the greatest privacy loss lie: of one release, and of all together."""
     releases = sum(events.values())
     one, typical = max(_span(event) for event in events), _typical_loss(events)
     return one, min(releases * one, 16 * math.sqrt(releases) * typical + releases * typical**2)
 
 
-def _span(event: Sampled) -> float:
-    """The same for one event, whose noise the library cuts at 10 standard deviations."""
-    q, sigma = event.sampling_rate, priced_noise(event)
-    with np.errstate(divide="ignore"):
-        losses = np.logaddexp(np.log1p(-q), np.log(q) + (1 + 20 * sigma * np.array([-1, 1])) / (2 * sigma**2))
-    return float(losses[1] - losses[0])
+def _span(event: Priced) -> float:
+    least, greatest = _mixture(event).loss(np.array(_mixture(event).ends))
+    return float(greatest - least)
+
+
+def _most_points(events: Mapping[Priced, int]) -> int:
+    """Grid points of one release: fewer for a larger group, because each point adds up as many terms."""
+    terms = max(event.records if isinstance(event, SeenByGroup) else 1 for event in events)
+    return min(MOST_POINTS, MOST_TERMS // terms)
 
 
 @lru_cache(maxsize=8)
-def _distribution(event: Sampled, interval: float) -> PrivacyLossDistribution:
+def _distribution(event: Priced, interval: float) -> PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution
 
+    if isinstance(event, SeenByGroup):
+        return _group_distribution(event, interval)
     return privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=priced_noise(event),
         sampling_prob=event.sampling_rate,
@@ -147,12 +193,34 @@ def _distribution(event: Sampled, interval: float) -> PrivacyLossDistribution:
     )
 
 
-def _composed(events: Mapping[Sampled, int], interval: float) -> PrivacyLossDistribution:
+def _group_distribution(event: SeenByGroup, interval: float) -> PrivacyLossDistribution:
+    """What the library's own mixture of Gaussians is, without its minutes of search for every point."""
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+    mixture = _mixture(event)
+    least, greatest = mixture.loss(np.array(mixture.ends))
+    removed = _pessimistic(mixture.delta_removed, least, greatest, interval)
+    least, greatest = -mixture.loss(np.array([REACH, -REACH]))
+    return PrivacyLossDistribution(removed, _pessimistic(mixture.delta_added, least, greatest, interval))
+
+
+def _pessimistic(delta: Callable[[np.ndarray], np.ndarray], least: float, greatest: float, interval: float) -> PLDPmf:
+    """The distribution on a grid that has this delta at every point of it, and a larger one between."""
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+
+    first, last = math.floor(least / interval), math.ceil(greatest / interval)
+    deltas = delta(np.arange(first, last + 1) * interval)
+    falling = np.maximum.accumulate(deltas[::-1])[::-1]
+    return create_pmf_pessimistic_connect_dots_fixed_gap(interval, first, last, falling)
+
+
+def _composed(events: Mapping[Priced, int], interval: float) -> PrivacyLossDistribution:
     parts = [_self_composed(event, times, interval) for event, times in events.items()]
     return reduce(lambda whole, part: whole.compose(part), parts)
 
 
-def _self_composed(event: Sampled, times: int, interval: float) -> PrivacyLossDistribution:
-    if event.sampling_rate == 1:  # the same as one release with less noise, without a convolution
-        return _distribution(PoissonGaussian(1.0, event.noise_multiplier / math.sqrt(times)), interval)
+def _self_composed(event: Priced, times: int, interval: float) -> PrivacyLossDistribution:
+    release, records = (event.event, event.records) if isinstance(event, SeenByGroup) else (event, 1)
+    if release.sampling_rate == 1:  # the same as one release with less noise, without a convolution
+        return _distribution(Gaussian(release.noise_multiplier / (records * math.sqrt(times))), interval)
     return _distribution(event, interval).self_compose(times)
