@@ -1,8 +1,20 @@
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant, noise_multiplier_for
+from noisette.accounting import (
+    MomentsAccountant,
+    PldAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+    delta_for,
+    epsilon_for,
+    noise_multiplier_for,
+    sampling_rate_for,
+    steps_for,
+)
 
 # examples in a batch, in the data set, steps: {epsilon: (RDP noise, PLD noise)}, at delta 1e-5.
 TABLE = {
@@ -65,6 +77,7 @@ TABLE = {
     (4000, 50_000, 1250): {8: (1.9683, 1.8604), 4: (3.3936, 3.1745), 2: (6.1687, 5.7250)},
 }
 ROWS = [(*plan, epsilon, *noises) for plan, budgets in TABLE.items() for epsilon, noises in budgets.items()]
+PAPER = MomentsAccountant(orders=range(1, 33))
 QUICK = [row for row in ROWS if (row[0], row[3]) in {(600, 3), (600, 0.1), (4000, 2), (32, 0.05)}]
 
 
@@ -94,24 +107,130 @@ def test_one_release_on_all_records_needs_the_exact_gaussian_noise(epsilon, nois
     assert noise * (1 - 1e-4) <= ours <= noise * (1 + 2e-3)
 
 
-@pytest.mark.parametrize(
-    "accountant", [PldAccountant(), PldAccountant(30.0), RdpAccountant(), MomentsAccountant()], ids=str
-)
-@pytest.mark.parametrize(
-    ("epsilon", "delta", "rate", "steps"), [(3.0, 1e-5, 0.02, 1000), (0.5, 1e-6, 0.2, 60), (8.0, 1e-5, 0.5, 40)]
-)
-def test_the_result_is_safe_and_hardly_more_than_needed(accountant, epsilon, delta, rate, steps):
-    noise = noise_multiplier_for(epsilon=epsilon, delta=delta, sampling_rate=rate, steps=steps, accountant=accountant)
+# noise, noise of the principal components, epsilon: epochs of 100 steps that the budget pays for with the steps alone,
+# beside the principal components, and where two layers each have the noise. From an independent script.
+EPOCHS = [
+    (8, 16, 0.5, (53.7, 29.0, 14.3)),
+    (4, 7, 2.0, (246.4, 215.0, 103.3)),
+    (2, 4, 8.0, (728.2, 706.4, 306.3)),
+]
 
-    def price(noise):
-        return accountant.price({PoissonGaussian(rate, noise): steps}).epsilon(delta=delta)
 
-    assert price(noise) <= epsilon < price(noise * (1 - 1e-3))
+@pytest.mark.parametrize(("noise", "components", "epsilon", "epochs"), EPOCHS)
+def test_the_budgets_of_the_mnist_study_pay_for_so_many_epochs(noise, components, epsilon, epochs):
+    plan = {"epsilon": epsilon, "delta": 1e-5, "sampling_rate": 0.01, "accountant": PAPER}
+    before = {PoissonGaussian(1.0, components): 1}
+    layers = PoissonGaussian.joint(0.01, {"hidden": noise, "top": noise}).noise_multiplier
+    steps = [
+        steps_for(noise_multiplier=noise, **plan),
+        steps_for(noise_multiplier=noise, besides=before, **plan),
+        steps_for(noise_multiplier=layers, besides=before, **plan),
+    ]
+    assert steps == pytest.approx([100 * n for n in epochs], abs=6)
+
+
+def test_the_library_itself_agrees_on_the_steps_beside_another_release():
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    plan = {"epsilon": 0.5, "delta": 1e-5, "sampling_rate": 0.01, "noise_multiplier": 8.0}
+    steps = steps_for(**plan, besides={PoissonGaussian(1.0, 16.0): 1})
+    one = from_gaussian_mechanism(8.0, sampling_prob=0.01, value_discretization_interval=2e-5)
+    before = from_gaussian_mechanism(16.0, value_discretization_interval=2e-5)
+    assert one.self_compose(steps).compose(before).get_epsilon_for_delta(1e-5) == pytest.approx(0.5, rel=1e-3)
+
+
+def check_every_knob(accountant, epsilon, delta, rate, noise, steps, besides):
+    """Each result keeps the budget, and a little more would not."""
+    budget = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "besides": besides}
+
+    def price(rate, noise, steps):
+        run = dict(besides)
+        run[PoissonGaussian(rate, noise)] = run.get(PoissonGaussian(rate, noise), 0) + steps
+        return accountant.price(run).epsilon(delta=delta)
+
+    found = noise_multiplier_for(**budget, sampling_rate=rate, steps=steps)
+    assert price(rate, found, steps) <= epsilon < price(rate, found * (1 - 1e-3), steps)
+    found = sampling_rate_for(**budget, noise_multiplier=noise, steps=steps)
+    assert price(found, noise, steps) <= epsilon
+    assert found == 1 or epsilon < price(min(1.0, found * (1 + 1e-3)), noise, steps)
+    found = steps_for(**budget, sampling_rate=rate, noise_multiplier=noise)
+    assert found == 0 or price(rate, noise, found) <= epsilon
+    assert found == 10**9 or epsilon < price(rate, noise, found + 1)
+
+
+@pytest.mark.parametrize(
+    "accountant", [PldAccountant(50.0), RdpAccountant(), MomentsAccountant()], ids=lambda accountant: accountant.name
+)
+@pytest.mark.parametrize("besides", [{}, {PoissonGaussian(1.0, 20.0): 1, PoissonGaussian(0.02, 1.5): 100}], ids=len)
+def test_every_result_is_safe_and_hardly_less_than_possible(accountant, besides):
+    check_every_knob(accountant, 3.0, 1e-5, 0.02, 1.5, 1000, besides)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
+@pytest.mark.parametrize("besides", [{}, {PoissonGaussian(1.0, 30.0): 1}], ids=len)
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "rate", "noise", "steps"),
+    [(3.0, 1e-5, 0.02, 1.5, 1000), (0.5, 1e-6, 0.2, 20.0, 60), (8.0, 1e-5, 0.5, 4.0, 40), (1.0, 1e-7, 1e-3, 0.6, 9000)],
+)
+def test_every_result_is_safe_for_many_plans(accountant, epsilon, delta, rate, noise, steps, besides):
+    check_every_knob(accountant, epsilon, delta, rate, noise, steps, besides)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    epsilon=st.floats(-1, 1.5).map(lambda x: 10**x),
+    delta=st.floats(-10, -2).map(lambda x: 10**x),
+    rate=st.floats(-5, 0).map(lambda x: 10**x),
+    noise=st.floats(-0.5, 2).map(lambda x: 10**x),
+    steps=st.floats(0, 6).map(lambda x: int(10**x)),
+)
+def test_every_result_is_safe_whatever_the_plan(epsilon, delta, rate, noise, steps):
+    check_every_knob(MomentsAccountant(orders=[2**k for k in range(11)]), epsilon, delta, rate, noise, steps, {})
+
+
+def test_steps_under_an_event_that_was_released_before_add_up_with_it():
+    plan = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "accountant": RdpAccountant()}
+    alone = steps_for(epsilon=1.0, delta=1e-5, **plan)
+    assert steps_for(epsilon=1.0, delta=1e-5, **plan, besides={PoissonGaussian(0.01, 4.0): 3000}) == alone - 3000
+
+
+def test_epsilon_and_delta_are_those_of_the_accountant():
+    plan = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 10_000}
+    before = {PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4.0): 5}
+    run = RdpAccountant().price({PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4.0): 10_005})
+    beside = {"accountant": RdpAccountant(), "besides": before}
+    assert epsilon_for(delta=1e-5, **plan, **beside) == run.epsilon(delta=1e-5)
+    assert delta_for(epsilon=1.0, **plan, **beside) == run.delta(epsilon=1.0)
+    assert epsilon_for(delta=1e-5, **plan) == pytest.approx(0.947, abs=1e-3)
+    assert delta_for(epsilon=1.0, **plan) == pytest.approx(4.253e-6, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "noise", "delta"),
+    [
+        (0.05, 96.8961, 1.29e-9),
+        (0.1, 48.4481, 2.64e-9),
+        (0.5, 9.6896, 1.61e-8),
+        (1, 4.8448, 4.11e-8),
+        (2, 2.4224, 1.34e-7),
+        (4, 1.2112, 6.84e-7),
+        (8, 0.6056, 7.97e-6),
+        (10, 0.4845, 2.27e-5),
+        (20, 0.2422, 1.53e-3),
+    ],
+)
+def test_delta_at_the_noise_of_the_classical_formula(epsilon, noise, delta):
+    """The classical formula is meant for epsilon below 1; from 10 on it gives less noise than delta 1e-5 asks for."""
+    assert math.sqrt(2 * math.log(1.25 / 1e-5)) / epsilon == pytest.approx(noise, rel=3e-4)
+    ours = delta_for(epsilon=epsilon, sampling_rate=1.0, noise_multiplier=noise, steps=1)
+    assert ours == pytest.approx(delta, rel=2e-2)
+    assert ours >= delta * (1 - 5e-3)
 
 
 def test_a_budget_that_any_noise_keeps_asks_for_hardly_any():
     """The batch is so unlikely to hold a given record that delta covers all of it."""
-    noise = noise_multiplier_for(epsilon=2.0, delta=1e-2, sampling_rate=1e-6, steps=1, accountant=PldAccountant(50.0))
+    noise = noise_multiplier_for(epsilon=2.0, delta=1e-2, sampling_rate=1e-6, steps=1, accountant=PldAccountant(200.0))
     run = PldAccountant().price({PoissonGaussian(1e-6, noise): 1})
     assert noise < 0.1
     assert run.epsilon(delta=1e-2) == 0
@@ -120,20 +239,76 @@ def test_a_budget_that_any_noise_keeps_asks_for_hardly_any():
 def test_what_no_noise_can_buy_is_refused():
     plan = {"delta": 1e-5, "sampling_rate": 0.01, "steps": 100}
     with pytest.raises(ValueError, match=r"moments accountant cannot promise epsilon=0\.1"):
-        noise_multiplier_for(epsilon=0.1, accountant=MomentsAccountant(orders=range(1, 33)), **plan)
+        noise_multiplier_for(epsilon=0.1, accountant=PAPER, **plan)
     assert noise_multiplier_for(epsilon=0.1, accountant=MomentsAccountant(), **plan) > 0
 
 
-GOOD = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.01, "steps": 100}
+def test_a_spent_budget_pays_for_nothing():
+    spent = {"epsilon": 1.0, "delta": 1e-5, "accountant": RdpAccountant(), "besides": {PoissonGaussian(1.0, 1.0): 1}}
+    assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **spent) == 0
+    for ask, other in [(noise_multiplier_for, {"sampling_rate": 0.01}), (sampling_rate_for, {"noise_multiplier": 4.0})]:
+        with pytest.raises(
+            ValueError, match=r"prices what was released before at epsilon=4\.729, which leaves nothing"
+        ):
+            ask(steps=10, **other, **spent)
+
+
+def test_a_budget_too_small_for_one_step_or_any_rate_says_so():
+    paper = {"epsilon": 0.1, "delta": 1e-5, "accountant": PAPER}
+    assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **paper) == 0
+    with pytest.raises(ValueError, match=r"cannot promise epsilon=0\.1 .* 10 steps of noise multiplier 4\.0"):
+        sampling_rate_for(steps=10, noise_multiplier=4.0, **paper)
+
+
+def test_a_budget_that_is_never_spent_gives_the_end_of_the_range():
+    plan = {"epsilon": 1.0, "delta": 1e-5, "accountant": MomentsAccountant()}
+    assert steps_for(sampling_rate=1e-12, noise_multiplier=1e6, **plan) == 10**9
+    assert sampling_rate_for(steps=1, noise_multiplier=1000.0, **plan) == 1
+    assert noise_multiplier_for(epsilon=1e9, delta=0.9, sampling_rate=1e-9, steps=1) == 1e-3
+
+
+@pytest.mark.parametrize("epsilon", [1e-300, 1e-3, 1e5, 1e300])
+@pytest.mark.parametrize("delta", [1e-300, 1 - 1e-15])
+def test_extremes_have_an_answer_or_a_refusal(epsilon, delta):
+    budget = {"epsilon": epsilon, "delta": delta, "accountant": MomentsAccountant(orders=[1, 32, 1024])}
+    for tiny, huge in [(1e-300, 1e300), (1e-300, 1e-300), (1.0, 1e300), (1.0, 1e-300)]:
+        assert 0 <= steps_for(sampling_rate=tiny, noise_multiplier=huge, **budget) <= 10**9
+        for ask, number in [
+            (noise_multiplier_for, {"sampling_rate": tiny}),
+            (sampling_rate_for, {"noise_multiplier": huge}),
+        ]:
+            try:
+                assert ask(steps=10**6, **number, **budget) > 0
+            except ValueError as refusal:
+                if "cannot promise" not in str(refusal):
+                    raise
+
+
+BUDGET = {"epsilon": 1.0, "delta": 1e-5}
+PLAN = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 100}
+QUESTIONS = [
+    (noise_multiplier_for, BUDGET | {name: PLAN[name] for name in ("sampling_rate", "steps")}),
+    (sampling_rate_for, BUDGET | {name: PLAN[name] for name in ("noise_multiplier", "steps")}),
+    (steps_for, BUDGET | {name: PLAN[name] for name in ("sampling_rate", "noise_multiplier")}),
+    (epsilon_for, PLAN | {"delta": 1e-5}),
+    (delta_for, PLAN | {"epsilon": 1.0}),
+]
 BAD = {
     "epsilon": [0, -1.0, math.nan, math.inf, "1"],
     "delta": [0, 1, -1e-5, math.nan, "1e-5"],
     "sampling_rate": [0, -0.1, 1.5, math.nan, None],
+    "noise_multiplier": [0, -1.0, math.nan, math.inf, "1"],
     "steps": [0, -5, 10.0, "10", True],
+    "besides": [{PoissonGaussian(0.1, 1.0): 0}, {"a step": 1}],
 }
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in BAD.items() for value in values])
-def test_bad_numbers_are_refused_by_name(name, value):
-    with pytest.raises((ValueError, TypeError), match=name):
-        noise_multiplier_for(**(GOOD | {name: value}))
+@pytest.mark.parametrize(("ask", "good"), QUESTIONS, ids=[ask.__name__ for ask, _ in QUESTIONS])
+def test_bad_numbers_are_refused_by_name(ask, good):
+    for name in good:
+        for value in BAD[name]:
+            with pytest.raises((ValueError, TypeError), match=name):
+                ask(**(good | {name: value}))
+    for value in BAD["besides"]:
+        with pytest.raises((ValueError, TypeError), match=r"times|event"):
+            ask(**good, besides=value)

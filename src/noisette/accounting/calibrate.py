@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from types import MappingProxyType
+
+import numpy as np
 
 from noisette._check import count, open_fraction, positive, probability
 from noisette.accounting.accountant import LEAST_NOISE, MOST_NOISE, Accountant
@@ -19,6 +21,9 @@ TOLERANCE = 1e-3
 RATIO = 1 + TOLERANCE / 4
 # The ends of the searches: a run beyond them is none that anybody makes.
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9
+
+# The default accountant is asked on a coarse grid first, then on its own within smaller strides.
+QUICK, FINER = 10, 60
 
 NOTHING: Events = MappingProxyType({})
 
@@ -56,7 +61,7 @@ def noise_multiplier_for(
     probability(sampling_rate=sampling_rate)
     count(steps=steps)
     grid = _Grid(LEAST_NOISE, MOST_NOISE)
-    guess = 1 / math.sqrt(math.log1p((budget.distance_left / sampling_rate) ** 2 / steps))
+    guess = 1 / math.sqrt(math.log1p((budget.distance_left / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
     place = budget.last_affordable(
         lambda place: (PoissonGaussian(sampling_rate, grid.downwards(place)), steps),
         most=grid.places,
@@ -104,7 +109,7 @@ def sampling_rate_for(
     place = budget.last_affordable(
         lambda place: (PoissonGaussian(grid.upwards(place), noise_multiplier), steps),
         most=grid.places,
-        guess=grid.place(budget.distance_left / math.sqrt(steps * _divergence(noise_multiplier))),
+        guess=grid.place(budget.distance_left / math.sqrt(steps * _divergence(1.0, noise_multiplier))),
         stride=grid.tenth,
     )
     if not place:
@@ -142,7 +147,7 @@ def steps_for(
     """
     budget = _Budget(epsilon, delta, accountant or PldAccountant(), besides)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    guess = int(min((budget.distance_left / sampling_rate) ** 2 / _divergence(noise_multiplier), MOST_STEPS))
+    guess = int(min(budget.distance_left**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
     return budget.last_affordable(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
 
 
@@ -234,37 +239,19 @@ class _Budget:
     def last_affordable(
         self, plan: Callable[[int], tuple[PoissonGaussian, int]], *, most: int, guess: int, stride: int
     ) -> int:
-        """The last of the plans 1 to ``most``, each dearer than the one before, that the budget pays for; 0 for none.
+        """The last of the plans 1 to ``most``, each dearer than the last, that the budget pays for; 0 for none."""
 
-        From the guess it strides, ever further, until the answer lies between two plans; then it interpolates.
-        """
-
-        @cache
-        def excess(number: int) -> float:
-            if number > most:
-                return 1.0
-            price = self.accountant.price(_together(self.besides, *plan(number))).epsilon(delta=self.delta)
+        def excess(number: int, accountant: Accountant) -> float:
+            price = accountant.price(_together(self.besides, *plan(number))).epsilon(delta=self.delta)
             return math.log(min(max(price / self.epsilon, 0.1), 10.0))  # finite, and no end outweighs the other
 
-        if self.spent > self.epsilon or excess(1) > 0:
+        if self.spent > self.epsilon or excess(1, self.accountant) > 0:
             return 0
-        paid = unpaid = min(max(guess, 1), most)
-        stride = max(stride, 1)
-        while excess(paid) > 0:
-            paid, unpaid, stride = max(paid - stride, 1), paid, 2 * stride
-        while excess(unpaid) <= 0:
-            paid, unpaid, stride = unpaid, min(unpaid + stride, most + 1), 2 * stride
-
-        below, above = excess(paid), excess(unpaid)
-        while unpaid - paid > 1:
-            between = paid + int((unpaid - paid) * below / (below - above))
-            between = min(max(between, paid + 1), unpaid - 1)
-            if excess(between) <= 0:
-                # The end that stays counts half next time, or it would stay for ever.
-                paid, below, above = between, excess(between), above / 2
-            else:
-                unpaid, below, above = between, below / 2, excess(between)
-        return paid
+        if isinstance(self.accountant, PldAccountant):
+            quick = replace(self.accountant, coarseness=QUICK * self.accountant.coarseness)
+            guess = _last_within(lambda number: excess(number, quick), most, guess, stride)
+            stride //= FINER
+        return _last_within(lambda number: excess(number, self.accountant), most, guess, stride)
 
     def refusal(self, plan: str) -> str:
         if self.spent > self.epsilon:
@@ -277,6 +264,34 @@ class _Budget:
             f"the {self.accountant.name} accountant cannot promise epsilon={self.epsilon} at delta={self.delta} for "
             f"{plan}{beside}; ask for a larger epsilon or delta, or another accountant"
         )
+
+
+def _last_within(excess: Callable[[int], float], most: int, guess: int, stride: int) -> int:
+    """The last number from 1 to ``most`` whose excess is 0 or less, as that of 1 is known to be; the excess rises.
+
+    From the guess it strides, ever further, until the answer lies between two numbers; then it interpolates.
+    """
+    excess = cache(excess)
+    stride = max(stride, 1)
+    within = beyond = min(max(guess, 1), most)
+    while within > 1 and excess(within) > 0:
+        within, beyond, stride = max(within - stride, 1), within, 2 * stride
+    while beyond <= most and excess(beyond) <= 0:
+        within, beyond, stride = beyond, min(beyond + stride, most + 1), 2 * stride
+
+    below = excess(within) if within > 1 else -1.0
+    above = excess(beyond) if beyond <= most else 1.0
+    stayed = 0
+    while beyond - within > 1:
+        between = within + int((beyond - within) * below / (below - above))
+        between = min(max(between, within + 1), beyond - 1)
+        if excess(between) <= 0:
+            within, below = between, excess(between)
+            above, stayed = (above / 2 if stayed > 0 else above), 1
+        else:
+            beyond, above = between, excess(between)
+            below, stayed = (below / 2 if stayed < 0 else below), -1
+    return within
 
 
 @dataclass(frozen=True)
@@ -309,13 +324,16 @@ def _together(besides: Events, release: PoissonGaussian, times: int) -> Events:
     return run
 
 
+# For first guesses, so numbers are kept to where no arithmetic overflows.
 def _distance(epsilon: float, delta: float) -> float:
     """Between the means of the two Gaussians, of deviation 1, that are (epsilon, delta)-close."""
     from dp_accounting import get_sigma_gaussian
 
-    return 1 / get_sigma_gaussian(epsilon, delta) if 0 < epsilon < math.inf else epsilon
+    with np.errstate(all="ignore"):
+        return 1 / get_sigma_gaussian(min(epsilon, 1e6), delta) if epsilon else 0.0
 
 
-def _divergence(noise_multiplier: float) -> float:
-    """Chi-square divergence of one release on all records, kept finite."""
-    return math.expm1(min(noise_multiplier**-2, 700.0))
+def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
+    """Chi-square divergence of one release: the square of such a distance, for many small ones together."""
+    noise = min(max(noise_multiplier, LEAST_NOISE), MOST_NOISE)
+    return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(noise**-2, 700.0))
