@@ -25,6 +25,8 @@ from noisette.principal_components import PrivatePCA, private_pca
 
 PAGE = Path(__file__).parent.parent / "docs" / "how-to" / "private-pca.md"
 COST = (("principal components", 1.0),)
+# Of two finished sums of so many records as there may be, each of norm 2^31 at most.
+MOST_ROUNDING = 2 * 2.0**31 * 2.0**-53
 HOSTILE = {
     "largest of one value": [1.7e308] * 7,
     "largest of both signs": [1.7e308, -1.7e308, 1e300, 0, 0, 0, 0],
@@ -34,6 +36,7 @@ HOSTILE = {
     "equal": [1.0] * 7,
     "thirds": [1 / 3] * 7,
     "one axis": [0, 0, 0, -1e-200, 0, 0, 0],
+    "four halves": [3.0, -3.0, 3.0, 3.0, 0, 0, 0],
     "near one": [1.0, 2**-26, 2**-26, -(2**-27), 0, 0, 0],
     "zeros": [0.0] * 7,
     "nan": [1.0, math.nan, 1, 1, 1, 1, 1],
@@ -68,7 +71,7 @@ def test_a_record_moves_the_sum_by_its_own_part_exactly_and_by_one_at_most(name:
     for place in (0, 1024, 1500, 3000):
         moved = sums(np.insert(others, place, row, axis=0)) - sums(others)
         np.testing.assert_array_equal(moved, alone)
-    assert np.linalg.norm(alone) <= 1
+    assert np.linalg.norm(alone) <= 1 - MOST_ROUNDING
     known = name not in ("zeros", "nan", "infinite")
     assert np.linalg.norm(alone) == pytest.approx(1.0 if known else 0.0, abs=1e-3)
 
@@ -78,7 +81,7 @@ def test_every_random_record_stays_within_the_bound() -> None:
     for d in (1, 2, 50):
         for _ in range(300):
             row = generator.normal(size=(1, d)) * 10.0 ** generator.uniform(-300, 300, size=(1, d))
-            assert 1 - 1e-3 < np.linalg.norm(sums(row)) <= 1
+            assert 1 - 1e-3 < np.linalg.norm(sums(row)) <= 1 - MOST_ROUNDING
 
 
 def test_many_equal_records_add_up_without_rounding() -> None:
@@ -108,15 +111,6 @@ def test_records_that_say_nothing_leave_no_trace() -> None:
         assert not sums(silent).any()
         assert not sums(np.array([["1e4000", "1"]], dtype=np.longdouble)).any()
         assert sums(np.array([[1e300, 1e-300]])).any()
-
-
-def test_rounding_of_a_sum_over_most_records_stays_within_the_bound() -> None:
-    """Beyond two million records, the finished sum has more digits than double precision."""
-    row = principal_components._unit_rows(np.array([[1.0, 0.0]])).astype(np.int64)
-    generator, unit = np.random.default_rng(2), principal_components._UNIT**2
-    for _ in range(100):
-        others = generator.integers(2**62, 2**63 - 2**33, size=(2, 2))
-        assert np.linalg.norm((others + row.T @ row) * unit - others * unit) <= 1
 
 
 def test_a_sum_that_would_not_be_exact_is_refused() -> None:
