@@ -16,6 +16,7 @@ from noisette.accounting.events import Neighbouring as Neighbouring
 from noisette.accounting.events import PoissonGaussian as PoissonGaussian
 from noisette.accounting.events import RepeatedRuns as RepeatedRuns
 from noisette.accounting.events import SeenByGroup as SeenByGroup
+from noisette.accounting.gdp import GdpExact as GdpExact
 from noisette.accounting.ledger import Ledger as Ledger
 from noisette.accounting.moments import MomentsAccountant as MomentsAccountant
 from noisette.accounting.pld import PldAccountant as PldAccountant
@@ -31,6 +32,7 @@ __all__ = [
     "Events",
     "FixedSizeGaussian",
     "Gaussian",
+    "GdpExact",
     "Ledger",
     "MomentsAccountant",
     "Neighbouring",
