@@ -1,47 +1,119 @@
 import json
+import math
 import subprocess
 import sys
+from xml.etree import ElementTree as Xml
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant
-from noisette.cli.account import account, calibrate
+from noisette.accounting import FixedSizeGaussian, PoissonGaussian, RdpAccountant, SeenByGroup
+from noisette.cli.account import account
+from noisette.cli.accountants import AccountantName
 from noisette.cli.errors import plain_errors
+from noisette.cli.prices import rounded_down, rounded_up
 from noisette.errors import PrivacyRefusal
 
 app = typer.Typer()
 app.command()(account)
-app.command()(calibrate)
 
-PLAN = {"--sampling-rate": "0.01", "--noise-multiplier": "4", "--steps": "10000", "--delta": "1e-5"}
-BUDGET = {"--epsilon": "1.5", "--delta": "1e-5", "--sampling-rate": "0.02", "--steps": "500"}
-
-
-def run(command, options, *flags):
-    return CliRunner().invoke(app, [command, *(word for option in options.items() for word in option), *flags])
+# The reference run of Abadi et al. 2016, section 5.
+RUN = {"--sampling-rate": "0.01", "--noise-multiplier": "4", "--steps": "10000"}
+PLAN = RUN | {"--delta": "1e-5"}
+FIXED = {"--batch-size": "600", "--size": "60000", "--noise-multiplier": "4", "--steps": "100", "--delta": "1e-5"}
 
 
-@pytest.mark.parametrize(("name", "epsilon"), [("pld", 0.9469), ("rdp", 1.0355), ("moments", 1.2586)])
-def test_account_prices_a_run(name, epsilon):
-    result = run("account", PLAN, "--accountant", name, "--json")
-    assert result.exit_code == 0
-    facts = json.loads(result.stdout)
-    assert facts.pop("epsilon") == pytest.approx(epsilon, rel=1e-3)
-    assert facts == {
+def run(options, *flags):
+    return CliRunner().invoke(app, [*(word for option in options.items() for word in option), *flags])
+
+
+def facts(options, *flags):
+    result = run(options, *flags, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon", "tolerance"),
+    [
+        ("pld", 0.9469, 1e-3),
+        ("rdp", 1.0355, 5e-4),
+        ("moments", 1.2586, 5e-4),
+        ("strong-paper", 9.339, 1e-4),
+    ],
+)
+def test_account_prices_a_run(name, epsilon, tolerance):
+    found = facts(PLAN, "--accountant", name)
+    assert found.pop("epsilon") == pytest.approx(epsilon, rel=tolerance)
+    assert found == {
+        "found": "epsilon",
         "delta": 1e-5,
         "sampling_rate": 0.01,
         "noise_multiplier": 4.0,
         "steps": 10_000,
         "accountant": name,
+        "upper_bound": name != "strong-paper",
         "neighbouring": "add or remove one record",
         "sampling": "Poisson",
     }
 
 
+@pytest.mark.parametrize(("steps", "printed"), [("10000", "9.339"), ("40000", "24.205")])
+def test_the_printed_strong_composition_is_called_no_guarantee(steps, printed):
+    result = run(PLAN | {"--steps": steps, "--accountant": "strong-paper"})
+    assert result.exit_code == 0
+    assert float(result.stdout.split()[1]) == pytest.approx(float(printed), abs=6e-4)
+    assert "optimistic" in result.stdout
+    assert "no guarantee" in result.stdout
+
+
+def test_the_accountants_come_in_their_order():
+    epsilons = [facts(PLAN, "--accountant", name)["epsilon"] for name in ("pld", "rdp", "moments", "strong", "naive")]
+    assert epsilons == sorted(epsilons)
+
+
+@pytest.mark.parametrize(("noise", "steps", "epsilon"), [("16", 1, 0.2041), ("10", 100, 4.3772), ("5", 10, 2.5944)])
+def test_full_batches_have_an_exact_price(noise, steps, epsilon):
+    full = {"--sampling-rate": "1", "--noise-multiplier": noise, "--steps": str(steps), "--delta": "1e-5"}
+    assert facts(full, "--accountant", "gdp")["epsilon"] == pytest.approx(epsilon, abs=6e-5)
+
+
+def test_an_accountant_without_a_price_is_refused_with_the_way_out():
+    result = run(PLAN, "--accountant", "gdp")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "gdp" in result.stderr
+    assert "PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)" in result.stderr
+
+
+@pytest.mark.parametrize(("name", "delta"), [("pld", 4.253e-6), ("rdp", 1.764e-5), ("moments", 7.547e-4)])
+def test_an_epsilon_gives_a_delta_instead(name, delta):
+    found = facts(RUN | {"--epsilon": "1", "--accountant": name})
+    assert found["found"] == "delta"
+    assert found["epsilon"] == 1
+    assert found["delta"] == pytest.approx(delta, rel=1e-3)
+
+
+def test_batches_of_a_fixed_size_are_priced_for_replacing_one_record():
+    found = facts(FIXED, "--accountant", "rdp")
+    release = FixedSizeGaussian(600, 60_000, 4.0)
+    assert found["epsilon"] == RdpAccountant().price({release: 100}).epsilon(delta=1e-5)
+    assert found["neighbouring"] == "replace one record"
+    assert (found["batch_size"], found["size"]) == (600, 60_000)
+    shown = run(FIXED, "--accountant", "rdp").stdout
+    assert all(words in shown for words in ("600 of 60,000 records", "replace one record", "× clipping norm"))
+
+
+def test_a_group_is_priced_as_a_whole():
+    found = facts(PLAN | {"--group-size": "3", "--accountant": "rdp"})
+    release = SeenByGroup(PoissonGaussian(0.01, 4.0), 3)
+    assert found["epsilon"] == RdpAccountant().price({release: 10_000}).epsilon(delta=1e-5)
+    assert found["neighbouring"] == "add or remove a group of 3 records"
+    assert found["noise_multiplier"] == 4
+
+
 def test_the_table_names_what_the_number_rests_on():
-    result = run("account", PLAN)
+    result = run(PLAN)
     assert result.exit_code == 0
     for fact in ("0.947", "1e-05", "10,000", "Poisson", "add or remove one record", "pld"):
         assert fact in result.stdout
@@ -49,37 +121,48 @@ def test_the_table_names_what_the_number_rests_on():
 
 def test_what_is_printed_is_never_less_than_what_is_meant():
     options = PLAN | {"--noise-multiplier": "3.3333333"}
-    printed = float(run("account", options).stdout.split()[1])
-    exact = json.loads(run("account", options, "--json").stdout)["epsilon"]
+    printed = float(run(options).stdout.split()[1])
+    exact = facts(options)["epsilon"]
     assert exact <= printed <= exact * 1.0002
 
 
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-def test_calibrate_keeps_the_budget(accountant):
-    result = run("calibrate", BUDGET, "--accountant", accountant.name, "--json")
-    assert result.exit_code == 0
-    facts = json.loads(result.stdout)
-    price = accountant.price({PoissonGaussian(0.02, facts["noise_multiplier"]): 500}).epsilon(delta=1e-5)
-    assert facts["epsilon"] == price
-    assert 1.49 < price <= 1.5
+@pytest.mark.parametrize("value", [0.0, 5e-324, 1e-320, 3.1e-17, 0.1, 1 / 3, 0.999999, 2.0, 123456.7, 1e308, math.inf])
+def test_rounding_goes_one_way_for_every_size_of_number(value):
+    assert float(rounded_down(value)) <= value <= float(rounded_up(value))
+    assert float(rounded_up(value)) == pytest.approx(value, rel=1.1e-4)
+
+
+def test_a_promise_of_nothing_is_still_json():
+    found = facts(PLAN | {"--noise-multiplier": "0.0001"})
+    assert float(found["epsilon"]) == math.inf
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "named"),
+    ("options", "named"),
     [
-        ("account", PLAN | {"--sampling-rate": "1.5"}, ["sampling_rate"]),
-        ("account", PLAN | {"--sampling-rate": "0"}, ["sampling_rate"]),
-        ("account", PLAN | {"--steps": "0"}, ["steps"]),
-        ("account", PLAN | {"--noise-multiplier": "-1"}, ["noise_multiplier"]),
-        ("account", PLAN | {"--delta": "nan"}, ["delta"]),
-        ("account", PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
-        ("calibrate", BUDGET | {"--epsilon": "0"}, ["epsilon"]),
-        ("calibrate", BUDGET | {"--epsilon": "-1", "--delta": "0", "--steps": "0"}, ["epsilon", "delta", "steps"]),
-        ("calibrate", BUDGET | {"--epsilon": "0.001", "--accountant": "moments"}, ["moments", "0.001"]),
+        (PLAN | {"--sampling-rate": "1.5"}, ["sampling_rate"]),
+        (PLAN | {"--sampling-rate": "0"}, ["sampling_rate"]),
+        (PLAN | {"--steps": "0"}, ["steps"]),
+        (PLAN | {"--noise-multiplier": "-1"}, ["noise_multiplier"]),
+        (PLAN | {"--noise-multiplier": "inf"}, ["noise_multiplier"]),
+        (PLAN | {"--delta": "nan"}, ["delta"]),
+        (PLAN | {"--delta": "1", "--steps": "-3", "--noise-multiplier": "0"}, ["delta", "steps", "noise"]),
+        (PLAN | {"--epsilon": "1"}, ["exactly one of delta and epsilon"]),
+        (RUN, ["exactly one of delta and epsilon"]),
+        (RUN | {"--epsilon": "-1"}, ["epsilon=-1"]),
+        (PLAN | {"--batch-size": "5"}, ["exactly one of sampling_rate and batch_size", "both batch_size and size"]),
+        (PLAN | {"--size": "5"}, ["both batch_size and size"]),
+        (FIXED | {"--batch-size": "0"}, ["batch_size >= 1"]),
+        (FIXED | {"--batch-size": "70000"}, ["batch_size <= size"]),
+        (FIXED | {"--group-size": "2", "--steps": "0"}, ["group_size", "steps"]),
+        (PLAN | {"--group-size": "0"}, ["group_size"]),
+        (PLAN | {"--plot": "curve.jpg", "--delta": "2"}, [".png, .svg, .html", "delta"]),
+        (PLAN | {"--plot": "no/such/folder/curve.png"}, ["no/such/folder"]),
+        (PLAN | {"--plot": "."}, [".png"]),
     ],
 )
-def test_bad_numbers_get_one_line_that_names_them_all(command, options, named):
-    result = run(command, options)
+def test_bad_numbers_get_one_line_that_names_them_all(options, named):
+    result = run(options)
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
@@ -87,17 +170,43 @@ def test_bad_numbers_get_one_line_that_names_them_all(command, options, named):
     assert all(name in result.stderr for name in named)
 
 
-@pytest.mark.parametrize("wrong", [{"--steps": "ten"}, {"--accountant": "gdp"}, {"--steps": "1.5"}])
+@pytest.mark.parametrize("wrong", [{"--steps": "ten"}, {"--accountant": "clt"}, {"--steps": "1.5"}])
 def test_what_cannot_be_read_is_refused(wrong):
-    assert run("account", PLAN | wrong).exit_code == 2
+    assert run(PLAN | wrong).exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["account", "calibrate"])
-def test_help_names_every_option_with_its_range(command):
-    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, [command, "--help"])
+def test_help_names_every_option_with_its_range():
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["--help"])
     assert result.exit_code == 0
     for words in ("--sampling-rate", "at most 1", "--steps", "--delta", "below 1", "--accountant", "--json"):
         assert words in result.stdout
+    assert "pld|rdp|moments|strong|strong-paper|naive|gdp" in result.stdout
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "html", "SVG"])
+def test_a_plot_is_written_whole_beside_the_answer(suffix, tmp_path):
+    file = tmp_path / f"curve.{suffix}"
+    file.write_text("older")
+    found = facts(PLAN | {"--accountant": "moments", "--plot": str(file)})
+    assert found["epsilon"] == pytest.approx(1.2586, rel=5e-4)
+    assert [entry.name for entry in tmp_path.iterdir()] == [file.name]
+    start = {"png": b"\x89PNG", "svg": b"<svg", "html": b"<!doctype html>"}[suffix.lower()]
+    assert file.read_bytes().startswith(start)
+
+
+def test_a_plot_names_every_accountant_that_has_a_price(tmp_path):
+    run(PLAN | {"--accountant": "moments", "--plot": str(tmp_path / "curve.svg")})
+    shown = "".join(Xml.fromstring((tmp_path / "curve.svg").read_text()).itertext())
+    names = [name.value for name in AccountantName if name is not AccountantName.GDP]
+    assert all(f"{name} " in shown for name in names)
+    assert "gdp" not in shown
+    assert "moments 1.2586" in shown
+
+
+def test_a_refused_run_leaves_no_plot(tmp_path):
+    result = run(PLAN | {"--accountant": "gdp", "--plot": str(tmp_path / "curve.svg")})
+    assert result.exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError, PermissionError, PrivacyRefusal])
@@ -113,6 +222,13 @@ def test_a_defect_keeps_its_traceback():
         raise ZeroDivisionError
 
 
-def test_pricing_needs_no_torch():
-    script = "import sys, noisette.cli.account, noisette.accounting; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+def test_pricing_and_its_plots_need_no_torch(tmp_path):
+    script = (
+        "import sys\nfrom noisette.cli import app\n"
+        "app(sys.argv[1:], standalone_mode=False)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    words = ["account", *(word for option in PLAN.items() for word in option), "--accountant", "moments"]
+    done = subprocess.run([sys.executable, "-c", script, *words, "--plot", str(tmp_path / "curve.html")], check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "curve.html").exists()

@@ -10,7 +10,17 @@ from typer.testing import CliRunner
 import noisette
 from noisette.cli import app
 
-COMMANDS = typer.main.get_command(app).commands
+
+def commands(group, before=""):
+    """Every command by its full name."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", command
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
 OPTIONS = {
     "train": {
         "recipe",
@@ -32,8 +42,33 @@ OPTIONS = {
         "--test",
     },
     "explain": {"target", "--input-shape"},
-    "account": {"--sampling-rate", "--noise-multiplier", "--steps", "--delta", "--accountant", "--json"},
-    "calibrate": {"--epsilon", "--delta", "--sampling-rate", "--steps", "--accountant", "--json"},
+    "account": {
+        "--sampling-rate",
+        "--batch-size",
+        "--size",
+        "--noise-multiplier",
+        "--steps",
+        "--delta",
+        "--epsilon",
+        "--group-size",
+        "--accountant",
+        "--json",
+        "--plot",
+    },
+    "calibrate": {
+        "--epsilon",
+        "--delta",
+        "--sampling-rate",
+        "--noise-multiplier",
+        "--steps",
+        "--accountant",
+        "--json",
+        "--plot",
+    },
+    "plan": {"--size", "--epsilon", "--delta", "--batch-sizes", "--epochs", "--noise", "--json", "--plot"},
+    "ledger show": {"place", "--json"},
+    "ledger price": {"place", "--delta", "--accountant", "--group-size", "--json"},
+    "ledger repair": {"place"},
     "bench": {
         "--experiments",
         "--models",
@@ -56,7 +91,7 @@ def test_options_are_added_or_taken_away_on_purpose_only() -> None:
 def test_every_command_and_every_option_is_explained(command: str) -> None:
     assert COMMANDS[command].help
     assert [parameter.name for parameter in COMMANDS[command].params if not parameter.help] == []
-    shown = CliRunner().invoke(app, [command, "--help"])
+    shown = CliRunner().invoke(app, [*command.split(), "--help"])
     assert shown.exit_code == 0
     assert all(option in shown.output for option in OPTIONS[command] if option.startswith("--"))
 
@@ -73,6 +108,8 @@ def test_version() -> None:
         "train --help",
         "bench --help",
         "account --sampling-rate 0.1 --noise-multiplier 2 --steps 10 --delta 1e-5",
+        "calibrate --sampling-rate 0.1 --epsilon 2 --steps 10 --delta 1e-5",
+        "plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1",
     ],
 )
 def test_what_trains_nothing_does_not_wait_for_torch(arguments: str) -> None:

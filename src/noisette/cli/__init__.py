@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 import noisette
-from noisette.cli.account import account, calibrate
+from noisette.cli.account import account
 from noisette.cli.bench import bench
+from noisette.cli.calibrate import calibrate
 from noisette.cli.explain import explain
+from noisette.cli.ledger import ledger
+from noisette.cli.plan import plan
 from noisette.cli.train import train
 
 app = typer.Typer(
@@ -21,8 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, explain, account, calibrate, bench):
+for command in (train, explain, account, calibrate, plan, bench):
     app.command()(command)
+app.add_typer(ledger)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,125 +1,103 @@
-"""``noisette account`` and ``noisette calibrate``: what a run costs, and how much noise a budget asks for."""
+"""``noisette account``: what a run costs."""
 
 from __future__ import annotations
 
-import json
-import math
 from functools import partial
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from noisette import _check
-from noisette.accounting import PoissonGaussian, noise_multiplier_for
+from noisette.accounting import FixedSizeGaussian, PoissonGaussian, SeenByGroup
 from noisette.cli.accountants import ACCOUNTANTS, AccountantName
 from noisette.cli.errors import plain_errors
-
-SamplingRate = Annotated[
-    float,
-    typer.Option(help="Probability that a record is in one step's batch, as a fraction: above 0, at most 1."),
-]
-NoiseMultiplier = Annotated[
-    float,
-    typer.Option(help="Standard deviation of the noise, in units of the most one record can move the sum: above 0."),
-]
-Steps = Annotated[int, typer.Option(help="Number of steps, empty batches included: at least 1.")]
-Epsilon = Annotated[float, typer.Option(help="Privacy budget, in nats: above 0.")]
-Delta = Annotated[
-    float,
-    typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1."),
-]
-AccountantChoice = Annotated[
-    AccountantName,
-    typer.Option("--accountant", help="What prices the steps. pld is the tightest; all three are upper bounds."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
+from noisette.cli.plot import PlotFile, check_plot
+from noisette.cli.prices import (
+    DELTA,
+    NOISE_MULTIPLIER,
+    SAMPLING_RATE,
+    STEPS,
+    AccountantChoice,
+    AsJson,
+    Price,
+)
 
 
 @plain_errors()
 def account(
     *,
-    sampling_rate: SamplingRate,
-    noise_multiplier: NoiseMultiplier,
-    steps: Steps,
-    delta: Delta,
+    noise_multiplier: Annotated[float, NOISE_MULTIPLIER],
+    steps: Annotated[int, STEPS],
+    sampling_rate: Annotated[float | None, SAMPLING_RATE] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Records in each batch, drawn without replacement, instead of a sampling rate; needs --size. The "
+            "price is for replacing one record, the noise in units of the norm that each example is clipped to."
+        ),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="Records in the data set, for --batch-size.")] = None,
+    delta: Annotated[float | None, DELTA] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Say the delta at this epsilon, instead of epsilon at a delta: above 0.")
+    ] = None,
+    group_size: Annotated[
+        int, typer.Option(help="Records that one person may have: the price is for all of them at once.")
+    ] = 1,
     accountant: AccountantChoice = AccountantName.PLD,
     as_json: AsJson = False,
+    plot: PlotFile = None,
 ) -> None:
-    """Say what a training run costs: its epsilon at a delta.
+    """Say what a training run costs: its epsilon at a delta, or its delta at an epsilon.
 
     Example: noisette account --sampling-rate 0.01 --noise-multiplier 1.3 --steps 6000 --delta 1e-5
     """
     _check.all_of(
-        partial(_check.probability, sampling_rate=sampling_rate),
+        partial(_check_sampling, sampling_rate, batch_size, size, group_size),
         partial(_check.positive, noise_multiplier=noise_multiplier),
         partial(_check.count, steps=steps),
-        partial(_check.open_fraction, delta=delta),
+        partial(_check.exactly_one, delta=delta, epsilon=epsilon),
+        lambda: delta is None or _check.open_fraction(delta=delta),
+        lambda: epsilon is None or _check.positive(epsilon=epsilon),
+        partial(check_plot, plot),
     )
-    _print_price(PoissonGaussian(sampling_rate, noise_multiplier), steps, delta, accountant, as_json=as_json)
+    event: PoissonGaussian | FixedSizeGaussian | SeenByGroup
+    if sampling_rate is None:
+        assert batch_size is not None
+        assert size is not None
+        event = FixedSizeGaussian(batch_size, size, noise_multiplier)
+    else:
+        event = PoissonGaussian(sampling_rate, noise_multiplier)
+        if group_size > 1:
+            event = SeenByGroup(event, group_size)
+    curve = ACCOUNTANTS[accountant][0].price({event: steps})
+    if delta is None:
+        assert epsilon is not None
+        price = Price(event, steps, accountant, epsilon, curve.delta(epsilon=epsilon), found="delta")
+    else:
+        price = Price(event, steps, accountant, curve.epsilon(delta=delta), delta, found="epsilon")
+    price.show(as_json=as_json, plot=plot, command="account")
 
 
-@plain_errors()
-def calibrate(
-    *,
-    epsilon: Epsilon,
-    delta: Delta,
-    sampling_rate: SamplingRate,
-    steps: Steps,
-    accountant: AccountantChoice = AccountantName.PLD,
-    as_json: AsJson = False,
-) -> None:
-    """Find the noise that keeps a training run within a budget, and hardly more.
-
-    Example: noisette calibrate --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 6000
-    """
+def _check_sampling(sampling_rate: float | None, batch_size: int | None, size: int | None, group_size: int) -> None:
+    """The batches are described in one way, and in a way that a group can be priced for."""
     _check.all_of(
-        partial(_check.positive, epsilon=epsilon),
-        partial(_check.open_fraction, delta=delta),
-        partial(_check.probability, sampling_rate=sampling_rate),
-        partial(_check.count, steps=steps),
+        partial(_check.exactly_one, sampling_rate=sampling_rate, batch_size=batch_size),
+        partial(_check_batches, batch_size, size),
+        lambda: sampling_rate is None or _check.probability(sampling_rate=sampling_rate),
+        partial(_check.count, group_size=group_size),
+        partial(_check_group, batch_size, group_size),
     )
-    noise_multiplier = noise_multiplier_for(
-        epsilon=epsilon,
-        delta=delta,
-        sampling_rate=sampling_rate,
-        steps=steps,
-        accountant=ACCOUNTANTS[accountant][0],
-    )
-    _print_price(PoissonGaussian(sampling_rate, noise_multiplier), steps, delta, accountant, as_json=as_json)
 
 
-def _print_price(event: PoissonGaussian, steps: int, delta: float, name: AccountantName, *, as_json: bool) -> None:
-    accountant, title = ACCOUNTANTS[name]
-    epsilon = accountant.price({event: steps}).epsilon(delta=delta)
-    if as_json:
-        facts = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "sampling_rate": event.sampling_rate,
-            "noise_multiplier": event.noise_multiplier,
-            "steps": steps,
-            "accountant": accountant.name,
-            "neighbouring": event.neighbouring.value,
-            "sampling": event.sampling,
-        }
-        typer.echo(json.dumps(facts))
+def _check_batches(batch_size: int | None, size: int | None) -> None:
+    if batch_size is None and size is None:
         return
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_row("epsilon", f"[bold]{_rounded_up(epsilon)}[/bold]")
-    table.add_row("delta", f"{delta:g}")
-    table.add_row("noise multiplier", _rounded_up(event.noise_multiplier))
-    table.add_row("steps", f"{steps:,}")
-    table.add_row("sampling", f"{event.sampling}, each record with probability {event.sampling_rate:.6g}")
-    table.add_row("neighbouring", event.neighbouring.value)
-    table.add_row("accountant", f"{accountant.name} ({title})")
-    Console(highlight=False).print(table)
+    if batch_size is None or size is None:
+        raise ValueError("batches of a fixed size need both batch_size and size")
+    FixedSizeGaussian(batch_size, size, noise_multiplier=1.0)  # which checks them
 
 
-def _rounded_up(value: float) -> str:
-    """Five digits, never less than the value: neither a price nor a noise may look smaller than it is."""
-    if value == 0 or math.isinf(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 4)
-    return f"{math.ceil(value / unit) * unit:.5g}"
+def _check_group(batch_size: int | None, group_size: int) -> None:
+    if batch_size is not None and group_size > 1:
+        raise ValueError("a group_size has a price with a sampling_rate only, not with batches of a fixed size")

@@ -20,3 +20,6 @@ ACCOUNTANTS: dict[AccountantName, tuple[Accountant, str]] = {
     AccountantName.RDP: (RdpAccountant(), "Rényi differential privacy"),
     AccountantName.MOMENTS: (MomentsAccountant(), "moments accountant of Abadi et al."),
 }
+
+OPTIMISTIC: frozenset[AccountantName] = frozenset()
+"""Those whose prices are no upper bounds."""

@@ -1,0 +1,85 @@
+"""Ways to train on a declared number of records: the noise that a budget asks for, and what a noise costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from noisette.accounting.calibrate import noise_multiplier_for
+from noisette.accounting.events import PoissonGaussian
+from noisette.accounting.pld import PldAccountant
+from noisette.schedule import schedule
+
+# Several times quicker than the default and at most 0.3 % above it.
+ACCOUNTANT = PldAccountant(coarseness=4)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train, and its price: an upper bound, at most 0.3 % above that of the default accountant.
+
+    Args:
+        batch_size: expected size of a Poisson batch, in records.
+        epochs: passes over the declared size.
+        sampling_rate: probability that a record is in a batch.
+        steps: number of batches.
+        noise_multiplier: standard deviation of the noise in units of the bound.
+        epsilon: its price at the delta of the plan.
+    """
+
+    batch_size: int
+    epochs: float
+    sampling_rate: float
+    steps: int
+    noise_multiplier: float
+    epsilon: float
+
+
+def within_budget(
+    *, size: int, epsilon: float, delta: float, batch_sizes: Sequence[int], epochs: Sequence[float]
+) -> Iterator[Setting]:
+    """For every batch size with every number of epochs, the least noise that keeps the budget.
+
+    Guarantee: no setting costs more than ``epsilon``.
+
+    Raises:
+        TypeError, ValueError: a number is outside its range, a batch is larger than ``size``, or no noise keeps the
+            budget.
+
+    >>> settings = within_budget(size=60_000, epsilon=1.0, delta=1e-5, batch_sizes=[600], epochs=[10, 100])
+    >>> [f"{setting.steps} steps: {setting.noise_multiplier:.1f}" for setting in settings]
+    ['1000 steps: 1.4', '10000 steps: 3.8']
+    """
+    for batch_size, passes in product(batch_sizes, epochs):
+        sampling_rate, steps = schedule(batch_size, None, None, size, passes)
+        noise = noise_multiplier_for(
+            epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps, accountant=ACCOUNTANT
+        )
+        yield _priced(batch_size, passes, sampling_rate, steps, noise, delta)
+
+
+def with_noise(
+    *, size: int, delta: float, batch_sizes: Sequence[int], epochs: float, noise_multipliers: Sequence[float]
+) -> Iterator[Setting]:
+    """For every batch size with every noise, the price of so many epochs.
+
+    Guarantee: each price is an upper bound.
+
+    Raises:
+        TypeError, ValueError: a number is outside its range, or a batch is larger than ``size``.
+
+    >>> settings = with_noise(size=60_000, delta=1e-5, batch_sizes=[600], epochs=100, noise_multipliers=[2.0, 4.0])
+    >>> [round(setting.epsilon, 2) for setting in settings]
+    [2.16, 0.95]
+    """
+    for batch_size, noise in product(batch_sizes, noise_multipliers):
+        sampling_rate, steps = schedule(batch_size, None, None, size, epochs)
+        yield _priced(batch_size, epochs, sampling_rate, steps, noise, delta)
+
+
+def _priced(
+    batch_size: int, epochs: float, sampling_rate: float, steps: int, noise_multiplier: float, delta: float
+) -> Setting:
+    curve = ACCOUNTANT.price({PoissonGaussian(sampling_rate, noise_multiplier): steps})
+    return Setting(batch_size, epochs, sampling_rate, steps, noise_multiplier, curve.epsilon(delta=delta))

@@ -1,0 +1,110 @@
+"""``noisette calibrate``: all but one of a run's five numbers in, the missing one out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated
+
+from noisette import _check
+from noisette.accounting import (
+    PoissonGaussian,
+    delta_for,
+    epsilon_for,
+    noise_multiplier_for,
+    sampling_rate_for,
+    steps_for,
+)
+from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
+from noisette.cli.errors import plain_errors
+from noisette.cli.plot import PlotFile, check_plot
+from noisette.cli.prices import (
+    DELTA,
+    EPSILON,
+    NOISE_MULTIPLIER,
+    SAMPLING_RATE,
+    STEPS,
+    AccountantChoice,
+    AsJson,
+    Price,
+)
+
+_FINDERS: dict[str, Callable[..., float]] = {
+    "noise_multiplier": noise_multiplier_for,
+    "steps": steps_for,
+    "sampling_rate": sampling_rate_for,
+    "epsilon": epsilon_for,
+    "delta": delta_for,
+}
+
+
+@plain_errors()
+def calibrate(
+    *,
+    epsilon: Annotated[float | None, EPSILON] = None,
+    delta: Annotated[float | None, DELTA] = None,
+    sampling_rate: Annotated[float | None, SAMPLING_RATE] = None,
+    noise_multiplier: Annotated[float | None, NOISE_MULTIPLIER] = None,
+    steps: Annotated[int | None, STEPS] = None,
+    accountant: AccountantChoice = AccountantName.PLD,
+    as_json: AsJson = False,
+    plot: PlotFile = None,
+) -> None:
+    """Find the number that is missing: give all of epsilon, delta, sampling rate, noise multiplier and steps but one.
+
+    The least noise, the most steps or the largest sampling rate that keep the budget; or the least epsilon or delta.
+    Example: noisette calibrate --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 6000
+    """
+    given: dict[str, float | None] = {
+        "noise_multiplier": noise_multiplier,
+        "steps": steps,
+        "sampling_rate": sampling_rate,
+        "epsilon": epsilon,
+        "delta": delta,
+    }
+    _check.all_of(
+        partial(_check_one_missing, given),
+        lambda: epsilon is None or _check.positive(epsilon=epsilon),
+        lambda: delta is None or _check.open_fraction(delta=delta),
+        lambda: sampling_rate is None or _check.probability(sampling_rate=sampling_rate),
+        lambda: noise_multiplier is None or _check.positive(noise_multiplier=noise_multiplier),
+        lambda: steps is None or _check.count(steps=steps),
+        partial(_check_keeps_budgets, accountant),
+        partial(check_plot, plot),
+    )
+    _found(given, accountant).show(as_json=as_json, plot=plot, command="calibrate")
+
+
+def _check_one_missing(given: Mapping[str, float | None]) -> None:
+    missing = [name for name, value in given.items() if value is None]
+    if not missing:
+        raise ValueError(f"all of {', '.join(given)} are given; leave out the one to be found")
+    if len(missing) > 1:
+        raise ValueError(f"{', '.join(missing)} are missing; give all of them but the one to be found")
+
+
+def _check_keeps_budgets(accountant: AccountantName) -> None:
+    if accountant in OPTIMISTIC:
+        raise ValueError(
+            f"{accountant.value} is optimistic: what it finds keeps no budget; choose another accountant, or see its "
+            "price with noisette account"
+        )
+
+
+def _found(given: Mapping[str, float | None], name: AccountantName) -> Price:
+    """The run with its missing number, and its price: never above the budget."""
+    accountant = ACCOUNTANTS[name][0]
+    missing = next(number for number, value in given.items() if value is None)
+    known = {number: value for number, value in given.items() if value is not None}
+    run = known | {missing: _FINDERS[missing](**known, accountant=accountant)}
+    steps = int(run["steps"])
+    if steps == 0:
+        raise ValueError(
+            f"by the {name.value} accountant one step costs more than epsilon={run['epsilon']} at delta="
+            f"{run['delta']}; give more noise, a smaller sampling rate or a larger budget"
+        )
+    event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
+    if missing in ("epsilon", "delta"):
+        return Price(event, steps, name, run["epsilon"], run["delta"], missing)
+    epsilon = accountant.price({event: steps}).epsilon(delta=run["delta"])
+    return Price(event, steps, name, epsilon, run["delta"], missing, budget=run["epsilon"])

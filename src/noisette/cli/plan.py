@@ -1,0 +1,267 @@
+"""``noisette plan``: what batch size, epochs and noise a budget allows for a declared number of records."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from noisette import _check
+from noisette.accounting import PoissonGaussian
+from noisette.accounting.plan import Setting, with_noise, within_budget
+from noisette.cli.accountants import OPTIMISTIC, AccountantName
+from noisette.cli.errors import INTERRUPTED, plain_errors
+from noisette.cli.plot import PlotFile, check_plot
+from noisette.cli.prices import EPSILON, AsJson, Price, rounded_up
+
+if TYPE_CHECKING:
+    from noisette.report.plan_figures import Line, Panel
+    from noisette.report.plot import Cells
+
+_DIGITS = 4  # the prices are no finer
+
+
+@plain_errors()
+def plan(
+    *,
+    size: Annotated[int, typer.Option(help="Public number of training records; need not be exact.")],
+    epsilon: Annotated[float, EPSILON],
+    delta: Annotated[
+        float, typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1 / size.")
+    ],
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,..", help="Expected batch sizes.", show_default="up to four, from √size upwards"),
+    ] = None,
+    epochs: Annotated[str, typer.Option(metavar="F,F,..", help="Passes over the declared size.")] = "10,20,40,80",
+    noise: Annotated[
+        str, typer.Option(metavar="F,F,..", help="Noise multipliers that are priced.")
+    ] = "0.5,0.7,1,1.4,2,2.8,4,5.6,8",
+    as_json: AsJson = False,
+    plot: PlotFile = None,
+) -> None:
+    """Show the noise that a budget asks for, by batch size and epochs, and what every noise costs.
+
+    The middle number of epochs is priced with every noise, and at the middle batch size by every accountant. Example:
+    noisette plan --size 60000 --epsilon 3 --delta 1e-5
+    """
+    batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
+    _check.all_of(
+        partial(_check.count, size=size),
+        partial(_check.positive, epsilon=epsilon),
+        partial(_check_delta, delta, size),
+        partial(_batch_sizes, batch_sizes, size),
+        partial(_numbers, "epochs", epochs),
+        partial(_numbers, "noise", noise),
+        partial(check_plot, plot),
+    )
+    try:
+        found = _look(
+            size, epsilon, delta, _batch_sizes(batch_sizes, size), _numbers("epochs", epochs), _numbers("noise", noise)
+        )
+    except KeyboardInterrupt:
+        typer.echo("Stopped.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if plot is not None:
+        found.draw(plot)
+    if as_json:
+        typer.echo(json.dumps(found.facts()))
+    else:
+        found.print()
+
+
+def _usual_batch_sizes(size: int) -> str:
+    """Powers of two from about the square root of the size, each four times the one before."""
+    least = round(math.log2(max(size, 1)) / 2)
+    sizes = [2 ** (least + 2 * k) for k in range(4)]
+    return ",".join(str(number) for number in sizes if number <= size) or "1"
+
+
+def _check_delta(delta: float, size: int) -> None:
+    _check.open_fraction(delta=delta)
+    if size > 0 and delta >= 1 / size:
+        raise ValueError(
+            f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
+            "clear would satisfy it; choose a smaller delta"
+        )
+
+
+def _batch_sizes(given: str, size: int) -> list[int]:
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and 1 <= int(part) <= size for part in parts):
+        raise ValueError(f"expected --batch-sizes as whole numbers from 1 to {size}, such as 256,1024, got {given!r}")
+    return sorted({int(part) for part in parts})
+
+
+def _numbers(option: str, given: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in given.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if not all(0 < number < math.inf for number in numbers):
+        raise ValueError(f"expected --{option} as numbers above 0, such as 1,2.5,10, got {given!r}")
+    return sorted(set(numbers))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Settings that keep the budget, settings with every noise, and the one of the first that is looked at closely."""
+
+    size: int
+    epsilon: float
+    delta: float
+    affordable: Sequence[Setting]
+    priced: Sequence[Setting]
+    chosen: Setting
+
+    @property
+    def _price(self) -> Price:
+        event = PoissonGaussian(self.chosen.sampling_rate, self.chosen.noise_multiplier)
+        price = self.chosen.epsilon
+        return Price(event, self.chosen.steps, AccountantName.PLD, price, self.delta, "epsilon", budget=self.epsilon)
+
+    @property
+    def _of_chosen(self) -> str:
+        noise = rounded_up(self.chosen.noise_multiplier, _DIGITS)
+        return f"batch {self.chosen.batch_size:,}, {self.chosen.epochs:g} epochs, noise {noise}"
+
+    def facts(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        price = self._price
+        return {
+            "size": self.size,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accountant": price.accountant.value,
+            "neighbouring": price.event.relation,
+            "sampling": price.event.sampling,
+            "within_budget": [asdict(setting) for setting in self.affordable],
+            "by_noise": [asdict(setting) for setting in self.priced],
+            "chosen": asdict(self.chosen),
+            "by_accountant": [
+                {"accountant": name.value, "epsilon": value, "upper_bound": name not in OPTIMISTIC}
+                for name, value in price.values().items()
+            ],
+        }
+
+    def print(self) -> None:
+        """The tables, on standard output."""
+        console = Console(highlight=False, soft_wrap=True)
+        for caption, headings, rows in self._tables():
+            table = Table(title=caption, title_justify="left", title_style="bold", box=None, pad_edge=False)
+            for k, heading in enumerate(headings):
+                table.add_column(heading, justify="right" if k > 0 and heading else "left", header_style="")
+            for row in rows:
+                table.add_row(*row)
+            console.print(table)
+            console.print()
+
+    def draw(self, path: Path) -> None:
+        """The figure, or the page with figure and tables."""
+        from noisette.report.plot import Plot
+
+        title = f"What ε = {self.epsilon:g} buys with {self.size:,} records"
+        lead = (
+            f"Poisson batches; {self._price.event.relation}; δ = {self.delta:g}. Prices are those of the accountant "
+            f"pld; the others stand beside it for {self._of_chosen}."
+        )
+        Plot("plan", title, lead, self._panels(), self._tables()).write(path)
+
+    def _tables(self) -> list[Cells]:
+        epochs = [f"{setting.epochs:g} epochs" for setting in _by_batch(self.affordable)[0]]
+        affordable = [
+            (
+                f"{row[0].batch_size:,}",
+                f"{row[0].sampling_rate:.3g}",
+                *(rounded_up(s.noise_multiplier, _DIGITS) for s in row),
+            )
+            for row in _by_batch(self.affordable)
+        ]
+        batches = _by_batch(self.priced)
+        priced = [
+            (f"{row[0].noise_multiplier:g}", *(rounded_up(setting.epsilon, _DIGITS) for setting in row))
+            for row in zip(*batches, strict=True)
+        ]
+        _, headings, by_accountant = self._price.by_accountant()
+        return [
+            (self._affordable_title, ("batch size", "sampling rate", *epochs), affordable),
+            (self._priced_title, ("noise multiplier", *(f"batch {row[0].batch_size:,}" for row in batches)), priced),
+            (f"ε by every accountant: {self._of_chosen}", headings, by_accountant),
+        ]
+
+    @property
+    def _affordable_title(self) -> str:
+        return f"Least noise multiplier that keeps ε ≤ {self.epsilon:g}"
+
+    @property
+    def _priced_title(self) -> str:
+        return f"ε after {self.chosen.epochs:g} epochs, by noise multiplier"
+
+    def _panels(self) -> list[Panel]:
+        from noisette.report.plan_figures import Panel
+
+        priced = _lines(self.priced, lambda setting: (setting.noise_multiplier, setting.epsilon))
+        noise = _lines(self.affordable, lambda setting: (setting.epochs, setting.noise_multiplier))
+        return [
+            Panel(self._priced_title, "noise multiplier", "ε", priced, self.epsilon),
+            Panel(self._affordable_title, "epochs", "noise multiplier", noise),
+            self._price.course(),
+        ]
+
+
+def _look(
+    size: int,
+    epsilon: float,
+    delta: float,
+    batch_sizes: Sequence[int],
+    epochs: Sequence[float],
+    noise_multipliers: Sequence[float],
+) -> _Found:
+    """Price everything, with a progress bar on standard error."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    batch_size, middle = batch_sizes[len(batch_sizes) // 2], epochs[len(epochs) // 2]
+    cheap = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=batch_sizes, epochs=epochs)
+    noisy = with_noise(
+        size=size, delta=delta, batch_sizes=batch_sizes, epochs=middle, noise_multipliers=noise_multipliers
+    )
+    with progress:
+        affordable = list(progress.track(cheap, len(batch_sizes) * len(epochs), description="noise for the budget"))
+        priced = list(
+            progress.track(noisy, len(batch_sizes) * len(noise_multipliers), description="price of the noise")
+        )
+    chosen = next(s for s in affordable if (s.batch_size, s.epochs) == (batch_size, middle))
+    return _Found(size, epsilon, delta, affordable, priced, chosen)
+
+
+def _by_batch(settings: Sequence[Setting]) -> list[list[Setting]]:
+    """The settings in rows, one for each batch size."""
+    return [list(row) for _, row in groupby(settings, key=lambda setting: setting.batch_size)]
+
+
+def _lines(settings: Sequence[Setting], point: Callable[[Setting], tuple[float, float]]) -> list[Line]:
+    """A line for each batch size, in stronger colour the larger it is."""
+    from noisette.report.plan_figures import Line
+
+    rows = _by_batch(settings)
+    lines = []
+    for k, row in enumerate(rows, 1):
+        x, y = zip(*map(point, row), strict=True)
+        lines.append(Line(f"batch {row[0].batch_size:,}", x, y, strength=0.3 + 0.7 * k / len(rows)))
+    return lines

@@ -1,0 +1,131 @@
+import json
+import os
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian
+from noisette.cli.plan import plan
+
+app = typer.Typer()
+app.command()(plan)
+
+SMALL = {
+    "--size": "60000",
+    "--epsilon": "3",
+    "--delta": "1e-5",
+    "--batch-sizes": "600,256",
+    "--epochs": "30,60",
+    "--noise": "4,2",
+}
+
+
+def run(options, *flags):
+    return CliRunner().invoke(app, [*(word for option in options.items() for word in option), *flags])
+
+
+@pytest.fixture(scope="module")
+def facts():
+    result = run(SMALL, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_every_batch_size_with_every_number_of_epochs_gets_its_noise(facts):
+    found = {(s["batch_size"], s["epochs"]): s for s in facts["within_budget"]}
+    assert list(found) == [(256, 30), (256, 60), (600, 30), (600, 60)]
+    assert found[256, 30]["steps"] == 7031
+    assert found[256, 30]["noise_multiplier"] == pytest.approx(0.8176, rel=5e-3)
+    assert found[600, 60]["noise_multiplier"] == pytest.approx(1.2903, rel=5e-3)
+    for setting in found.values():
+        release = PoissonGaussian(setting["sampling_rate"], setting["noise_multiplier"])
+        assert 2.98 < PldAccountant().price({release: setting["steps"]}).epsilon(delta=1e-5) <= 3
+
+
+def test_every_noise_gets_its_price(facts):
+    found = {(s["batch_size"], s["noise_multiplier"]): s for s in facts["by_noise"]}
+    assert list(found) == [(256, 2), (256, 4), (600, 2), (600, 4)]
+    assert {s["epochs"] for s in found.values()} == {60}
+    for (_, noise), setting in found.items():
+        exact = PldAccountant().price({PoissonGaussian(setting["sampling_rate"], noise): setting["steps"]})
+        assert exact.epsilon(delta=1e-5) <= setting["epsilon"] <= 1.004 * exact.epsilon(delta=1e-5)
+
+
+def test_every_accountant_prices_the_middle_setting(facts):
+    chosen = facts["chosen"]
+    assert (chosen["batch_size"], chosen["epochs"], chosen["steps"]) == (600, 60, 6000)
+    prices = {row["accountant"]: row for row in facts["by_accountant"]}
+    assert list(prices) == ["pld", "rdp", "moments", "strong", "strong-paper", "naive", "gdp"]
+    release = PoissonGaussian(chosen["sampling_rate"], chosen["noise_multiplier"])
+    assert prices["moments"]["epsilon"] == MomentsAccountant().price({release: 6000}).epsilon(delta=1e-5)
+    assert prices["gdp"]["epsilon"] is None
+    assert [name for name, row in prices.items() if not row["upper_bound"]] == ["strong-paper"]
+    assert prices["pld"]["epsilon"] <= chosen["epsilon"] <= 3
+
+
+def test_the_tables_and_the_page_say_the_same(tmp_path):
+    one = SMALL | {"--batch-sizes": "600", "--epochs": "60", "--noise": "4"}
+    result = run(one | {"--plot": str(tmp_path / "plan.html")})
+    assert result.exit_code == 0, result.stderr
+    page = (tmp_path / "plan.html").read_text()
+    for words in ("Least noise multiplier that keeps ε ≤ 3", "ε after 60 epochs", "no price", "no guarantee", "1.29"):
+        assert words in result.stdout
+        assert words in page
+    assert page.count("<svg") == 3
+    assert "http" not in page.replace("http://www.w3.org/", "")
+    assert "<script" not in page
+    assert "60,000 records" in page
+
+
+def test_without_lists_there_are_some(monkeypatch):
+    asked = {}
+
+    def look(size, epsilon, delta, batch_sizes, epochs, noise_multipliers):
+        asked[size] = batch_sizes
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["noisette.cli.plan"], "_look", look)
+    for size in (1, 10, 1000, 60_000):
+        result = run({"--size": str(size), "--epsilon": "1", "--delta": "1e-6"})
+        assert (result.exit_code, result.stderr) == (130, "Stopped.\n")
+    assert asked == {1: [1], 10: [4], 1000: [32, 128, 512], 60_000: [256, 1024, 4096, 16384]}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"--size": "0"}, ["size >= 1"]),
+        ({"--size": "-5", "--epsilon": "0", "--delta": "0"}, ["size", "epsilon", "delta"]),
+        ({"--delta": "0.001"}, ["delta=0.001", "one over the declared size"]),
+        ({"--epsilon": "nan"}, ["epsilon"]),
+        ({"--batch-sizes": "60001"}, ["--batch-sizes", "60000"]),
+        ({"--batch-sizes": "1.5"}, ["--batch-sizes"]),
+        ({"--batch-sizes": ""}, ["--batch-sizes"]),
+        ({"--epochs": "0,1", "--noise": "one"}, ["--epochs", "--noise"]),
+        ({"--epochs": "inf"}, ["--epochs"]),
+        ({"--noise": "1,,2"}, ["--noise"]),
+        ({"--plot": "plan.txt"}, ["--plot plan.txt"]),
+    ],
+)
+def test_bad_input_gets_one_line_that_names_it_all(wrong, named):
+    result = run(SMALL | wrong)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert all(words in result.stderr for words in named)
+
+
+def test_a_plot_that_is_a_folder_is_refused_before_anything_is_computed(tmp_path):
+    (tmp_path / "plan.svg").mkdir()
+    result = run(SMALL | {"--plot": str(tmp_path / "plan.svg")})
+    assert result.exit_code == 2
+    assert "is a folder" in result.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_folder_that_takes_no_files_is_refused_before_anything_is_computed(tmp_path):
+    tmp_path.chmod(0o500)
+    result = run(SMALL | {"--plot": str(tmp_path / "plan.svg")})
+    assert result.exit_code == 2
+    assert "cannot be written" in result.stderr
