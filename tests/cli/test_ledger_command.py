@@ -12,6 +12,7 @@ from noisette.accounting import (
     PoissonGaussian,
     RepeatedRuns,
     SeenByGroup,
+    tail_delta_of,
 )
 from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
 from noisette.cli.ledger import ledger as app
@@ -91,19 +92,33 @@ def test_price_is_that_of_all_releases_together_by_all_accountants(folder):
     priced = facts("price", folder, "--delta", "1e-5")
     epsilon = {row["accountant"]: row["epsilon"] for row in priced["prices"]}
     events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
-    assert epsilon["pld"] == PldAccountant().price(events).epsilon(delta=1e-5)
+    assert 0 < priced["tail_delta"] == tail_delta_of(events) < 1e-7
+    assert epsilon["pld"] == PldAccountant().price(events).epsilon(delta=1e-5 - tail_delta_of(events))
     assert epsilon["pld"] < epsilon["rdp"] < epsilon["moments"]
     assert set(epsilon) | set(priced["no_price"]) == {name.value for name in AccountantName}
     assert all(row["upper_bound"] is (row["accountant"] not in OPTIMISTIC) for row in priced["prices"])
     assert (priced["neighbouring"], priced["dataset"]) == ("add or remove one record", "mnist")
     shown = run("price", folder, "--delta", "1e-5").stdout
     assert all(name.value in shown for name in AccountantName)
-    assert "at delta 1e-05; add or remove one record; data set mnist" in shown
+    assert all(fact in shown for fact in ("1e-05, of which", "add or remove one record", "mnist"))
+
+
+def test_what_the_noise_generator_cannot_reach_is_taken_off_delta(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(FIRST, times=1000)
+    tail = tail_delta_of({FIRST: 1000})
+    priced = facts("price", tmp_path, "--delta", tail, "--accountant", "pld")
+    assert priced["prices"] == [{"accountant": "pld", "epsilon": "inf", "upper_bound": True}]
+    double, plain = (PldAccountant().price({FIRST: 1000}).epsilon(delta=d) for d in (tail, 2 * tail))
+    half = facts("price", tmp_path, "--delta", 2 * tail, "--accountant", "pld")
+    assert half["prices"][0]["epsilon"] == double > plain
+    assert "inf" in run("price", tmp_path, "--delta", tail / 2).stdout
 
 
 def test_price_by_one_accountant(folder):
     priced = facts("price", folder, "--delta", "1e-5", "--accountant", "rdp")
-    expected = ACCOUNTANTS[AccountantName.RDP][0].price({PROJECTION: 1, FIRST: 3, SECOND: 50}).epsilon(delta=1e-5)
+    events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
+    expected = ACCOUNTANTS[AccountantName.RDP][0].price(events).epsilon(delta=1e-5 - tail_delta_of(events))
     assert [(row["accountant"], row["epsilon"]) for row in priced["prices"]] == [("rdp", expected)]
 
 

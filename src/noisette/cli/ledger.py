@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette import _check
-from noisette.accounting import Events, FixedSizeGaussian, Gaussian, Ledger, PoissonGaussian, RepeatedRuns, SeenByGroup
+from noisette.accounting import (
+    Events,
+    FixedSizeGaussian,
+    Gaussian,
+    Ledger,
+    PoissonGaussian,
+    RepeatedRuns,
+    SeenByGroup,
+    tail_delta_of,
+)
 from noisette.accounting.events import Event, check_events
 from noisette.accounting.facts import facts_of
 from noisette.accounting.ledger import LEDGER_FILE
@@ -34,10 +43,7 @@ Place = Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A run folder, o
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
 Delta = Annotated[
     float,
-    typer.Option(
-        help="Probability with which the bound on epsilon may fail: above 0, below 1. A run's own report first takes "
-        "off it what its noise generator cannot reach."
-    ),
+    typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1."),
 ]
 Chosen = Annotated[
     AccountantName | None,
@@ -98,11 +104,13 @@ def price(
     read = Ledger.read(_file(place))
     events = _seen_by_group(read.events, group_size)
     check_events(events)
-    prices, refusals = _prices(events, delta, accountant)
+    tail = tail_delta_of(events)
+    prices, refusals = _prices(events, delta - tail, accountant)
     relation = "; ".join({event.relation for event in events}) or "nothing was spent"
     if as_json:
         facts = {
             "delta": delta,
+            "tail_delta": tail,
             "neighbouring": relation,
             "dataset": read.dataset,
             "head": read.head,
@@ -118,7 +126,12 @@ def price(
         table.add_row(name, "no price", refusal)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(table)
-    console.print(f"\nat delta {delta:g}; {relation}; data set {read.dataset}")
+    below = Table.grid(padding=(0, 2))
+    below.add_row("delta", f"{delta:g}, of which {rounded_up(tail)} goes to the tail of the noise generator")
+    below.add_row("neighbouring", relation)
+    below.add_row("data set", read.dataset)
+    console.print()
+    console.print(below)
 
 
 @ledger.command()
@@ -144,7 +157,7 @@ def _seen_by_group(events: Events, records: int) -> Events:
 def _prices(
     events: Events, delta: float, chosen: AccountantName | None
 ) -> tuple[dict[AccountantName, float], dict[str, str]]:
-    """Epsilon by each accountant that has a price, and why the others have none.
+    """Epsilon by each accountant that has a price, infinite where no delta is left, and why the others have none.
 
     Raises:
         Unpriceable: the one that was chosen has none, or none of all has.
@@ -153,7 +166,8 @@ def _prices(
     refusals: dict[str, str] = {}
     for name in [chosen] if chosen else AccountantName:
         try:
-            prices[name] = ACCOUNTANTS[name][0].price(events).epsilon(delta=delta)
+            curve = ACCOUNTANTS[name][0].price(events)
+            prices[name] = curve.epsilon(delta=delta) if delta > 0 else math.inf
         except Unpriceable as refusal:
             refusals[name.value] = str(refusal)
     if not prices:
