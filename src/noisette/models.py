@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import Self
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from noisette.nn import Scattering
 from noisette.nn.scattering import CHANNELS
 
 Shape = Sequence[int]  # of one example: (features,) or (channels, height, width)
+
+_CROP = 24  # pixels a side of what the network of the CIFAR-10 study sees
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:
@@ -28,6 +35,21 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
         nn.Linear(128, 128),
         nn.Tanh(),
         nn.Linear(128, classes),
+    )
+
+
+def mlp1000(shape: Shape, classes: int) -> nn.Module:
+    """One hidden layer of 1000 ReLU units, no biases: behind 60 principal components, the network of the MNIST study.
+
+    Weights begin as normal numbers of variance 1 / inputs, cut at two deviations.
+    Source: Abadi et al. 2016, section 5.2, and their published code.
+    """
+    numbers = _numbers(shape)
+    return nn.Sequential(
+        nn.Flatten(),
+        _normal(nn.Linear(numbers, 1000, bias=False), 1 / math.sqrt(numbers)),
+        nn.ReLU(),
+        _normal(nn.Linear(1000, classes, bias=False), 1 / math.sqrt(1000)),
     )
 
 
@@ -56,8 +78,44 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
     return FixedFeatures(normalised, nn.Linear(numbers, classes))
 
 
+def cifar_tutorial(shape: Shape, classes: int) -> nn.Module:
+    """Two convolutions and three linear layers over the 24 x 24 pixels in the middle: that of the CIFAR-10 study.
+
+    Its parts are called ``features`` (``conv1``, ``conv2``) and ``head`` (``fc1``, ``fc2``, ``scores``). The study
+    learnt the features from public images, see :func:`pretrained`, and privately no more than the head. It distorted
+    its training images at random, which this network does not.
+
+    Source: Abadi et al. 2016, section 5.3; initial weights are those of the TensorFlow tutorial that it builds on.
+    """
+    _need_images("cifar-tutorial", shape)
+    if min(shape[1:]) < _CROP:
+        raise ValueError(f"the model 'cifar-tutorial' needs images of {_CROP} x {_CROP} pixels or more, got {shape}")
+    features: dict[str, nn.Module] = {
+        "crop": CentreCrop(_CROP),
+        "standardised": nn.GroupNorm(1, shape[0], affine=False),
+        "conv1": _normal(nn.Conv2d(shape[0], 64, 5, padding=2), 0.05),
+        "relu1": nn.ReLU(),
+        "pool1": nn.MaxPool2d(2),
+        "conv2": _normal(nn.Conv2d(64, 64, 5, padding=2), 0.05, bias=0.1),
+        "relu2": nn.ReLU(),
+        "pool2": nn.MaxPool2d(2),
+        "flat": nn.Flatten(),
+    }
+    head: dict[str, nn.Module] = {
+        "fc1": _normal(nn.Linear(64 * (_CROP // 4) ** 2, 384), 0.04, bias=0.1),
+        "relu1": nn.ReLU(),
+        "fc2": _normal(nn.Linear(384, 384), 0.04, bias=0.1),
+        "relu2": nn.ReLU(),
+        "scores": _normal(nn.Linear(384, classes), 1 / 384),
+    }
+    parts = {"features": nn.Sequential(OrderedDict(features)), "head": nn.Sequential(OrderedDict(head))}
+    return nn.Sequential(OrderedDict(parts))
+
+
 class FixedFeatures(nn.Module):
     """A model whose first part is fixed, so that its outputs can be computed once for a whole data set.
+
+    The fixed part is always in evaluation mode: dropout and running statistics stand still.
 
     Guarantee: ``features`` has nothing to train and treats each example alone, so computing it beforehand changes
     nothing about what training reveals.
@@ -67,9 +125,15 @@ class FixedFeatures(nn.Module):
         super().__init__()
         self.features = features
         self.head = head
+        self.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.features.eval()
+        return self
 
 
 def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFeatures:
@@ -84,6 +148,91 @@ def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFe
     return FixedFeatures(nn.Sequential(nn.Flatten(), projection), build(name, (components,), classes))
 
 
+def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("features",)) -> nn.Module:
+    """The model with weights from a safetensors file, some parts of it frozen.
+
+    What the file does not hold keeps its initial weights and is trained. To make a file for ``cifar-tutorial``, train
+    ``build("cifar-tutorial", (3, 32, 32), 100)`` on CIFAR-100 in the ordinary way: 100 epochs of SGD in batches of 128,
+    momentum 0.9, learning rate 0.1 falling along half a cosine, images shifted and mirrored at random. Save its state
+    dict without the layer that has another number of classes::
+
+        kept = {name: value for name, value in model.state_dict().items() if not name.startswith("head.scores")}
+        safetensors.torch.save_file(kept, "cifar100.safetensors")
+
+    Args:
+        model: such as one of :func:`build`; its weights are overwritten.
+        path: tensors by their names in the model's state dict.
+        frozen: names of the parts that are not trained.
+
+    Returns:
+        The model, as :class:`FixedFeatures` if it consists of ``features``, all of them frozen, and ``head``.
+
+    Guarantee: none for the records that the file was learnt from. They are public, or the file was released before and
+    stands in their ledger.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no safetensors file, or it does not fit the model; all problems are listed. The model is then
+            as it was.
+    """
+    weights = _weights(path)
+    if problems := list(_misfits(model.state_dict(), weights, frozen)):
+        raise ValueError(f"{path} and the model have {len(problems)} problems:\n  " + "\n  ".join(problems))
+    model.load_state_dict(weights, strict=False)
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+    parts = dict(model.named_children())
+    if parts.keys() == {"features", "head"} and not any(p.requires_grad for p in parts["features"].parameters()):
+        return FixedFeatures(parts["features"], parts["head"])
+    return model
+
+
+def _weights(path: Path) -> dict[str, Tensor]:
+    """What a safetensors file holds; nothing in it can run."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from error
+
+
+def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen: Sequence[str]) -> Iterator[str]:
+    """Whatever speaks against these weights in a model with this state dict, in words."""
+    if not weights:
+        yield "the file holds no tensors"
+    for name, value in weights.items():
+        if name not in known:
+            yield f"{name}: the model has no such tensor"
+        elif value.shape != known[name].shape:
+            yield (
+                f"{name}: of shape {tuple(value.shape)} in the file and {tuple(known[name].shape)} in the model; leave "
+                "it out of the file to train it anew"
+            )
+        elif not value.isfinite().all():
+            yield f"{name}: holds values that are not finite"
+    begun = {name.rpartition(".")[0] for name in weights}
+    for name in (name for name in known if name not in weights):
+        if any(name.startswith(f"{part}.") for part in frozen):
+            yield f"{name}: frozen, but missing in the file"
+        elif name.rpartition(".")[0] in begun:
+            yield f"{name}: missing, though the file holds other tensors of that layer"
+    for part in frozen:
+        if not any(name.startswith(f"{part}.") for name in known):
+            yield f"{part}: to be frozen, but no part of the model with weights is called so"
+
+
+class CentreCrop(nn.Module):
+    """The square in the middle of images, of this many pixels a side."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        top, left = ((pixels - self.side) // 2 for pixels in x.shape[-2:])
+        return x[..., top : top + self.side, left : left + self.side]
+
+
 class Centred(nn.Module):
     """Pixels in [0, 1] moved to [-1, 1]."""
 
@@ -96,6 +245,14 @@ def _need_images(name: str, shape: Shape) -> None:
         raise ValueError(
             f"the model {name!r} needs images (channels, height, width), got examples of shape {tuple(shape)}"
         )
+
+
+def _normal(layer: nn.Linear | nn.Conv2d, deviation: float, bias: float = 0.0) -> nn.Module:
+    """The layer with normal weights, cut at two deviations, and one value for all biases."""
+    nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, bias)
+    return layer
 
 
 def _small_features(channels: int) -> list[nn.Module]:
@@ -121,9 +278,11 @@ def _features(channels: int) -> list[nn.Module]:
 
 
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "cifar-tutorial": cifar_tutorial,
     "cnn": cnn,
     "linear": linear,
     "mlp": mlp,
+    "mlp1000": mlp1000,
     "scattering": scattering,
 }
 
