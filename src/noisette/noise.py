@@ -7,8 +7,9 @@ with 24 bits stops at 5.77, and what it cannot reach is a leak (see `noisette.ac
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from noisette.keystream import SecretKey
 TILE = 256
 _PAIRS = TILE // 2
 _WORDS = _PAIRS + _PAIRS // 2  # of 64 bits
-_TILES_AT_ONCE = 2048  # fits the processor's cache
+_TILES_AT_ONCE = 640  # fits the processor's cache
 _RADIUS_BITS = 53
 
 
@@ -55,12 +56,10 @@ class GaussianNoise:
         if not flat:
             return
         first = next(iter(flat.values()))
-        scratch = self._scratch_for(first.dtype, first.device)
-        for runs in _runs_over(flat, start):
-            values = scratch.draw(self._key, runs, step, deviation)
-            for run in runs:
-                flat[run.name][run.at : run.at + run.numel].add_(values[run.skipped : run.skipped + run.numel])
-                values = values[run.tiles * TILE :]
+        sizes = tuple((name, len(tensor)) for name, tensor in flat.items())
+        for part in self._scratch_for(first.dtype, first.device).parts(sizes, start):
+            part.draw(self._key, step)
+            torch._foreach_add_(part.within(flat), part.values, alpha=deviation)  # pyright: ignore[reportPrivateImportUsage]
 
     def _scratch_for(self, dtype: torch.dtype, device: torch.device) -> _Scratch:
         if (dtype, device) not in self._scratch:
@@ -75,28 +74,27 @@ class _Run:
     name: str
     tile: int
     tiles: int
-    skipped: int  # values at the beginning of the tiles that are not wanted
+    start: int  # first value that is wanted, among those of the group's runs
     at: int  # first element of the tensor
     numel: int
 
 
-def _runs_over(flat: Mapping[str, Tensor], start: int) -> Iterator[list[_Run]]:
+def _runs_over(sizes: Sequence[tuple[str, int]], start: int) -> list[list[_Run]]:
     """All elements of all tensors, in groups of runs that together take as many tiles as scratch has room for."""
-    group: list[_Run] = []
-    room = _TILES_AT_ONCE
-    for name, tensor in flat.items():
+    groups: list[list[_Run]] = [[]]
+    taken = 0
+    for name, size in sizes:
         at = 0
-        while at < tensor.numel():
+        while at < size:
+            if taken == _TILES_AT_ONCE:
+                groups.append([])
+                taken = 0
             tile, skipped = divmod(start + at, TILE)
-            numel = min(tensor.numel() - at, room * TILE - skipped)
-            run = _Run(name, tile, -(-(skipped + numel) // TILE), skipped, at, numel)
-            group.append(run)
-            at, room = at + numel, room - run.tiles
-            if not room:
-                yield group
-                group, room = [], _TILES_AT_ONCE
-    if group:
-        yield group
+            numel = min(size - at, (_TILES_AT_ONCE - taken) * TILE - skipped)
+            run = _Run(name, tile, -(-(skipped + numel) // TILE), taken * TILE + skipped, at, numel)
+            groups[-1].append(run)
+            at, taken = at + numel, taken + run.tiles
+    return groups
 
 
 class _Scratch:
@@ -104,30 +102,55 @@ class _Scratch:
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         # A tile takes 128 words of 64 bits for its radii, then 64 words that hold its 128 angles of 32 bits.
-        self._words = torch.empty(_TILES_AT_ONCE, _WORDS, dtype=torch.int64)
-        self._logarithm = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=torch.float64, device=device)
-        self._radius = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
-        self._angle = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
-        self._cosine = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
-        self._values = torch.empty(_TILES_AT_ONCE, 2, _PAIRS, dtype=dtype, device=device)
+        self.words = torch.empty(_TILES_AT_ONCE, _WORDS, dtype=torch.int64)
+        self.logarithm = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=torch.float64, device=device)
+        self.radius = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
+        self.values = torch.empty(_TILES_AT_ONCE, 2, _PAIRS, dtype=dtype, device=device)
+        self._parts: dict[tuple[tuple[tuple[str, int], ...], int], list[_Part]] = {}
 
-    def draw(self, key: SecretKey, runs: Sequence[_Run], step: int, deviation: float) -> Tensor:
-        """The values of these tiles, flat. The bits always come from the processor."""
-        words, at = self._words.numpy().view(np.uint64).reshape(-1), 0
-        for run in runs:
-            end = at + run.tiles * _WORDS
-            key.fill(words[at:end], purpose="noise", name=run.name, step=step, start=run.tile * _WORDS)
-            at = end
-        return self._box_muller(at // _WORDS, deviation).view(-1)
+    def parts(self, sizes: tuple[tuple[str, int], ...], start: int) -> list[_Part]:
+        """All elements of tensors of these names and sizes, a part at a time; known again in every step."""
+        if (sizes, start) not in self._parts:
+            self._parts[sizes, start] = [_Part(self, runs) for runs in _runs_over(sizes, start)]
+        return self._parts[sizes, start]
 
-    def _box_muller(self, n: int, deviation: float) -> Tensor:
-        """R cos(a) and R sin(a) with (R / deviation)^2 = -2 ln(u), u in (0, 1] in steps of 2^-53."""
-        bits = self._words[:n, :_PAIRS].bitwise_and_(2**_RADIUS_BITS - 1)
+
+class _Part:
+    """As many tiles as scratch has room for, with all views of it that they take."""
+
+    def __init__(self, scratch: _Scratch, runs: Sequence[_Run]) -> None:
+        ends = [0, *accumulate(run.tiles for run in runs)]
+        words, values = scratch.words[: ends[-1]], scratch.values[: ends[-1]]
+        bits = words.numpy().view(np.uint64).reshape(-1)
+        self._runs = runs
+        self._bits = [bits[at * _WORDS : end * _WORDS] for at, end in pairwise(ends)]
+        self._radius_bits, self._angle_bits = words[:, :_PAIRS], words[:, _PAIRS:].view(torch.int32)
+        self._smallest = torch.tensor(2.0**-_RADIUS_BITS, dtype=torch.float64, device=values.device)
+        self._quarter = values.new_tensor([[math.pi / 2], [0]])
+        self._logarithm = scratch.logarithm[: ends[-1]]
+        self._radius = scratch.radius[: ends[-1]]
+        self._values = values
+        self.values = [values.view(-1)[run.start : run.start + run.numel] for run in runs]
+
+    def within(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
+        """The elements of these tensors that the part covers."""
+        return [
+            flat[run.name] if run.numel == len(flat[run.name]) else flat[run.name].narrow(0, run.at, run.numel)
+            for run in self._runs
+        ]
+
+    def draw(self, key: SecretKey, step: int) -> None:
+        """Fill ``values``. The bits always come from the processor."""
+        for run, bits in zip(self._runs, self._bits, strict=True):
+            key.fill(bits, purpose="noise", name=run.name, step=step, start=run.tile * _WORDS)
+        self._box_muller()
+
+    def _box_muller(self) -> None:
+        """R cos(a) and R sin(a) with R^2 = -2 ln(u), u in (0, 1] in steps of 2^-53."""
         # In single precision a u close to one would round to it, and a radius of zero hides nothing.
-        logarithm = self._logarithm[:n].copy_(bits).add_(1).mul_(2.0**-_RADIUS_BITS).log_()
-        radius = self._radius[:n].copy_(logarithm).mul_(-2.0).sqrt_().mul_(deviation)
-        angle = self._angle[:n].copy_(self._words[:n, _PAIRS:].view(torch.int32)).mul_(math.pi / 2**31)
-        values = self._values[:n]
-        torch.mul(torch.cos(angle, out=self._cosine[:n]), radius, out=values[:, 0])
-        torch.mul(angle.sin_(), radius, out=values[:, 1])
-        return values
+        logarithm = self._logarithm.copy_(self._radius_bits.bitwise_and_(2**_RADIUS_BITS - 1))
+        torch.add(self._smallest, logarithm, alpha=2.0**-_RADIUS_BITS, out=logarithm).log_()
+        radius = self._radius.copy_(logarithm).mul_(-2).sqrt_()
+        # A cosine is the sine of a quarter turn more.
+        angles = self._values.copy_(self._angle_bits.unsqueeze(1))
+        torch.add(self._quarter, angles, alpha=math.pi / 2**31, out=angles).sin_().mul_(radius.unsqueeze(1))

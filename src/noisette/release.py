@@ -68,8 +68,9 @@ class GaussianRelease:
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         gradients = [(p, _at_least_single(g).contiguous()) for p, g in zip(bounded.params, bounded.grads, strict=True)]
         for p, g in gradients:
-            groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g.div_(self.expected_batch_size)
+            groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
         for group in groups.values():
+            torch._foreach_div_(list(group.values()), self.expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
             self._noise.add_(group, step=step, deviation=deviation)
         for p, g in gradients:
             p.grad = g.to(p.dtype)
