@@ -38,8 +38,8 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def mlp1000(shape: Shape, classes: int) -> nn.Module:
-    """One hidden layer of 1000 ReLU units, no biases: behind 60 principal components, the network of the MNIST study.
+def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
+    """One hidden layer of ReLU units, no biases: behind 60 principal components, the network of the MNIST study.
 
     Weights begin as normal numbers of variance 1 / inputs, cut at two deviations.
     Source: Abadi et al. 2016, section 5.2, and their published code.
@@ -47,9 +47,9 @@ def mlp1000(shape: Shape, classes: int) -> nn.Module:
     numbers = _numbers(shape)
     return nn.Sequential(
         nn.Flatten(),
-        _normal(nn.Linear(numbers, 1000, bias=False), 1 / math.sqrt(numbers)),
+        _normal(nn.Linear(numbers, units, bias=False), 1 / math.sqrt(numbers)),
         nn.ReLU(),
-        _normal(nn.Linear(1000, classes, bias=False), 1 / math.sqrt(1000)),
+        _normal(nn.Linear(units, classes, bias=False), 1 / math.sqrt(units)),
     )
 
 
