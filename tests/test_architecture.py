@@ -31,6 +31,7 @@ ORDER = [
     ["explanation"],
     ["nn"],
     ["models", "recipe", "data"],
+    ["learner"],
     ["training"],
     ["report"],
     ["bench", "reproduce"],

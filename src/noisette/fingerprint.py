@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,6 +25,16 @@ _FILE = "fingerprint.json"
 _KEY_BYTES = 32
 _SAMPLED = 64  # records that are read where a data set can only be read record by record
 _AT_ONCE = 2**24  # elements
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """A data set that was computed from records, and is known by them."""
+
+    @property
+    def known_by(self) -> Any:
+        """The records."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -85,6 +95,8 @@ class Fingerprint:
 
 
 def _digest(key: bytes, dataset: Any) -> bytes:
+    if isinstance(dataset, Derived):
+        dataset = dataset.known_by
     if isinstance(dataset, TensorDataset):
         dataset = dataset.tensors
     if _in_memory(dataset):

@@ -172,9 +172,14 @@ class PrivateRun:
         return self.terms.steps
 
     @property
+    def steps_spent(self) -> int:
+        """How far the run has come on its way to ``steps``: those taken and those lost."""
+        return self.steps_taken + self.steps_lost
+
+    @property
     def steps_left(self) -> int:
         """Number of steps that may follow."""
-        return max(0, self.steps - self.steps_taken - self.steps_lost)
+        return max(0, self.steps - self.steps_spent)
 
     @property
     def noise_multiplier(self) -> float:

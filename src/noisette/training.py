@@ -5,32 +5,32 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler
-from torch.optim.swa_utils import AveragedModel
 
-from noisette import models
 from noisette.accounting import TAIL_SHARE, Ledger, PldAccountant, epsilon_curve, steps_for
-from noisette.bounding import PerExampleClip, PerLayer
-from noisette.bounding.clipping_rules import Group
-from noisette.data import DataSet, Split
+from noisette.data import DataSet
+from noisette.learner import Learner, layers_of, principal_components_of
 from noisette.private_run import PrivateRun, privatize
-from noisette.recipe import ACCOUNTANTS, PrivacySection, Recipe, TrainingSection
+from noisette.recipe import ACCOUNTANTS, Recipe, TrainingSection
+from noisette.saved_run import SavedRun
 from noisette.schedule import schedule
 
 F = nn.functional
 
 _EVALUATED_AT_ONCE = 2000
-_FEATURES_AT_ONCE = 100
 
 
 @dataclass(frozen=True)
 class Point:
-    """What may be known of a run after a step: its cost, and its accuracy on the public test set if there is one."""
+    """What may be known of a run after a step: its cost, and its accuracy on the public test set if there is one.
+
+    ``step`` counts those that are paid for, whether they moved the weights or were lost with a process that died.
+    """
 
     step: int
     epsilon: float
@@ -48,6 +48,7 @@ class Outcome:
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # of calibration, training and evaluation
     interrupted: bool = False
+    resumed: int = 0  # how many times
 
     @property
     def parameters(self) -> int:
@@ -57,7 +58,7 @@ class Outcome:
     @property
     def layers(self) -> int:
         """How many layers are clipped on their own; 1 where all are clipped together."""
-        return len(_layers(self.run.bound.model)) if self.recipe.privacy.per_layer else 1
+        return len(layers_of(self.run.bound.model)) if self.recipe.privacy.per_layer else 1
 
     @property
     def epsilon(self) -> float:
@@ -68,7 +69,15 @@ class Outcome:
 Watch = Callable[[PrivateRun, Point], None]
 
 
-def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: Watch, points: int = 20) -> Outcome:
+def train(
+    recipe: Recipe,
+    data: DataSet,
+    *,
+    ledger_path: Path | None,
+    on_step: Watch,
+    checkpoint: Path | None = None,
+    points: int = 20,
+) -> Outcome:
     """Train the recipe's model on ``data`` within the recipe's budget.
 
     Ctrl-C ends the run after the step at hand; the outcome then holds the model so far and is marked as interrupted.
@@ -77,7 +86,10 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
         recipe: the settings.
         data: what :func:`noisette.data.load` gave for the recipe's data section.
         ledger_path: file the ledger is written to; in memory if ``None``.
-        on_step: called after each step with the run and the latest point (epsilon never under the true one).
+        on_step: called after each step with the run and the latest point (epsilon never under the true one). Where it
+            raises ``SystemExit``, the run is saved before that goes on.
+        checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
+            not saved if ``None``.
         points: how many places in the run epsilon and test accuracy are taken at, evenly spaced.
 
     Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
@@ -87,75 +99,134 @@ def train(recipe: Recipe, data: DataSet, *, ledger_path: Path | None, on_step: W
         PrivacyRefusal: the model mixes examples.
     """
     start = time.perf_counter()
-    settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(settings.seed)
-    ledger = Ledger(ledger_path, dataset=data.name)
-    model = _model(recipe, data, ledger).to(device)
-    fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
-    clip, noise_multiplier = _bound(trained, recipe.privacy)
-    sampling_rate, steps = _length(recipe, data.declared_size, noise_multiplier, ledger)
-    optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
-    averaged = AveragedModel(trained, avg_fn=_warm_average(settings.averaging)) if settings.averaging else None
-    run = privatize(
-        clip,
-        optimizer,
-        _examples(data.train, fixed, device),
-        expected_batch_size=settings.batch_size,
-        sampling_rate=sampling_rate,
-        steps=steps,
-        epsilon=recipe.privacy.epsilon if noise_multiplier is None else None,
-        noise_multiplier=noise_multiplier,
-        delta=recipe.privacy.delta,
-        accountant=ACCOUNTANTS[recipe.privacy.accountant],
-        allow_large_delta=recipe.privacy.allow_large_delta,
-        ledger=ledger,
-    )
-    published = averaged.module if averaged else trained
-    outcome = Outcome(recipe, data, models.FixedFeatures(fixed, published) if fixed else published, run)
-    test = _examples(data.test, fixed, device) if data.test else None
+    with Ledger(ledger_path, dataset=data.name) as ledger:
+        learner = Learner(recipe, data, lambda: principal_components_of(recipe, data, ledger))
+        sampling_rate, steps = _length(recipe, data.declared_size, learner.noise_multiplier, ledger)
+        run = privatize(
+            learner.bound,
+            learner.optimizer,
+            learner.examples,
+            expected_batch_size=recipe.training.batch_size,
+            sampling_rate=sampling_rate,
+            steps=steps,
+            epsilon=recipe.privacy.epsilon if learner.noise_multiplier is None else None,
+            noise_multiplier=learner.noise_multiplier,
+            delta=recipe.privacy.delta,
+            accountant=ACCOUNTANTS[recipe.privacy.accountant],
+            allow_large_delta=recipe.privacy.allow_large_delta,
+            ledger=ledger,
+        )
+        with run:
+            outcome = Outcome(recipe, data, learner.published, run)
+            return _Training(learner, outcome, checkpoint, start, points).whole(on_step)
+
+
+def resume(recipe: Recipe, data: DataSet, *, on_step: Watch, checkpoint: Path) -> Outcome:
+    """Go on with a run that :func:`train` saved, with what is left of its steps, and save it there again.
+
+    Args:
+        recipe: that of the run.
+        data: that of the run.
+        on_step: as for :func:`train`.
+        checkpoint: the folder where the run was saved.
+
+    Guarantee: that of :func:`train`, of all that every process of the run released together.
+
+    Raises:
+        FileNotFoundError: nothing was saved there, or the ledger is gone.
+        ValueError: a file was cut or altered, or recipe or data are not those of the run.
+        PrivacyRefusal: the ledger is not that of the run, or is in use.
+    """
+    start = time.perf_counter()
+    kept = SavedRun.read(checkpoint).extras
+    learner = Learner(recipe, data, lambda: kept["principal components"])
+    accountant = ACCOUNTANTS[recipe.privacy.accountant]
+    run = PrivateRun.resume(checkpoint, learner.bound, learner.optimizer, learner.examples, accountant=accountant)
     with run:
+        if learner.averaged:
+            learner.averaged.load_state_dict(kept["averaged"])
+        outcome = Outcome(
+            recipe,
+            data,
+            learner.published,
+            run,
+            points=[Point(**point) for point in kept["points"]],
+            resumed=kept["resumed"] + 1,
+        )
+        training = _Training(learner, outcome, checkpoint, start - kept["seconds"], kept["places"])
+        return training.whole(on_step)
+
+
+class _Training:
+    """The steps of a run, from where it stands to its end.
+
+    Args:
+        learner: what is trained.
+        outcome: what is known of the run so far.
+        checkpoint: folder where the run is saved, if it is.
+        start: when the run began, on the clock of ``time.perf_counter``.
+        places: how many places in the run a point is taken at.
+    """
+
+    def __init__(self, learner: Learner, outcome: Outcome, checkpoint: Path | None, start: float, places: int) -> None:
+        self._learner, self._outcome, self._checkpoint, self._start = learner, outcome, checkpoint, start
+        self._places = places
+        self._costs = _costs(outcome.run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta, places)
+
+    def whole(self, on_step: Watch) -> Outcome:
+        """What became of the run at its end, or when Ctrl-C was pressed."""
+        outcome = self._outcome
         try:
-            _train_steps(run, outcome, published, averaged, test, on_step, points)
+            self._save()
+            self._train(on_step)
         except KeyboardInterrupt:
             outcome.interrupted = True
-    if outcome.interrupted:
-        accuracy = evaluate(published, *test) if test else None
-        outcome.points.append(Point(run.steps_taken, outcome.epsilon, accuracy))
-    outcome.seconds = time.perf_counter() - start
-    outcome.model.eval()
-    return outcome
+        except SystemExit:
+            self._save()
+            raise
+        if not outcome.points or outcome.points[-1].step < outcome.run.steps_spent:
+            self._add_point(outcome.epsilon)
+        outcome.seconds = time.perf_counter() - self._start
+        outcome.model.eval()
+        return outcome
 
+    def _train(self, on_step: Watch) -> None:
+        run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
+        model, optimizer, averaged = run.bound.model, run.optimizer, self._learner.averaged
+        _set_learning_rate(run, settings)
+        for batch in run.batches():
+            for inputs, targets in batch.pieces(settings.piece_size):
+                run.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+            optimizer.step()
+            optimizer.zero_grad()
+            _set_learning_rate(run, settings)
+            if averaged:
+                averaged.update_parameters(model)
+            if run.steps_spent in self._costs:
+                self._add_point(self._costs[run.steps_spent])
+                self._save()
+            following = next(step for step in self._costs if step >= run.steps_spent)
+            latest = points[-1].test_accuracy if points else None
+            on_step(run, Point(run.steps_spent, self._costs[following], latest))
 
-def _model(recipe: Recipe, data: DataSet, ledger: Ledger) -> nn.Module:
-    """A fresh model, behind the private principal components of the records where the recipe asks for them."""
-    shape, components = data.train.inputs.shape[1:], recipe.projection.components
-    if not components:
-        return models.build(recipe.model.name, shape, data.classes)
-    from noisette.principal_components import private_pca  # scikit-learn takes a second: paid by those who project
+    def _add_point(self, epsilon: float) -> None:
+        accuracy = evaluate(self._learner.learned, *self._learner.test) if self._learner.test else None
+        self._outcome.points.append(Point(self._outcome.run.steps_spent, epsilon, accuracy))
 
-    model = models.projected(recipe.model.name, shape, data.classes, components)
-    rows = data.train.inputs.reshape(-1, math.prod(shape))
-    found = private_pca(rows, components, recipe.projection.noise_multiplier, ledger=ledger)
-    model.features.load_state_dict({"1.weight": torch.as_tensor(found.components_)})
-    return model
-
-
-def _bound(model: nn.Module, privacy: PrivacySection) -> tuple[PerExampleClip, float | None]:
-    """What bounds one example, and the noise multiplier of all layers together if the recipe gives one.
-
-    Noise of sigma C on each of K layers that are clipped to C is one Gaussian mechanism: bound C sqrt(K), noise
-    multiplier sigma / sqrt(K).
-    """
-    if not privacy.per_layer:
-        return PerExampleClip(model, max_grad_norm=privacy.max_grad_norm), privacy.noise_multiplier
-    layers = len(_layers(model))
-    clip = PerExampleClip(model, clipping=PerLayer(privacy.max_grad_norm * math.sqrt(layers)))
-    noise = privacy.noise_multiplier
-    return clip, noise if noise is None else noise / math.sqrt(layers)
-
-
-def _layers(model: nn.Module) -> list[Group]:
-    return PerLayer(1.0).groups([name for name, p in model.named_parameters() if p.requires_grad])
+    def _save(self) -> None:
+        if self._checkpoint is None:
+            return
+        outcome, learner = self._outcome, self._learner
+        extras: dict[str, Any] = {
+            "averaged": learner.averaged.state_dict() if learner.averaged else None,
+            "points": [asdict(point) for point in outcome.points],
+            "places": self._places,
+            "seconds": time.perf_counter() - self._start,
+            "resumed": outcome.resumed,
+        }
+        if learner.components is not None:
+            extras["principal components"] = learner.components
+        outcome.run.save(self._checkpoint, extras)
 
 
 def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Ledger) -> tuple[float, int]:
@@ -182,42 +253,19 @@ def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: L
     return sampling_rate, min(steps, affordable)
 
 
-def _train_steps(
-    run: PrivateRun,
-    outcome: Outcome,
-    published: nn.Module,
-    averaged: AveragedModel | None,
-    test: tuple[Tensor, Tensor] | None,
-    on_step: Watch,
-    points: int,
-) -> None:
-    settings, model, optimizer = outcome.recipe.training, run.bound.model, run.optimizer
-    rates = _learning_rates(run, settings)
-    costs = _costs(run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta, points)
-    for batch in run.batches():
-        for inputs, targets in batch.pieces(settings.piece_size):
-            run.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
-        optimizer.step()
-        optimizer.zero_grad()
-        rates.step()
-        if averaged:
-            averaged.update_parameters(model)
-        if run.steps_taken in costs:
-            accuracy = evaluate(published, *test) if test else None
-            outcome.points.append(Point(run.steps_taken, costs[run.steps_taken], accuracy))
-        following = next(step for step in costs if step >= run.steps_taken)
-        latest = outcome.points[-1].test_accuracy if outcome.points else None
-        on_step(run, Point(run.steps_taken, costs[following], latest))
+def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
+    """For the next step: a line to another learning rate, half a cosine to zero, or a constant.
 
-
-def _learning_rates(run: PrivateRun, settings: TrainingSection) -> LRScheduler:
-    """The learning rate of each step: a line to another one, half a cosine to zero, or constant."""
+    It follows the steps that are paid for, so a run that lost some ends where it was meant to.
+    """
+    spent, rate = run.steps_spent, settings.lr
     if settings.lr_end is not None:
-        steps, end = round(settings.lr_epochs / run.event.sampling_rate), settings.lr_end / settings.lr
-        return LambdaLR(run.optimizer, lambda step: 1 + (end - 1) * min(1.0, step / steps))
-    if settings.cosine:
-        return CosineAnnealingLR(run.optimizer, run.steps)
-    return LambdaLR(run.optimizer, lambda step: 1.0)
+        moved = min(1.0, spent / round(settings.lr_epochs / run.event.sampling_rate))
+        rate += (settings.lr_end - settings.lr) * moved
+    elif settings.cosine:
+        rate *= (1 + math.cos(math.pi * spent / run.steps)) / 2
+    for group in run.optimizer.param_groups:
+        group["lr"] = rate
 
 
 def _costs(run: PrivateRun, budget: float, delta: float, points: int) -> dict[int, float]:
@@ -228,32 +276,9 @@ def _costs(run: PrivateRun, budget: float, delta: float, points: int) -> dict[in
         checkpoints=steps,
         delta=run.delta_for_noise(delta),
         accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
-        besides=run.ledger.events,
+        besides=run.terms.beside(run.ledger.events),
     )
     return {step: min(epsilon, budget) for step, epsilon in zip(steps, epsilons, strict=True)}
-
-
-def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
-    """Exponential average of the weights, shorter at first so that the initial weights are soon forgotten."""
-
-    def average(kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
-        return torch.lerp(kept, current, 1 - min(decay, (1 + int(count)) / (10 + int(count))))
-
-    return average
-
-
-def _examples(split: Split, fixed: nn.Module | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Inputs of what is trained, and targets: the split itself, or its fixed features, computed once."""
-    inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
-    if fixed is None:
-        return inputs.to(device), targets
-    with torch.no_grad():
-        shape = fixed(torch.zeros(1, *inputs.shape[1:], device=device)).shape[1:]
-        features = torch.empty(len(inputs), *shape, device=device)
-        pairs = zip(features.split(_FEATURES_AT_ONCE), inputs.split(_FEATURES_AT_ONCE), strict=True)
-        for place, part in pairs:
-            place.copy_(fixed(part.to(device)))
-    return features, targets
 
 
 @torch.no_grad()

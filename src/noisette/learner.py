@@ -1,0 +1,115 @@
+"""What a recipe trains, and on what: model, bound, optimizer and examples, before any step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import TensorDataset
+
+from noisette import models
+from noisette.accounting import Ledger
+from noisette.bounding import PerExampleClip, PerLayer
+from noisette.bounding.clipping_rules import Group
+from noisette.data import DataSet, Split
+from noisette.recipe import PrivacySection, Recipe
+
+_FEATURES_AT_ONCE = 100
+
+
+class Learner:
+    """What a recipe trains, and on what.
+
+    Args:
+        recipe: the settings.
+        data: the records.
+        components: gives the private principal components, (components, numbers), if the recipe asks for them.
+    """
+
+    def __init__(self, recipe: Recipe, data: DataSet, components: Callable[[], Tensor]) -> None:
+        settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        torch.manual_seed(settings.seed)
+        model = _model(recipe, data)
+        self.components = components() if recipe.projection.components else None
+        if self.components is not None:
+            model.get_submodule("features").load_state_dict({"1.weight": self.components})
+        model.to(device)
+        fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
+        self.bound, self.noise_multiplier = _bound(trained, recipe.privacy)
+        self.optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
+        average = _warm_average(settings.averaging)
+        self.averaged = AveragedModel(trained, avg_fn=average) if settings.averaging else None
+        self.learned: nn.Module = self.averaged.module if self.averaged else trained
+        self.published: nn.Module = models.FixedFeatures(fixed, self.learned) if fixed else self.learned
+        self.examples = _Examples(data.train, fixed, device)
+        self.test = _Examples(data.test, fixed, device).tensors if data.test else None
+
+
+class _Examples(TensorDataset):
+    """Inputs of what is trained, and targets: the split itself, or its fixed features, computed once.
+
+    Features are rounded anew on another machine, so it is the split by which a run that is resumed knows its records.
+    """
+
+    def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
+        inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
+        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
+        self.known_by = (split.inputs, split.targets)
+
+
+def _model(recipe: Recipe, data: DataSet) -> nn.Module:
+    """A fresh model, behind a projection that is yet to be set where the recipe asks for one."""
+    shape, components = data.train.inputs.shape[1:], recipe.projection.components
+    if components:
+        return models.projected(recipe.model.name, shape, data.classes, components)
+    return models.build(recipe.model.name, shape, data.classes)
+
+
+def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger) -> Tensor:
+    """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
+    from noisette.principal_components import private_pca  # scikit-learn takes a second: paid by those who project
+
+    rows = data.train.inputs.reshape(len(data.train.inputs), -1)
+    found = private_pca(rows, recipe.projection.components, recipe.projection.noise_multiplier, ledger=ledger)
+    return torch.as_tensor(found.components_)
+
+
+def _bound(model: nn.Module, privacy: PrivacySection) -> tuple[PerExampleClip, float | None]:
+    """What bounds one example, and the noise multiplier of all layers together if the recipe gives one.
+
+    Noise of sigma C on each of K layers that are clipped to C is one Gaussian mechanism: bound C sqrt(K), noise
+    multiplier sigma / sqrt(K).
+    """
+    if not privacy.per_layer:
+        return PerExampleClip(model, max_grad_norm=privacy.max_grad_norm), privacy.noise_multiplier
+    layers = len(layers_of(model))
+    clip = PerExampleClip(model, clipping=PerLayer(privacy.max_grad_norm * math.sqrt(layers)))
+    noise = privacy.noise_multiplier
+    return clip, noise if noise is None else noise / math.sqrt(layers)
+
+
+def layers_of(model: nn.Module) -> list[Group]:
+    """The trainable parameters of each module, as they are clipped where layers are clipped on their own."""
+    return PerLayer(1.0).groups([name for name, p in model.named_parameters() if p.requires_grad])
+
+
+def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
+    """Exponential average of the weights, shorter at first so that the initial weights are soon forgotten."""
+
+    def average(kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
+        return torch.lerp(kept, current, 1 - min(decay, (1 + int(count)) / (10 + int(count))))
+
+    return average
+
+
+@torch.no_grad()
+def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
+    shape = fixed(torch.zeros(1, *inputs.shape[1:], device=device)).shape[1:]
+    features = torch.empty(len(inputs), *shape, device=device)
+    pairs = zip(features.split(_FEATURES_AT_ONCE), inputs.split(_FEATURES_AT_ONCE), strict=True)
+    for place, part in pairs:
+        place.copy_(fixed(part.to(device)))
+    return features
