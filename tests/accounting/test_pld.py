@@ -136,10 +136,10 @@ def test_what_the_distribution_cannot_resolve_is_priced_by_rdp():
 
 def test_a_rare_great_loss_is_priced_by_its_distribution():
     """Every divergence is in the thousands; yet the group is hardly ever in a batch, less often than delta."""
-    rare = {SeenByGroup(PoissonGaussian(1e-6, 0.5), records=60): 1}
-    assert RdpAccountant().price(rare).epsilon(delta=1e-4) > 500
-    assert PldAccountant().price(rare).epsilon(delta=1e-4) == 0
-    assert PldAccountant().price(rare).answered_by(delta=1e-4) == "pld"
+    rare = {SeenByGroup(PoissonGaussian(1e-4, 0.5), records=60): 1}
+    assert RdpAccountant().price(rare).epsilon(delta=0.01) > 500
+    assert PldAccountant().price(rare).epsilon(delta=0.01) == 0
+    assert PldAccountant().price(rare).answered_by(delta=0.01) == "pld"
 
 
 @pytest.mark.parametrize("steps", [100, 10_000])

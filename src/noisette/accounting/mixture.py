@@ -25,7 +25,7 @@ TABLE = 20_000
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """The standard Gaussian, and the same Gaussian moved by 0, 1, ..., k times ``shift`` with these log probabilities.
+    """The standard Gaussian, and the same Gaussian moved by one of these shifts with these log probabilities.
 
     The pair dominates a release that a group of k records can join, because each record that does moves the sum by at
     most one bound.
@@ -38,7 +38,7 @@ class Mixture:
     """
 
     log_probabilities: np.ndarray
-    shift: float
+    shifts: np.ndarray
 
     @classmethod
     def of(cls, event: Sampled | SeenByGroup) -> Mixture:
@@ -47,26 +47,29 @@ class Mixture:
         i, q = np.arange(k + 1), release.sampling_rate
         log_binomial = gammaln(k + 1) - gammaln(i + 1) - gammaln(k - i + 1)
         log_weights = log_binomial + xlogy(i, q) + xlog1py(k - i, -q)
-        return cls(log_weights - _log_sum_exp(log_weights), 1 / priced_noise(release))
+        return cls(log_weights - _log_sum_exp(log_weights), i / priced_noise(release))
 
     @property
-    def largest_shift(self) -> float:
-        """That of the whole group."""
-        return (len(self.log_probabilities) - 1) * self.shift
+    def likely(self) -> Mixture:
+        """Without shifts whose probability any delta dwarfs: of a large group, nearly all."""
+        kept = self.log_probabilities > -(REACH**2) / 2
+        return Mixture(self.log_probabilities[kept], self.shifts[kept])
 
     @property
-    def ends(self) -> tuple[float, float]:
-        """Between these points lies the mixture, but for a part that any delta dwarfs."""
-        likely = np.flatnonzero(self.log_probabilities > -(REACH**2) / 2)
-        return float(likely[0] * self.shift - REACH), float(likely[-1] * self.shift + REACH)
+    def ends(self) -> np.ndarray:
+        """Between these two points lies the mixture."""
+        return np.array([self.shifts[0] - REACH, self.shifts[-1] + REACH])
 
     @property
     def chi_square(self) -> float:
         """Chi-square divergence of the mixture from the Gaussian; ``inf`` where it overflows."""
-        exponent = np.outer(i := np.arange(1, len(self.log_probabilities)), i) * self.shift**2
+        moved = self.shifts > 0
+        if not moved.any():
+            return 0.0
+        exponent = np.outer(self.shifts[moved], self.shifts[moved])
+        log_pairs = np.add.outer(self.log_probabilities[moved], self.log_probabilities[moved])
         log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
         with np.errstate(over="ignore"):
-            log_pairs = np.add.outer(self.log_probabilities[1:], self.log_probabilities[1:])
             return float(np.exp(_log_sum_exp(log_pairs + log_excess)))
 
     def loss(self, u: np.ndarray) -> np.ndarray:
@@ -90,12 +93,12 @@ class Mixture:
 
     def divergence(self, order: float) -> float:
         """Rényi divergence, the larger of both directions."""
-        in_every_batch = order * self.largest_shift**2 / 2
+        in_every_batch = float(order * self.shifts[-1] ** 2 / 2)
         sampled = max(self._log_mean_power(power) for power in (order, 1 - order)) / (order - 1)
         return min(max(0.0, sampled), in_every_batch)
 
     def _parts(self) -> Iterator[tuple[float, float]]:
-        return ((float(log_p), i * self.shift) for i, log_p in enumerate(self.log_probabilities))
+        return zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True)
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
@@ -115,15 +118,16 @@ class Mixture:
     def _log_mean_power(self, power: float) -> float:
         """ln of the mean of exp(power * loss) over the Gaussian; ``inf`` where the sum would be too long.
 
-        A trapezoidal sum. It converges exponentially, because the density ratio has no complex zero nearer than
-        pi / shift to the real line: the probabilities of a binomial, damped as a Gaussian damps them, are the
-        coefficients of a polynomial whose zeros are all negative. The step follows from that distance and from how
-        fast the power grows off the line.
+        A trapezoidal sum. It converges exponentially, because the density ratio has no complex zero nearer than pi over
+        the spacing of the shifts to the real line: the probabilities of a binomial, damped as a Gaussian damps them,
+        are the coefficients of a polynomial whose zeros are all negative. The step follows from that distance and from
+        how fast the power grows off the line.
         """
-        down, up = max(-power, 0) * self.largest_shift, max(power, 0) * self.largest_shift
+        spacing, largest = float(self.shifts[1]), float(self.shifts[-1])
+        down, up = max(-power, 0) * largest, max(power, 0) * largest
         flat = math.sqrt(REACH**2 + 2 * max(-power, 0) * -self.log_probabilities[0])
         start, stop = -min(down + REACH, flat), up + REACH
-        step = min(0.5, 0.12 / self.shift) / math.sqrt(1 + down * self.shift / 4)
+        step = min(0.5, 0.12 / spacing) / math.sqrt(1 + down * spacing / 4)
         if (stop - start) / step * len(self.log_probabilities) > MOST_TERMS:
             return math.inf
         u = np.arange(start, stop + step, step)

@@ -152,7 +152,7 @@ class PldAccountant:
 
 @lru_cache(maxsize=64)
 def _mixture(event: Priced) -> Mixture:
-    return Mixture.of(event)
+    return Mixture.of(event).likely
 
 
 def _typical_loss(events: Mapping[Priced, int]) -> float:
@@ -169,14 +169,12 @@ def _spans(events: Mapping[Priced, int]) -> tuple[float, float]:
 
 
 def _span(event: Priced) -> float:
-    least, greatest = _mixture(event).loss(np.array(_mixture(event).ends))
-    return float(greatest - least)
+    return float(np.ptp(_mixture(event).loss(_mixture(event).ends)))
 
 
 def _most_points(events: Mapping[Priced, int]) -> int:
     """Grid points of one release: fewer for a larger group, because each point adds up as many terms."""
-    terms = max(event.records if isinstance(event, SeenByGroup) else 1 for event in events)
-    return min(MOST_POINTS, MOST_TERMS // terms)
+    return min(MOST_POINTS, *(MOST_TERMS // len(_mixture(event).shifts) for event in events))
 
 
 @lru_cache(maxsize=8)
@@ -198,7 +196,7 @@ def _group_distribution(event: SeenByGroup, interval: float) -> PrivacyLossDistr
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
     mixture = _mixture(event)
-    least, greatest = mixture.loss(np.array(mixture.ends))
+    least, greatest = mixture.loss(mixture.ends)
     removed = _pessimistic(mixture.delta_removed, least, greatest, interval)
     least, greatest = -mixture.loss(np.array([REACH, -REACH]))
     return PrivacyLossDistribution(removed, _pessimistic(mixture.delta_added, least, greatest, interval))

@@ -1,0 +1,125 @@
+import math
+
+import mpmath
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noisette.accounting import FixedSizeGaussian, Gaussian, GdpExact, PoissonGaussian, RepeatedRuns, SeenByGroup
+from noisette.errors import Unpriceable
+
+
+def price(*releases, times=1):
+    return GdpExact().price(dict.fromkeys(releases, times))
+
+
+def exact_delta(mu, epsilon):
+    """Balle and Wang's formula, at far more digits than cancel."""
+    with mpmath.workdps(60):
+        m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
+        return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+
+
+# epsilon at delta 1e-5 of these numbers of releases with this noise, from an independent script.
+@pytest.mark.parametrize(
+    ("noise", "times", "epsilon"),
+    [
+        (16, 1, 0.2041),
+        (7, 1, 0.5025),
+        (4, 1, 0.9263),
+        (1, 1, 4.3772),
+        (10, 100, 4.3772),
+        (5, 10, 2.5944),
+        (1, 100, 91.8173),
+        (0.08, 100, 8344.6),
+        (0.16, 100, 2218.7),
+        (0.32, 100, 620.6),
+        (0.64, 100, 187.8),
+    ],
+)
+def test_epsilon_of_the_oracle_table(noise, times, epsilon):
+    digits = 5e-5 if epsilon < 100 else 0.05
+    assert price(Gaussian(float(noise)), times=times).epsilon(delta=1e-5) == pytest.approx(epsilon, abs=digits)
+
+
+# epsilon: the classical noise for delta 1e-5, the exact noise, and the delta that the classical noise really has.
+@pytest.mark.parametrize(
+    ("epsilon", "classical", "exact", "delta"),
+    [
+        (0.05, 96.8961, 57.7707, 1.29e-9),
+        (0.1, 48.4481, 30.7496, 2.64e-9),
+        (0.5, 9.6896, 7.0318, 1.61e-8),
+        (1, 4.8448, 3.7306, 4.11e-8),
+        (2, 2.4224, 1.9938, 1.34e-7),
+        (4, 1.2112, 1.0812, 6.84e-7),
+        (8, 0.6056, 0.6002, 7.97e-6),
+        (10, 0.4845, 0.4999, 2.27e-5),
+        (20, 0.2422, 0.2900, 1.53e-3),
+    ],
+)
+def test_one_release_of_the_oracle_table(epsilon, classical, exact, delta):
+    assert price(Gaussian(classical)).delta(epsilon=float(epsilon)) == pytest.approx(delta, rel=5e-3)
+    assert price(Gaussian(exact)).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=2e-4)
+
+
+mus = st.floats(-3, 1.5).map(lambda x: 10**x)
+thresholds = st.floats(-6, 30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(mus, thresholds)
+def test_delta_is_exact_and_never_too_small(mu, threshold):
+    """The threshold is where the likelihood ratio is e^epsilon, in standard deviations from the nearer mean."""
+    epsilon = mu * (threshold + mu / 2)
+    if epsilon <= 0:
+        return
+    truth, ours = exact_delta(mu, epsilon), price(Gaussian(1 / mu)).delta(epsilon=epsilon)
+    assert truth <= ours <= truth * (1 + mpmath.mpf(1e-8))
+
+
+@settings(max_examples=60, deadline=None)
+@given(mus, st.floats(-250, -0.5).map(lambda x: 10**x))
+def test_epsilon_is_exact_and_never_too_small(mu, delta):
+    ours = price(Gaussian(1 / mu)).epsilon(delta=delta)
+    if ours == 0:
+        assert exact_delta(mu, 0) <= delta
+    else:
+        assert exact_delta(mu, ours) <= delta
+        assert exact_delta(mu, ours * (1 - 1e-9)) > delta
+
+
+def test_releases_over_all_records_are_one_whatever_they_are_called():
+    one = price(Gaussian(1.0)).epsilon(delta=1e-6)
+    assert price(PoissonGaussian(1.0, 10.0), times=100).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+    assert price(SeenByGroup(Gaussian(5.0), records=5)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+    assert price(SeenByGroup(PoissonGaussian(1, 10.0), 5), times=4).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+    assert price(Gaussian(1 / 0.6), Gaussian(1 / 0.8)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("event", "way_out"),
+    [
+        (PoissonGaussian(0.5, 1.0), "pld"),
+        (SeenByGroup(PoissonGaussian(0.5, 1.0), 2), "pld or the rdp"),
+        (FixedSizeGaussian(10, 10, 1.0), "rdp"),
+        (RepeatedRuns(((Gaussian(1.0), 1),), 2.0, 1.0), "rdp"),
+    ],
+)
+def test_sampled_releases_are_refused_by_name(event, way_out):
+    with pytest.raises(Unpriceable) as refusal:
+        price(event)
+    assert "gdp accountant" in str(refusal.value)
+    assert repr(event) in str(refusal.value)
+    assert way_out in str(refusal.value)
+
+
+def test_extremes_have_a_price():
+    for noise in (1e-300, 1e-4):
+        assert price(Gaussian(noise)).epsilon(delta=1e-5) == math.inf
+        assert price(Gaussian(noise)).delta(epsilon=1.0) == 1
+    assert price(Gaussian(1e-3), times=10**9).epsilon(delta=1e-300) >= 5e14
+    assert price(Gaussian(1e300)).epsilon(delta=1e-5) == 0
+    assert price(Gaussian(1e300)).epsilon(delta=1e-12) > 0  # noise beyond 1e6 is priced as 1e6
+    assert 0 < price(Gaussian(1.0)).delta(epsilon=1e6) < 1e-300
+    assert price().epsilon(delta=1e-300) == 0
+    assert price().delta(epsilon=1e-300) == 0
