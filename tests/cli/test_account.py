@@ -157,7 +157,7 @@ def test_a_promise_of_nothing_is_still_json():
         (FIXED | {"--group-size": "2", "--steps": "0"}, ["group_size", "steps"]),
         (PLAN | {"--group-size": "0"}, ["group_size"]),
         (PLAN | {"--plot": "curve.jpg", "--delta": "2"}, [".png, .svg, .html", "delta"]),
-        (PLAN | {"--plot": "no/such/folder/curve.png"}, ["no/such/folder"]),
+        (PLAN | {"--plot": "no/such/folder/curve.png", "--delta": "2"}, ["no/such/folder", "delta"]),
         (PLAN | {"--plot": "."}, [".png"]),
     ],
 )

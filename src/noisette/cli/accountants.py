@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from noisette.accounting import Accountant, MomentsAccountant, PldAccountant, RdpAccountant
+from noisette.accounting import Accountant, GdpExact, MomentsAccountant, PldAccountant, RdpAccountant
 
 
 class AccountantName(StrEnum):
@@ -13,12 +13,14 @@ class AccountantName(StrEnum):
     PLD = PldAccountant.name
     RDP = RdpAccountant.name
     MOMENTS = MomentsAccountant.name
+    GDP = GdpExact.name
 
 
 ACCOUNTANTS: dict[AccountantName, tuple[Accountant, str]] = {
     AccountantName.PLD: (PldAccountant(), "privacy loss distribution"),
     AccountantName.RDP: (RdpAccountant(), "Rényi differential privacy"),
     AccountantName.MOMENTS: (MomentsAccountant(), "moments accountant of Abadi et al."),
+    AccountantName.GDP: (GdpExact(), "closed form for releases over all records"),
 }
 
 OPTIMISTIC: frozenset[AccountantName] = frozenset()

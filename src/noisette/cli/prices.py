@@ -108,7 +108,9 @@ class Price:
     def _draw(self, path: Path, command: str) -> None:
         from noisette.report.plot import Plot
 
-        title = f"ε = {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)} after {self.steps:,} steps"
+        name, value = self._rows()[0]
+        sought = "" if self.found in ("epsilon", "delta") else f"{name.capitalize()} {value}: "
+        title = f"{sought}ε = {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)} after {self.steps:,} steps"
         lead = f"By the accountant {self.accountant.value} ({ACCOUNTANTS[self.accountant][1]}); {self.event.relation}."
         tables = [("The run", (), self._rows()), self.by_accountant()]
         Plot(command, title, lead, [self.course()], tables).write(path)

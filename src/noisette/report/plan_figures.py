@@ -16,8 +16,9 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from noisette.report.svg import BLUE, INK, STYLE, end_label, spread, standalone, svg
 
 _PAPER = "#fcfbf8"
-_INCHES = (4.2, 2.9)  # of one panel
-_PLACE = (0.12, 0.16, 0.62, 0.7)  # of its axes, with room on the right for names
+_INCHES = (4.6, 2.9)  # of one panel
+_PLACE = (0.115, 0.16, 0.545, 0.7)  # of its axes, with room on the right for names
+_LONG = 1500  # from one end of an axis to the other: more than three numbers for each power of ten are too many
 _APART = 0.075  # of the height: what the letters of a name take
 
 
@@ -80,7 +81,7 @@ def as_svg_file(panels: Sequence[Panel]) -> str:
 def as_png_file(panels: Sequence[Panel]) -> bytes:
     """The panels side by side, as a PNG file on light paper."""
     drawn = io.BytesIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE | {"axes.facecolor": _PAPER}):
         _figure(panels).savefig(drawn, format="png", dpi=200, facecolor=_PAPER)
     return drawn.getvalue()
 
@@ -121,13 +122,29 @@ def _draw(panel: Panel, axes: Axes) -> None:
         low, high = (math.log(end) for end in axes.get_ylim())
         heights = spread([math.log(points[-1][1]) for _, points in shown], apart=_APART * (high - low))
         axes.set_ylim(top=math.exp(max(high, *heights)))
+    _only_powers_of_ten(axes.xaxis)
+    _only_powers_of_ten(axes.yaxis)
     for (line, points), height in zip(shown, heights, strict=True):
         end_label(axes, line.name, (points[-1][0], math.exp(height)), line.colour)
 
 
 def _log(axis: Any, set_scale: Any) -> None:
-    """A log scale with its numbers written out, no more of them than can be read."""
+    """A log scale with its numbers written out."""
     set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
+
+
+def _only_powers_of_ten(axis: Any) -> None:
+    """Fewer numbers for an axis that is too long for more."""
+    low, high = axis.get_view_interval()
+    if high > _LONG * low:
+        axis.set_major_locator(LogLocator(subs=(1,)))
+
+
+def _short(value: float) -> str:
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:g}{letter}"
+    return f"{value:g}"
