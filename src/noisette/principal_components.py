@@ -13,8 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from noisette import _check
-from noisette.accounting import TAIL_SHARE, Gaussian, Ledger, noise_multiplier_for, tail_delta
-from noisette.accounting.gdp import GdpExact
+from noisette.accounting import TAIL_SHARE, Gaussian, GdpExact, Ledger, noise_multiplier_for, tail_delta
 from noisette.bounding.base import BoundedSum
 from noisette.errors import PrivacyRefusal
 from noisette.keystream import SecretKey
