@@ -7,6 +7,8 @@ from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
+from noisette.accounting.composition import NaiveComposition as NaiveComposition
+from noisette.accounting.composition import StrongComposition as StrongComposition
 from noisette.accounting.curve import epsilon_curve as epsilon_curve
 from noisette.accounting.events import Event as Event
 from noisette.accounting.events import Events as Events
@@ -35,6 +37,7 @@ __all__ = [
     "GdpExact",
     "Ledger",
     "MomentsAccountant",
+    "NaiveComposition",
     "Neighbouring",
     "PldAccountant",
     "PoissonGaussian",
@@ -42,6 +45,7 @@ __all__ = [
     "RdpAccountant",
     "RepeatedRuns",
     "SeenByGroup",
+    "StrongComposition",
     "delta_for",
     "epsilon_curve",
     "epsilon_for",
