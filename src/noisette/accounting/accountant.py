@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from noisette.accounting.events import (
     Event,
@@ -37,8 +37,10 @@ class PrivacyCurve(Protocol):
 class Accountant(Protocol):
     """Turns events into a price. Pricing changes nothing: the same events always cost the same."""
 
-    name: ClassVar[str]
-    """How the command line and the reports call this accountant."""
+    @property
+    def name(self) -> str:
+        """How the command line and the reports call this accountant."""
+        ...
 
     def price(self, events: Events) -> PrivacyCurve:
         """The curve of all these events together, whatever their order."""

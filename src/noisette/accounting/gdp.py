@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy.special import log_ndtr
@@ -78,7 +77,7 @@ class GdpExact:
     4.3772
     """
 
-    name: ClassVar[str] = "gdp"
+    name = "gdp"
 
     def price(self, events: Events) -> GdpCurve:
         """The curve of these events: the squares of their distances add up.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy.special import gammaln, logsumexp, xlog1py, xlogy
@@ -167,7 +166,7 @@ class MomentsAccountant:
     1.26
     """
 
-    name: ClassVar[str] = "moments"
+    name = "moments"
 
     orders: Sequence[float] = ORDERS
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -128,7 +128,7 @@ class PldAccountant:
     0.947
     """
 
-    name: ClassVar[str] = "pld"
+    name = "pld"
 
     coarseness: float = 1.0
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -106,7 +106,7 @@ class RdpAccountant:
     1.2586
     """
 
-    name: ClassVar[str] = "rdp"
+    name = "rdp"
 
     improved: bool = True
     orders: Sequence[float] = ORDERS
