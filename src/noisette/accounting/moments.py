@@ -111,7 +111,9 @@ def _quadrature(event: Sampled, power: float) -> float | None:
     with np.errstate(divide="ignore"):  # of the logarithm of 1 - q at rate 1
         log_ratio = np.logaddexp(np.log1p(-q), math.log(q) + (2 * y - 1) / (2 * sigma**2))
     log_density = -((y / sigma) ** 2) / 2 - math.log(sigma * math.sqrt(2 * math.pi))
-    log_mean = float(logsumexp(log_density + power * log_ratio)) + math.log(distance)
+    exponents = log_density + power * log_ratio
+    peak = float(exponents.max())
+    log_mean = peak + math.log(distance * float(np.exp(exponents - peak).sum()))
     return max(0.0, log_mean) + ROUNDING * (1 + abs(log_mean))
 
 
