@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +62,14 @@ class _Examples(TensorDataset):
 
 
 def _model(recipe: Recipe, data: DataSet) -> nn.Module:
-    """A fresh model, behind a projection that is yet to be set where the recipe asks for one."""
+    """A model, fresh or with public weights, or behind a projection that is yet to be set."""
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
     if components:
         return models.projected(recipe.model.name, shape, data.classes, components)
-    return models.build(recipe.model.name, shape, data.classes)
+    model = models.build(recipe.model.name, shape, data.classes)
+    if recipe.model.weights is None:
+        return model
+    return models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
 
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger) -> Tensor:

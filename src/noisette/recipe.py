@@ -28,9 +28,11 @@ class DataSection:
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A model of ``noisette.models`` or ``package.module:callable``."""
+    """A model of ``noisette.models`` or ``package.module:callable``, and what it begins with."""
 
     name: str = "cnn"
+    weights: str | None = None  # a safetensors file of weights that were learnt from public records
+    frozen: tuple[str, ...] = ("features",)  # parts with such weights that are not trained
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Recipe:
         _check.all_of(
             lambda: projection == ProjectionSection() or _check.count(components=projection.components),
             lambda: projection == ProjectionSection() or _check.positive(noise_multiplier=projection.noise_multiplier),
+            lambda: _check_start(self.model, projection),
             lambda: _check.positive(epsilon=privacy.epsilon),
             lambda: _check.open_fraction(delta=privacy.delta),
             lambda: noise is None or _check.positive(noise_multiplier=noise),
@@ -114,10 +117,19 @@ class Recipe:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a TOML file: {error}") from error
+        return cls.of(tables, str(path))
+
+    @classmethod
+    def of(cls, tables: Mapping[str, Any], source: str) -> Self:
+        """The recipe in these tables, as :func:`dataclasses.asdict` makes them; what they leave out keeps its default.
+
+        Raises:
+            ValueError: there are unknown keys or values of another type; all are listed, and ``source`` is named.
+        """
         problems: list[str] = []
         sections = _read_fields(cls, tables, "", problems)
         if problems:
-            raise ValueError(f"{path} has {len(problems)} problems:\n  " + "\n  ".join(problems))
+            raise ValueError(f"{source} has {len(problems)} problems:\n  " + "\n  ".join(problems))
         return cls(**sections)
 
     @classmethod
@@ -133,6 +145,11 @@ class Recipe:
 ACCOUNTANTS: Mapping[str, Accountant] = {
     accountant.name: accountant for accountant in (PldAccountant(), RdpAccountant(), MomentsAccountant())
 }
+
+
+def _check_start(model: ModelSection, projection: ProjectionSection) -> None:
+    if model.weights is not None and projection.components:
+        raise ValueError("public weights were learnt on the data itself, not on its projection; leave out one of them")
 
 
 def _check_accountant(name: str) -> None:

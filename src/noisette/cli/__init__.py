@@ -15,6 +15,7 @@ from noisette.cli.calibrate import calibrate
 from noisette.cli.explain import explain
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
+from noisette.cli.reproduce import reproduce
 from noisette.cli.train import train
 
 app = typer.Typer(
@@ -24,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, explain, account, calibrate, plan, bench):
+for command in (train, explain, account, calibrate, plan, bench, reproduce):
     app.command()(command)
 app.add_typer(ledger)
 

@@ -1,0 +1,1 @@
+"""Experiments of published papers made again, with the printed number beside ours."""

@@ -1,0 +1,9 @@
+"""The network of the MNIST study with other numbers of hidden units, for recipes to name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from noisette.models import mlp1000
+
+units_200, units_500, units_2000 = (partial(mlp1000, units=units) for units in (200, 500, 2000))

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from finished_runs import write
+from noisette.cli import app
+from noisette.reproduce.abadi_2016 import figure_3, runs
+from noisette.reproduce.abadi_2016.figures import FIGURES
+
+
+def reproduce(*arguments: str, out: Path) -> Result:
+    return CliRunner().invoke(app, ["reproduce", "abadi-2016", *arguments, "--out", str(out)])
+
+
+def test_figure_2_comes_without_training_and_says_what_the_others_cost(tmp_path: Path) -> None:
+    done = reproduce(out=tmp_path / "a" / "b")
+    assert done.exit_code == 0, done.output
+    assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"figure-2.svg", "abadi-2016.html"}
+    for number in ("9.34", "24.22", "24.21", "1.26", "2.55"):
+        assert number in done.output
+    for number in (3, 4, 5):
+        assert f"--figure {number}" in done.output
+    assert "min" in done.output
+
+
+def test_finished_runs_are_not_made_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.data.load", _never)
+    done = reproduce("--figure", "3", out=finished)
+    assert done.exit_code == 0, done.output
+    page = (finished / "abadi-2016.html").read_text()
+    assert "90.0 %" in page
+    assert "3 seeds" in page
+
+
+def test_only_missing_runs_are_made(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
+    monkeypatch.setattr(runs, "make", lambda plan, data, path, on_step: made.append(plan.seed))
+    done = reproduce("--figure", "3", "--seeds", "2,3", out=finished)
+    assert done.exit_code == 0, done.output
+    assert made == [3, 3, 3]
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
+    monkeypatch.setattr(runs, "make", _stopped)
+    done = reproduce("--figure", "3", "--seeds", "0", out=tmp_path)
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--figure", "1"], f"no figure 1; there are {', '.join(map(str, FIGURES))}"),
+        (["--figure", "two"], "--figure"),
+        (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
+        (["--seeds", "-1", "--figure", "3"], "--seeds as whole numbers"),
+        (["--seeds", "1"], "--seeds is for figures that train"),
+        (["--full", "--figure", "3"], "--full is for figures with a small and a full grid"),
+        (["--colour", "blue"], "No such option"),
+    ],
+)
+def test_bad_input_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = reproduce(*arguments, out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_that_cannot_be_had_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "mnist").mkdir(parents=True)
+    done = reproduce("--figure", "3", "--data-dir", str(tmp_path / "empty"), out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_paper_is_an_error() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "abadi-2015"])
+    assert done.exit_code == 2
+    assert "abadi-2016" in done.stderr
+
+
+def test_runs_that_cannot_be_read_are_an_error_with_their_line(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text("{}\n")
+    done = reproduce("--figure", "3", out=tmp_path)
+    assert done.exit_code == 2
+    assert "line 1 of" in done.stderr
+
+
+def _never(*arguments: object, **more: object) -> None:
+    raise AssertionError("this should not be called")
+
+
+def _stopped(*arguments: object, **more: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A folder with all runs of figure 3."""
+    return write(figure_3.plans([0, 1, 2]), tmp_path).parent
