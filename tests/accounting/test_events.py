@@ -4,7 +4,20 @@ import math
 import numpy as np
 import pytest
 
-from noisette.accounting import MomentsAccountant, Neighbouring, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting import (
+    Event,
+    FixedSizeGaussian,
+    Gaussian,
+    GdpExact,
+    MomentsAccountant,
+    Neighbouring,
+    PldAccountant,
+    PoissonGaussian,
+    RdpAccountant,
+    RepeatedRuns,
+    SeenByGroup,
+)
+from noisette.errors import Unpriceable
 
 RELEASE = PoissonGaussian(0.01, 4.0)
 ACCOUNTANTS = [PldAccountant(), RdpAccountant(), MomentsAccountant()]
@@ -41,6 +54,97 @@ def test_equal_events_are_one_key():
 def test_bad_numbers_are_refused_by_name(rate, noise, named):
     with pytest.raises((ValueError, TypeError), match=named):
         PoissonGaussian(rate, noise)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: Gaussian(0.0), "noise_multiplier"),
+        (lambda: Gaussian("1"), "noise_multiplier"),
+        (lambda: Gaussian(1.0, parts=(("a", 0.5),)), "add up to 1"),
+        (lambda: Gaussian(1.0, parts=(("a", 1.5), ("b", -0.5))), "share of a"),
+        (lambda: Gaussian(1.0, parts=(("a", 0.5), ("a", 0.5))), "different names"),
+        (lambda: PoissonGaussian.joint(0.01, {}), "at least one part"),
+        (lambda: PoissonGaussian.joint(0.01, {"top": 0.0}), "noise_multiplier of top"),
+        (lambda: PoissonGaussian.quantile_query(0.01, count_deviation=-1.0), "count_deviation"),
+        (lambda: FixedSizeGaussian(0, 10, 1.0), "batch_size"),
+        (lambda: FixedSizeGaussian(1, 2.5, 1.0), "size"),
+        (lambda: FixedSizeGaussian(11, 10, 1.0), "batch_size <= size"),
+        (lambda: FixedSizeGaussian(1, 10, math.nan), "noise_multiplier"),
+        (lambda: SeenByGroup(RELEASE, 0), "records"),
+        (lambda: SeenByGroup(RELEASE, 1.5), "records"),
+        (lambda: SeenByGroup(FixedSizeGaussian(1, 2, 1.0), 2), "FixedSizeGaussian"),
+        (lambda: SeenByGroup(SeenByGroup(RELEASE, 2), 2), "SeenByGroup"),
+        (lambda: RepeatedRuns((), 2.0, 1.0), "one run"),
+        (lambda: RepeatedRuns(((RELEASE, 0),), 2.0, 1.0), "times"),
+        (lambda: RepeatedRuns(((FixedSizeGaussian(1, 2, 1.0), 1),), 2.0, 1.0), "FixedSizeGaussian"),
+        (lambda: RepeatedRuns(((RELEASE, 1),), 0.5, math.inf), "mean"),
+        (lambda: RepeatedRuns(((RELEASE, 1),), math.inf, 1.0), "mean"),
+        (lambda: RepeatedRuns(((RELEASE, 1),), 2.0, -0.5), "shape"),
+        (lambda: RepeatedRuns(((RELEASE, 1),), 2.0, math.nan), "shape"),
+        (lambda: RepeatedRuns(((RELEASE, 1),), 2.0, "many"), "shape"),
+    ],
+)
+def test_events_that_cannot_be_are_refused_by_name(make, named):
+    with pytest.raises((ValueError, TypeError), match=named):
+        make()
+
+
+def test_releases_on_one_batch_are_one_gaussian_with_the_noise_of_all_together():
+    """In units of its noise each part moves by 1 / sigma; together by the root of the sum of squares."""
+    joint = PoissonGaussian.joint(0.01, {"hidden": 3.0, "top": 4.0})
+    assert joint.noise_multiplier == pytest.approx(math.hypot(1 / 3, 1 / 4) ** -1, rel=1e-12)
+    assert dict(joint.parts) == pytest.approx({"hidden": 16 / 25, "top": 9 / 25})
+    for accountant in ACCOUNTANTS:
+        alone = accountant.price({PoissonGaussian(0.01, 2.4): 10}).epsilon(delta=1e-5)
+        assert accountant.price({joint: 10}).epsilon(delta=1e-5) == pytest.approx(alone, rel=1e-9)
+
+
+def test_a_relation_is_named_in_words():
+    assert FixedSizeGaussian(1, 2, 1.0).relation == "replace one record"
+    assert SeenByGroup(RELEASE, 3).relation == "add or remove a group of 3 records"
+    assert SeenByGroup(RELEASE, 3).neighbouring is Neighbouring.ADD_OR_REMOVE_GROUP
+    assert RepeatedRuns(((RELEASE, 3),), 2.0, 1.0).relation == RELEASE.relation == Gaussian(1.0).relation
+
+
+@pytest.mark.parametrize("accountant", [*ACCOUNTANTS, GdpExact()], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "others", [{FixedSizeGaussian(1, 2, 1.0): 1}, {SeenByGroup(Gaussian(1.0), 1): 1}], ids=["replaced", "group"]
+)
+def test_events_of_different_relations_have_no_price_together(accountant, others):
+    with pytest.raises(ValueError, match=r"different neighbouring relations.*Gaussian\(noise_multiplier=1.0\)"):
+        accountant.price({Gaussian(1.0): 1, **others})
+
+
+class Unheard(Event):
+    mechanism, sampling = "unheard of", "none"
+
+
+FIXED, GROUP, SEARCH = FixedSizeGaussian(1, 2, 1.0), SeenByGroup(RELEASE, 2), RepeatedRuns(((RELEASE, 1),), 2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("accountant", "event", "way_out"),
+    [
+        (PldAccountant(), FIXED, "rdp"),
+        (PldAccountant(), SEARCH, "rdp"),
+        (MomentsAccountant(), FIXED, "rdp"),
+        (MomentsAccountant(), GROUP, "pld or the rdp"),
+        (MomentsAccountant(), SEARCH, "rdp"),
+        (PldAccountant(), Unheard(), "no accountant"),
+        (RdpAccountant(), Unheard(), "no accountant"),
+        (MomentsAccountant(), Unheard(), "no accountant"),
+        (GdpExact(), Unheard(), "no accountant"),
+    ],
+    ids=lambda value: getattr(value, "name", getattr(value, "mechanism", "")),
+)
+def test_what_has_no_price_is_refused_by_name_with_the_way_out(accountant, event, way_out):
+    with pytest.raises(Unpriceable) as refusal:
+        accountant.price({event: 3})
+    message = str(refusal.value)
+    assert f"the {accountant.name} accountant" in message
+    assert repr(event) in message
+    assert way_out in message.split(repr(event))[1]
 
 
 @pytest.mark.parametrize("accountant", ACCOUNTANTS, ids=lambda a: a.name)

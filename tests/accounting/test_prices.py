@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant
+from noisette.accounting import GdpExact, MomentsAccountant, PldAccountant, PoissonGaussian, RdpAccountant
 
 PAPER = MomentsAccountant(orders=range(1, 33))
 
@@ -97,6 +97,8 @@ def check_order(rate, noise, steps, delta):
     pld = price(PldAccountant(), rate, noise, steps, delta)
     assert 0 <= pld <= rdp * (1 + 1e-6)
     assert rdp <= moments * (1 + 1e-6) + 1e-9
+    classic = RdpAccountant(improved=False, orders=[order + 1 for order in MomentsAccountant().orders])
+    assert price(classic, rate, noise, steps, delta) == pytest.approx(moments, rel=1e-6, abs=1e-9)
 
 
 def check_monotone(accountant, rate, noise, steps, delta, slack):
@@ -121,6 +123,31 @@ def test_the_tighter_accountant_is_never_dearer(rate, noise, steps, delta):
 @given(ordinary_rates, ordinary_noises, ordinary_steps, ordinary_deltas)
 def test_pld_prices_move_the_right_way(rate, noise, steps, delta):
     check_monotone(PldAccountant(), rate, noise, steps, delta, slack=1e-3)
+
+
+def check_full_batch(noise, steps, delta):
+    pld = price(PldAccountant(), 1.0, noise, steps, delta)
+    exact = price(GdpExact(), 1.0, noise, steps, delta)
+    assert exact * (1 - 1e-9) - 1e-12 <= pld <= exact * (1 + 1e-3) + 1e-6
+
+
+@settings(max_examples=6, deadline=None)
+@given(ordinary_noises, ordinary_steps, ordinary_deltas)
+def test_over_all_records_the_distribution_agrees_with_the_closed_form(noise, steps, delta):
+    check_full_batch(noise, steps, delta)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(ordinary_noises, ordinary_steps, ordinary_deltas)
+def test_over_all_records_the_distribution_agrees_with_the_closed_form_everywhere(noise, steps, delta):
+    check_full_batch(noise, steps, delta)
+
+
+@settings(max_examples=100, deadline=None)
+@given(noises, numbers_of_steps, deltas)
+def test_the_closed_form_moves_the_right_way(noise, steps, delta):
+    check_monotone(GdpExact(), 1.0, noise, steps, delta, slack=1e-12)
 
 
 @settings(max_examples=15, deadline=None)

@@ -8,6 +8,8 @@ from noisette.accounting.events import (
     Event,
     Events,
     FixedSizeGaussian,
+    Gaussian,
+    PoissonGaussian,
     RepeatedRuns,
     Sampled,
     SeenByGroup,
@@ -72,9 +74,11 @@ def unpriceable(event: Event, accountant: str) -> Unpriceable:
     """The refusal of an event by this accountant, with the names of those that have a price for it."""
     match event:
         case FixedSizeGaussian() | RepeatedRuns():
-            others = "the rdp accountant"
+            way_out = "ask the rdp accountant"
         case SeenByGroup():
-            others = "the pld or the rdp accountant"
+            way_out = "ask the pld or the rdp accountant"
+        case Gaussian() | PoissonGaussian():
+            way_out = "ask the pld, the rdp or the moments accountant"
         case _:
-            others = "the pld, the rdp or the moments accountant"
-    return Unpriceable(f"the {accountant} accountant has no price for {event!r}; ask {others}")
+            way_out = "no accountant of this package has one"
+    return Unpriceable(f"the {accountant} accountant has no price for {event!r}; {way_out}")

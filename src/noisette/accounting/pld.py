@@ -12,7 +12,8 @@ import numpy as np
 
 from noisette._check import open_fraction, positive
 from noisette.accounting.accountant import priced_noise, unpriceable
-from noisette.accounting.events import Events, Gaussian, Sampled, SeenByGroup, check_events
+from noisette.accounting.events import Event, Events, Gaussian, Sampled, SeenByGroup, check_events
+from noisette.accounting.gdp import GdpExact
 from noisette.accounting.mixture import REACH, Mixture
 from noisette.accounting.rdp import RdpAccountant, RdpCurve
 
@@ -147,12 +148,28 @@ class PldAccountant:
             if not isinstance(event, Priced):
                 raise unpriceable(event, self.name)
             priced[event] = times
-        return PldCurve(priced, self.coarseness, RdpAccountant().price(events))
+        return PldCurve(_with_full_batches_as_one(priced), self.coarseness, RdpAccountant().price(events))
+
+
+def _with_full_batches_as_one(events: Mapping[Priced, int]) -> dict[Priced, int]:
+    """The same price with less to convolve: releases over all records are together one with less noise."""
+    sampled: dict[Priced, int] = {}
+    full: dict[Event, int] = {}
+    for event, times in events.items():
+        (sampled if _release(event).sampling_rate < 1 else full)[event] = times
+    if full:  # so little noise that 1 / mu is 0 is priced as none, and so is this
+        sampled[Gaussian(max(1 / GdpExact().price(full).mu, math.ulp(0.0)))] = 1
+    return sampled
+
+
+def _release(event: Priced) -> Sampled:
+    return event.event if isinstance(event, SeenByGroup) else event
 
 
 @lru_cache(maxsize=64)
 def _mixture(event: Priced) -> Mixture:
-    return Mixture.of(event).likely
+    whole = Mixture.of(event)
+    return whole.likely if isinstance(event, SeenByGroup) else whole
 
 
 def _typical_loss(events: Mapping[Priced, int]) -> float:
@@ -164,11 +181,16 @@ def _typical_loss(events: Mapping[Priced, int]) -> float:
 def _spans(events: Mapping[Priced, int]) -> tuple[float, float]:
     """About how far apart the least and the greatest privacy loss lie: of one release, and of all together."""
     releases = sum(events.values())
-    one, typical = max(_span(event) for event in events), _typical_loss(events)
+    one = max(_span(event) for event in events)
+    if one == math.inf:
+        return one, one
+    typical = _typical_loss(events)
     return one, min(releases * one, 16 * math.sqrt(releases) * typical + releases * typical**2)
 
 
 def _span(event: Priced) -> float:
+    if priced_noise(_release(event)) == 0:
+        return math.inf
     return float(np.ptp(_mixture(event).loss(_mixture(event).ends)))
 
 
@@ -218,7 +240,5 @@ def _composed(events: Mapping[Priced, int], interval: float) -> PrivacyLossDistr
 
 
 def _self_composed(event: Priced, times: int, interval: float) -> PrivacyLossDistribution:
-    release, records = (event.event, event.records) if isinstance(event, SeenByGroup) else (event, 1)
-    if release.sampling_rate == 1:  # the same as one release with less noise, without a convolution
-        return _distribution(Gaussian(release.noise_multiplier / (records * math.sqrt(times))), interval)
-    return _distribution(event, interval).self_compose(times)
+    one = _distribution(event, interval)
+    return one if times == 1 else one.self_compose(times)  # the library would transform even one, and round it
