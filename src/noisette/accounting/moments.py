@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln, logsumexp, xlog1py, xlogy
+from scipy.special import gammaln, xlog1py, xlogy
 
 from noisette._check import open_fraction, positive
 from noisette.accounting.accountant import priced_noise, sampled_only
@@ -91,7 +91,7 @@ def _closed_form(event: Sampled, order: int) -> float:
     log_weight = log_binomial + xlogy(k, q) + xlog1py(n - k, -q)
     exponent = k * (k - 1) / (2 * sigma**2)
     log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
-    return float(np.logaddexp(0.0, logsumexp(log_weight + log_excess)))
+    return float(np.logaddexp(0.0, np.logaddexp.reduce(log_weight + log_excess)))
 
 
 def _quadrature(event: Sampled, power: float) -> float | None:
