@@ -63,7 +63,7 @@ def test_account_prices_a_run(name, epsilon, tolerance):
 def test_the_printed_strong_composition_is_called_no_guarantee(steps, printed):
     result = run(PLAN | {"--steps": steps, "--accountant": "strong-paper"})
     assert result.exit_code == 0
-    assert float(result.stdout.split()[1]) == pytest.approx(float(printed), abs=6e-4)
+    assert result.stdout.split()[1].startswith(printed)
     assert "optimistic" in result.stdout
     assert "no guarantee" in result.stdout
 

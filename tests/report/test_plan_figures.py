@@ -28,7 +28,7 @@ def texts(figure: str) -> dict[str, float]:
 
 def test_lines_axes_and_budget_are_named() -> None:
     shown = texts(as_svg([panel(Line("batch 256", [1, 2, 4], [9, 3, 1]), budget=2.5)]))
-    assert {"ε by noise", "noise multiplier", "ε", "batch 256", "budget 2.5"} <= set(shown)
+    assert {"ε by noise; – –  budget 2.5", "noise multiplier", "ε", "batch 256"} <= set(shown)
 
 
 def test_names_stand_apart_and_in_the_order_of_their_lines() -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from noisette.accounting import Accountant, GdpExact, MomentsAccountant, PldAccountant, RdpAccountant
+from noisette.accounting import (
+    Accountant,
+    GdpExact,
+    MomentsAccountant,
+    NaiveComposition,
+    PldAccountant,
+    RdpAccountant,
+    StrongComposition,
+)
 
 
 class AccountantName(StrEnum):
@@ -13,6 +21,9 @@ class AccountantName(StrEnum):
     PLD = PldAccountant.name
     RDP = RdpAccountant.name
     MOMENTS = MomentsAccountant.name
+    STRONG = StrongComposition().name
+    STRONG_PAPER = StrongComposition(as_printed=True).name
+    NAIVE = NaiveComposition().name
     GDP = GdpExact.name
 
 
@@ -20,8 +31,11 @@ ACCOUNTANTS: dict[AccountantName, tuple[Accountant, str]] = {
     AccountantName.PLD: (PldAccountant(), "privacy loss distribution"),
     AccountantName.RDP: (RdpAccountant(), "Rényi differential privacy"),
     AccountantName.MOMENTS: (MomentsAccountant(), "moments accountant of Abadi et al."),
+    AccountantName.STRONG: (StrongComposition(), "strong composition"),
+    AccountantName.STRONG_PAPER: (StrongComposition(as_printed=True), "the printed, optimistic form: no guarantee"),
+    AccountantName.NAIVE: (NaiveComposition(), "sum of all epsilons"),
     AccountantName.GDP: (GdpExact(), "closed form for releases over all records"),
 }
 
-OPTIMISTIC: frozenset[AccountantName] = frozenset()
+OPTIMISTIC = frozenset({AccountantName.STRONG_PAPER})
 """Those whose prices are no upper bounds."""

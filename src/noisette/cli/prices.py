@@ -38,6 +38,7 @@ AccountantChoice = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
 
+_SHOWN = 1e-9  # of a line's end: a delta below that would only make the axis longer
 _QUICK = PldAccountant(coarseness=4)  # for the course of a line, at most 0.3 % above the price at its end
 
 
@@ -88,8 +89,8 @@ class Price:
         """Name and value of everything the price rests on, the number that was asked for first."""
         release = self._release
         rows = {
-            "epsilon": rounded_up(self.epsilon),
-            "delta": rounded_up(self.delta),
+            "epsilon": _shown(self.epsilon, self.accountant),
+            "delta": _shown(self.delta, self.accountant),
             "noise_multiplier": rounded_up(release.noise_multiplier),
             "steps": f"{self.steps:,}",
         }
@@ -101,7 +102,7 @@ class Price:
             rows["sampling_rate"] = rounded_down(rate) if self.found == "sampling_rate" else f"{rate:.6g}"
             rows["sampling"] = release.sampling
         rows["neighbouring"] = self.event.relation
-        rows["accountant"] = f"{self.accountant.value}: {ACCOUNTANTS[self.accountant][1]}"
+        rows["accountant"] = f"{self.accountant.value} ({ACCOUNTANTS[self.accountant][1]})"
         order = [self.found, *(name for name in rows if name != self.found)]
         return [(name.replace("_", " "), rows[name]) for name in order]
 
@@ -110,7 +111,8 @@ class Price:
 
         name, value = self._rows()[0]
         sought = "" if self.found in ("epsilon", "delta") else f"{name.capitalize()} {value}: "
-        title = f"{sought}ε = {rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)} after {self.steps:,} steps"
+        price = f"ε = {_shown(self.epsilon, self.accountant)} at δ = {_shown(self.delta, self.accountant)}"
+        title = f"{sought}{price} after {self.steps:,} steps"
         lead = f"By the accountant {self.accountant.value} ({ACCOUNTANTS[self.accountant][1]}); {self.event.relation}."
         tables = [("The run", (), self._rows()), self.by_accountant()]
         Plot(command, title, lead, [self.course()], tables).write(path)
@@ -118,7 +120,7 @@ class Price:
     def by_accountant(self) -> Cells:
         """The table of what every accountant says of this run."""
         rows = [
-            (name.value, "no price" if value is None else rounded_up(value), ACCOUNTANTS[name][1])
+            (name.value, "no price" if value is None else _shown(value, name), ACCOUNTANTS[name][1])
             for name, value in self.values().items()
         ]
         return f"{self._letter} of the same steps by every accountant", ("accountant", self._letter, ""), rows
@@ -139,10 +141,13 @@ class Price:
                 continue
             accountant = _QUICK if name is AccountantName.PLD else ACCOUNTANTS[name][0]
             values = [*(self._value(accountant, steps) or 0.0 for steps in checkpoints), value]
+            values = [part if part > _SHOWN * value else 0.0 for part in values]
             colour, strength = (BLUE, 1.0) if name is self.accountant else (INK, 0.4)
             dashes = ":" if name in OPTIMISTIC else "-"
             lines.append(
-                Line(f"{name.value} {rounded_up(value)}", [*checkpoints, self.steps], values, colour, strength, dashes)
+                Line(
+                    f"{name.value} {_shown(value, name)}", [*checkpoints, self.steps], values, colour, strength, dashes
+                )
             )
         fixed = f"ε = {self.epsilon:g}" if self.found == "delta" else f"δ = {self.delta:g}"
         return Panel(f"{self._letter} at {fixed}, by accountant", "steps", self._letter, lines, self.budget)
@@ -158,6 +163,11 @@ class Price:
         except Unpriceable:
             return None
         return curve.delta(epsilon=self.epsilon) if self.found == "delta" else curve.epsilon(delta=self.delta)
+
+
+def _shown(price: float, name: AccountantName) -> str:
+    """A price in five digits: rounded upwards, unless it is no upper bound anyway."""
+    return f"{price:.5g}" if name in OPTIMISTIC else rounded_up(price)
 
 
 def rounded_up(value: float, digits: int = 5) -> str:

@@ -13,13 +13,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from noisette.report.numbers import power_of_ten
 from noisette.report.svg import BLUE, INK, STYLE, end_label, spread, standalone, svg
 
 _PAPER = "#fcfbf8"
-_INCHES = (4.6, 2.9)  # of one panel
-_PLACE = (0.115, 0.16, 0.545, 0.7)  # of its axes, with room on the right for names
+_INCHES = (4.3, 2.8)  # of one panel
+_PLACE = (0.16, 0.165, 0.48, 0.69)  # of its axes, with room on the right for names
 _LONG = 1500  # from one end of an axis to the other: more than three numbers for each power of ten are too many
-_APART = 0.075  # of the height: what the letters of a name take
+_APART = 0.08  # of the height: what the letters of a name take
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def as_svg_file(panels: Sequence[Panel]) -> str:
 def as_png_file(panels: Sequence[Panel]) -> bytes:
     """The panels side by side, as a PNG file on light paper."""
     drawn = io.BytesIO()
-    with matplotlib.rc_context(STYLE | {"axes.facecolor": _PAPER}):
+    with matplotlib.rc_context(STYLE), matplotlib.rc_context({"axes.facecolor": _PAPER}):
         _figure(panels).savefig(drawn, format="png", dpi=200, facecolor=_PAPER)
     return drawn.getvalue()
 
@@ -96,7 +97,8 @@ def _figure(panels: Sequence[Panel]) -> Figure:
 
 
 def _draw(panel: Panel, axes: Axes) -> None:
-    axes.set_title(panel.title, fontsize=9, loc="left", pad=10)
+    budget = "" if panel.budget is None else f"; – –  budget {panel.budget:g}"
+    axes.set_title(f"{panel.title}{budget}", fontsize=9, loc="left", pad=10)
     axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
     _log(axes.xaxis, axes.set_xscale)
     _log(axes.yaxis, axes.set_yscale)
@@ -115,17 +117,22 @@ def _draw(panel: Panel, axes: Axes) -> None:
         )
     if panel.budget is not None:
         axes.axhline(panel.budget, color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
-        where = {"xycoords": ("axes fraction", "data"), "xytext": (0, -3), "textcoords": "offset points", "va": "top"}
-        axes.annotate(f"budget {panel.budget:g}", (0.01, panel.budget), fontsize=8, **where)
-    heights = []
-    for _ in range(4):  # room for names at the top makes the axis longer, and with it their distance
-        low, high = (math.log(end) for end in axes.get_ylim())
-        heights = spread([math.log(points[-1][1]) for _, points in shown], apart=_APART * (high - low))
-        axes.set_ylim(top=math.exp(max(high, *heights)))
+    low, high = (math.log(end) for end in axes.get_ylim())
+    apart = _APART * (high - low)
+    heights = _below(high, spread([math.log(points[-1][1]) for _, points in shown], apart=apart), apart=apart)
     _only_powers_of_ten(axes.xaxis)
     _only_powers_of_ten(axes.yaxis)
     for (line, points), height in zip(shown, heights, strict=True):
         end_label(axes, line.name, (points[-1][0], math.exp(height)), line.colour)
+
+
+def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[float]:
+    """The heights, moved downwards as little as keeps labels apart and under the ceiling."""
+    placed = list(heights)
+    for index in sorted(range(len(heights)), key=lambda index: heights[index], reverse=True):
+        placed[index] = min(heights[index], ceiling)
+        ceiling = placed[index] - apart
+    return placed
 
 
 def _log(axis: Any, set_scale: Any) -> None:
@@ -145,6 +152,6 @@ def _only_powers_of_ten(axis: Any) -> None:
 
 def _short(value: float) -> str:
     for unit, letter in ((1e6, "M"), (1e3, "k")):
-        if value >= unit:
+        if unit <= value < 1e9:
             return f"{value / unit:g}{letter}"
-    return f"{value:g}"
+    return f"{value:g}" if value > 2e-3 else power_of_ten(value)
