@@ -152,12 +152,14 @@ def test_a_line_cut_at_any_byte_is_dropped_and_a_newline_added_where_it_alone_is
         assert mended(content[:kept], small) == (content[: kept + 1] if whole else before)
 
 
-def test_repair_drops_the_last_line_alone(small):
-    content = small.read_bytes()
+def test_repair_drops_the_last_line_alone(small, monkeypatch):
+    content, synced = small.read_bytes(), []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_size))
     for kept in range(5, len(content), 97):
         small.write_bytes(content[:kept])
         assert Ledger.repair(small)
         assert small.read_bytes() == content[: content.rfind(b"\n", 0, kept) + 1]
+        assert synced.pop() == small.stat().st_size
         assert not Ledger.repair(small)
 
 
@@ -190,6 +192,16 @@ def test_repair_refuses_what_no_crash_leaves(written, line):
         with pytest.raises(ValueError, match=rf"line {line + 1}: .*restore it from a copy"):
             Ledger.repair(written)
         assert written.read_bytes() == content
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_a_last_line_with_a_damaged_newline_is_not_taken_for_one_that_was_cut(path, bit):
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 16)
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1 << bit]))
+    with pytest.raises(ValueError, match="restore it from a copy"):
+        Ledger.repair(path)
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,11 @@ def test_an_object_that_is_forgotten_holds_no_lock(path):
 @pytest.mark.parametrize("content", [b"{}\n", b'{"sequence": 0, "k'])
 def test_a_file_that_is_refused_is_not_left_locked(path, content):
     path.write_bytes(content)
-    with pytest.raises(ValueError, match="line 1: "):
+    with pytest.raises(ValueError, match="line 1: ") as refusal:
         Ledger(path)
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert refusal.tb, "the traceback, which keeps the ledger alive, was still there"
 
 
 def test_a_closed_ledger_is_priced_and_not_written(path):
@@ -126,6 +127,11 @@ from noisette.errors import PrivacyRefusal
 path, event = Path({str(path)!r}), PoissonGaussian(0.01, 1.1)
 ledger = Ledger(path)
 ledger.reserve(event, 3)
+keeper = os.fork()  # like the worker of a data loader
+if keeper == 0:
+    signal.alarm(20)
+    signal.pause()
+done, tell = os.pipe()
 child = os.fork()
 if child == 0:
     try:
@@ -133,19 +139,23 @@ if child == 0:
     except PrivacyRefusal as refusal:
         print(refusal, flush=True)
     ledger.close()  # lets go of the child's own descriptor, not of the parent's lock
-    signal.pause()
-while True:
-    try:
-        Ledger(path)
-    except PrivacyRefusal:
-        break
+    os.write(tell, b"closed")
+    os._exit(0)
+os.read(done, 6)
+try:
+    Ledger(path)
+except PrivacyRefusal as refusal:
+    print(refusal, flush=True)
 ledger.commit()
-ledger.close()  # though the child lives on
-Ledger(path).reserve(event, 1)
-os.kill(child, signal.SIGKILL)
+ledger.close()
+try:
+    Ledger(path).reserve(event, 1)  # though the keeper lives on, with a copy of what was open
+finally:
+    os.kill(keeper, signal.SIGKILL)
 """
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "was forked" in shown
+    assert "was forked" in shown.splitlines()[0]
+    assert "open for writing elsewhere" in shown.splitlines()[1]
     assert (Ledger.read(path).events, Ledger.read(path).committed) == ({EVENT: 4}, 1)
 
 
