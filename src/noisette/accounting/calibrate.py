@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from types import MappingProxyType
 
@@ -19,6 +19,7 @@ from noisette.accounting.pld import PldAccountant
 TOLERANCE = 1e-3
 # They are looked for on a geometric grid that is finer than that, so a search is one over whole numbers, as for steps.
 RATIO = 1 + TOLERANCE / 4
+TENTH = int(math.log(1.1) / math.log(RATIO))
 # The ends of the searches: a run beyond them is none that anybody makes.
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9
 
@@ -26,6 +27,11 @@ LEAST_RATE, MOST_STEPS = 1e-12, 10**9
 QUICK, FINER = 10, 60
 
 NOTHING: Events = MappingProxyType({})
+
+
+def together(besides: Events, event: Event, times: int) -> Events:
+    """All these events: the same event on both sides happens so many times more."""
+    return {**besides, event: besides.get(event, 0) + times}
 
 
 def noise_multiplier_for(
@@ -66,7 +72,7 @@ def noise_multiplier_for(
         lambda place: (PoissonGaussian(sampling_rate, grid.downwards(place)), steps),
         most=grid.places,
         guess=grid.places + 1 - grid.place(guess),
-        stride=grid.tenth,
+        stride=TENTH,
     )
     if not place:
         raise ValueError(budget.refusal(f"{steps} steps of rate {sampling_rate}, whatever the noise"))
@@ -110,7 +116,7 @@ def sampling_rate_for(
         lambda place: (PoissonGaussian(grid.upwards(place), noise_multiplier), steps),
         most=grid.places,
         guess=grid.place(budget.distance_left / math.sqrt(steps * _divergence(1.0, noise_multiplier))),
-        stride=grid.tenth,
+        stride=TENTH,
     )
     if not place:
         raise ValueError(budget.refusal(f"{steps} steps of noise multiplier {noise_multiplier}, whatever the rate"))
@@ -176,7 +182,8 @@ def epsilon_for(
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
     """
-    run = _together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    count(steps=steps)
+    run = together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
     return (accountant or PldAccountant()).price(run).epsilon(delta=delta)
 
 
@@ -205,7 +212,8 @@ def delta_for(
     >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
     '4.25e-06'
     """
-    run = _together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    count(steps=steps)
+    run = together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
     return (accountant or PldAccountant()).price(run).delta(epsilon=epsilon)
 
 
@@ -242,8 +250,9 @@ class _Budget:
         """The last of the plans 1 to ``most``, each dearer than the last, that the budget pays for; 0 for none."""
 
         def excess(number: int, accountant: Accountant) -> float:
-            price = accountant.price(_together(self.besides, *plan(number))).epsilon(delta=self.delta)
-            return math.log(min(max(price / self.epsilon, 0.1), 10.0))  # finite, and no end outweighs the other
+            price = accountant.price(together(self.besides, *plan(number))).epsilon(delta=self.delta)
+            excess = math.log(min(max(price / self.epsilon, 0.1), 10.0))  # finite, and no end outweighs the other
+            return excess if price <= self.epsilon else max(excess, 1e-16)  # where the quotient is rounded to 1
 
         if self.spent > self.epsilon or excess(1, self.accountant) > 0:
             return 0
@@ -281,16 +290,15 @@ def _last_within(excess: Callable[[int], float], most: int, guess: int, stride: 
 
     below = excess(within) if within > 1 else -1.0
     above = excess(beyond) if beyond <= most else 1.0
-    stayed = 0
+    rose = None
     while beyond - within > 1:
         between = within + int((beyond - within) * below / (below - above))
         between = min(max(between, within + 1), beyond - 1)
+        # An end that stays twice in a row counts half, or it would stay for ever.
         if excess(between) <= 0:
-            within, below = between, excess(between)
-            above, stayed = (above / 2 if stayed > 0 else above), 1
+            within, below, above, rose = between, excess(between), above / 2 if rose is True else above, True
         else:
-            beyond, above = between, excess(between)
-            below, stayed = (below / 2 if stayed < 0 else below), -1
+            beyond, above, below, rose = between, excess(between), below / 2 if rose is False else below, False
     return within
 
 
@@ -300,11 +308,10 @@ class _Grid:
 
     least: float
     most: float
-    places: int = field(init=False)
-    tenth: int = int(math.log(1.1) / math.log(RATIO))
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "places", 1 + int(math.log(self.most / self.least) / math.log(RATIO)))
+    @cached_property
+    def places(self) -> int:
+        return 1 + int(math.log(self.most / self.least) / math.log(RATIO))
 
     def place(self, number: float) -> int:
         number = min(max(number, self.least), self.most)
@@ -315,13 +322,6 @@ class _Grid:
 
     def downwards(self, place: int) -> float:
         return self.least * RATIO ** (self.places - place)
-
-
-def _together(besides: Events, release: PoissonGaussian, times: int) -> Events:
-    count(steps=times)
-    run: dict[Event, int] = dict(besides)
-    run[release] = run.get(release, 0) + times
-    return run
 
 
 # For first guesses, so numbers are kept to where no arithmetic overflows.

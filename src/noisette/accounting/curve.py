@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import MappingProxyType
 
 from noisette._check import count
 from noisette.accounting.accountant import Accountant
+from noisette.accounting.calibrate import NOTHING, together
 from noisette.accounting.events import Event, Events
 from noisette.accounting.pld import PldAccountant
 
@@ -17,7 +17,7 @@ def epsilon_curve(
     checkpoints: Sequence[int],
     delta: float,
     accountant: Accountant | None = None,
-    besides: Events = MappingProxyType({}),
+    besides: Events = NOTHING,
 ) -> list[float]:
     """Epsilon after each of these numbers of steps, all of the same event.
 
@@ -40,5 +40,4 @@ def epsilon_curve(
     """
     accountant = PldAccountant(coarseness=4) if accountant is None else accountant
     count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
-    before = besides.get(event, 0)
-    return [accountant.price({**besides, event: before + steps}).epsilon(delta=delta) for steps in checkpoints]
+    return [accountant.price(together(besides, event, steps)).epsilon(delta=delta) for steps in checkpoints]
