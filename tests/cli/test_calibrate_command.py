@@ -29,7 +29,11 @@ def without(option):
     return {name: value for name, value in WHOLE.items() if name != option}
 
 
-@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "accountant",
+    [pytest.param(PldAccountant(), marks=pytest.mark.slow), RdpAccountant(), MomentsAccountant()],
+    ids=lambda a: a.name,
+)
 def test_the_noise_keeps_the_budget(accountant):
     result = run(BUDGET, "--accountant", accountant.name, "--json")
     assert result.exit_code == 0

@@ -27,6 +27,7 @@ OPTIONS = {
         "--data",
         "--model",
         "--out",
+        "--resume",
         "--data-dir",
         "--epsilon",
         "--delta",
@@ -80,6 +81,7 @@ OPTIONS = {
         "--device",
         "--out",
     },
+    "reproduce": {"paper", "--figure", "--full", "--seeds", "--out", "--data-dir"},
 }
 
 

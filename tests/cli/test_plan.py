@@ -14,11 +14,11 @@ app.command()(plan)
 
 SMALL = {
     "--size": "60000",
-    "--epsilon": "3",
+    "--epsilon": "0.5",
     "--delta": "1e-5",
     "--batch-sizes": "600,256",
     "--epochs": "30,60",
-    "--noise": "4,2",
+    "--noise": "8,4",
 }
 
 
@@ -37,16 +37,16 @@ def test_every_batch_size_with_every_number_of_epochs_gets_its_noise(facts):
     found = {(s["batch_size"], s["epochs"]): s for s in facts["within_budget"]}
     assert list(found) == [(256, 30), (256, 60), (600, 30), (600, 60)]
     assert found[256, 30]["steps"] == 7031
-    assert found[256, 30]["noise_multiplier"] == pytest.approx(0.8176, rel=5e-3)
-    assert found[600, 60]["noise_multiplier"] == pytest.approx(1.2903, rel=5e-3)
+    assert found[256, 30]["noise_multiplier"] == pytest.approx(2.6308, rel=5e-3)
+    assert found[600, 60]["noise_multiplier"] == pytest.approx(5.5131, rel=5e-3)
     for setting in found.values():
         release = PoissonGaussian(setting["sampling_rate"], setting["noise_multiplier"])
-        assert 2.98 < PldAccountant().price({release: setting["steps"]}).epsilon(delta=1e-5) <= 3
+        assert 0.497 < PldAccountant().price({release: setting["steps"]}).epsilon(delta=1e-5) <= 0.5
 
 
 def test_every_noise_gets_its_price(facts):
     found = {(s["batch_size"], s["noise_multiplier"]): s for s in facts["by_noise"]}
-    assert list(found) == [(256, 2), (256, 4), (600, 2), (600, 4)]
+    assert list(found) == [(256, 4), (256, 8), (600, 4), (600, 8)]
     assert {s["epochs"] for s in found.values()} == {60}
     for (_, noise), setting in found.items():
         exact = PldAccountant().price({PoissonGaussian(setting["sampling_rate"], noise): setting["steps"]})
@@ -62,7 +62,7 @@ def test_every_accountant_prices_the_middle_setting(facts):
     assert prices["moments"]["epsilon"] == MomentsAccountant().price({release: 6000}).epsilon(delta=1e-5)
     assert prices["gdp"]["epsilon"] is None
     assert [name for name, row in prices.items() if not row["upper_bound"]] == ["strong-paper"]
-    assert prices["pld"]["epsilon"] <= chosen["epsilon"] <= 3
+    assert prices["pld"]["epsilon"] <= chosen["epsilon"] <= 0.5
 
 
 def test_the_tables_and_the_page_say_the_same(tmp_path):
@@ -70,7 +70,7 @@ def test_the_tables_and_the_page_say_the_same(tmp_path):
     result = run(one | {"--plot": str(tmp_path / "plan.html")})
     assert result.exit_code == 0, result.stderr
     page = (tmp_path / "plan.html").read_text()
-    for words in ("Least noise multiplier that keeps ε ≤ 3", "ε after 60 epochs", "no price", "no guarantee", "1.29"):
+    for words in ("Least noise multiplier that keeps ε ≤ 0.5", "ε after 60 epochs", "no price", "no guarantee", "5.5"):
         assert words in result.stdout
         assert words in page
     assert page.count("<svg") == 3
