@@ -213,6 +213,16 @@ def test_large_gradients_are_not_kept() -> None:
     assert kept(form) is form
 
 
+def test_gradients_of_few_numbers_may_be_kept_beyond_the_size_of_their_factors(tried, monkeypatch) -> None:
+    x, dy = double(2, 30, 12, 12), double(2, 30, 14, 14)
+    form = rule_of(torch.conv2d)(Examples(2), dy, x, double(30, 30, 3, 3), None, padding=2)
+    monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 0)
+    assert isinstance(kept(form), Dense)
+    assert tried.keys() >= FORMS, "the factors may still be quicker"
+    monkeypatch.setattr(conv, "_SMALL", 2 * 8100 - 1)
+    assert kept(form) is form
+
+
 def test_gradients_of_the_size_of_their_factors_are_kept() -> None:
     def form(size: int) -> Kernel:  # a gradient of 9 numbers, factors of twice the size
         x = double(2, 1, size)

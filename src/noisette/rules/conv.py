@@ -29,6 +29,8 @@ PerAxis = int | Sequence[int]
 
 # Explicit gradients take the place of their factors when they need at most this many times their memory.
 _KEEP_EXPLICIT = 1
+# Gradients of so few numbers are kept whatever their factors need, where that is quicker.
+_SMALL = 2**22
 # Numbers of an unfolded image that a processor multiplies before they leave its cache.
 _CACHED = 2**19
 # Below this many examples nothing is worth measuring.
@@ -112,10 +114,11 @@ Way = TypeVar("Way")
 @kept.register
 def _(form: Kernel) -> ExampleGradients:
     """Written out where that takes no more memory than the factors, unless Gram matrices are quicker."""
-    if len(form.x) * form.weight.numel() > _KEEP_EXPLICIT * form.numbers:
+    explicit = len(form.x) * form.weight.numel()
+    if explicit > max(_KEEP_EXPLICIT * form.numbers, _SMALL):
         return form
     ways: dict[str, Callable[[Kernel], ExampleGradients]] = {}
-    if form.has_few_places:
+    if form.has_few_places or explicit > _KEEP_EXPLICIT * form.numbers:
         ways["factors"] = lambda form: form
     for name, way in WAYS.items():
         ways[f"{name}, kept"] = partial(written, way)
