@@ -122,8 +122,8 @@ def price(
     table = Table("accountant", "epsilon", "", box=None, pad_edge=False, header_style="bold")
     for name, epsilon in prices.items():
         table.add_row(name.value, rounded_up(epsilon), ACCOUNTANTS[name][1])
-    for name, refusal in refusals.items():
-        table.add_row(name, "no price", refusal)
+    for name in refusals:  # each says why when it is asked alone
+        table.add_row(name.value, "no price", ACCOUNTANTS[name][1])
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(table)
     below = Table.grid(padding=(0, 2))
@@ -156,20 +156,20 @@ def _seen_by_group(events: Events, records: int) -> Events:
 
 def _prices(
     events: Events, delta: float, chosen: AccountantName | None
-) -> tuple[dict[AccountantName, float], dict[str, str]]:
+) -> tuple[dict[AccountantName, float], dict[AccountantName, str]]:
     """Epsilon by each accountant that has a price, infinite where no delta is left, and why the others have none.
 
     Raises:
         Unpriceable: the one that was chosen has none, or none of all has.
     """
     prices: dict[AccountantName, float] = {}
-    refusals: dict[str, str] = {}
+    refusals: dict[AccountantName, str] = {}
     for name in [chosen] if chosen else AccountantName:
         try:
             curve = ACCOUNTANTS[name][0].price(events)
             prices[name] = curve.epsilon(delta=delta) if delta > 0 else math.inf
         except Unpriceable as refusal:
-            refusals[name.value] = str(refusal)
+            refusals[name] = str(refusal)
     if not prices:
         raise Unpriceable("\n".join(refusals.values()))
     return prices, refusals
