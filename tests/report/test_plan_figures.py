@@ -33,9 +33,11 @@ def test_lines_axes_and_budget_are_named() -> None:
 
 def test_names_stand_apart_and_in_the_order_of_their_lines() -> None:
     lines = [Line(f"line {k}", [1, 10], [1, 5 * (1 + 1e-4 * k)]) for k in range(6)]
-    heights = [height for name, height in texts(as_svg([panel(*lines)])).items() if name.startswith("line")]
+    shown = texts(as_svg([panel(*lines)]))
+    heights = [height for name, height in shown.items() if name.startswith("line")]
     steps = [below - above for below, above in pairwise(heights)]  # SVG counts downwards
     assert min(steps) > 9  # the height of the letters
+    assert min(heights) > shown["ε by noise"] + 9
 
 
 @pytest.mark.parametrize("odd", [0.0, math.inf])
