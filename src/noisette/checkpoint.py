@@ -64,9 +64,12 @@ def read(folder: Path) -> dict[str, Any]:
     facts = _unsealed(content)
     if facts is None:
         raise ValueError(f"{path} was cut or altered; restore it from a copy")
-    if facts["format"] != _FORMAT:
-        raise ValueError(f"{path} has the format {facts['format']!r}; this version reads {_FORMAT!r}")
-    return _unpack(facts["content"], _tensors(folder, facts["tensors"], facts["sha256"]))
+    if facts.get("format") != _FORMAT:
+        raise ValueError(f"{path} has the format {facts.get('format')!r}; this version reads {_FORMAT!r}")
+    try:
+        return _unpack(facts["content"], _tensors(folder, facts["tensors"], facts["sha256"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} lacks a part that every checkpoint has: {error}") from error
 
 
 def _tensors(folder: Path, name: str, digest: str) -> dict[str, Tensor]:

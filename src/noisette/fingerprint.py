@@ -108,9 +108,8 @@ def _digest(key: bytes, dataset: Any) -> bytes:
 
 
 def _in_memory(dataset: Any) -> bool:
-    columns = list(dataset.values()) if isinstance(dataset, Mapping) else dataset
-    return isinstance(columns, Tensor | np.ndarray) or (
-        isinstance(columns, tuple | list) and all(isinstance(column, Tensor | np.ndarray) for column in columns)
+    return isinstance(dataset, Tensor | np.ndarray | Mapping) or (
+        isinstance(dataset, tuple | list) and all(isinstance(column, Tensor | np.ndarray) for column in dataset)
     )
 
 

@@ -332,7 +332,7 @@ class PrivateRun:
                 steps_lost=saved.steps_lost(ledger),
                 extras=saved.extras,
             )
-            undone.enter_context(run)
+            undone.callback(run._let_go)
             if run.steps_left:
                 run._check_data(folder)
                 run._spending.check_budget(run.steps_left)
@@ -410,14 +410,17 @@ class PrivateRun:
 
     def close(self) -> None:
         """Leave model and optimizer as they were; give back what was reserved and not used."""
-        for handle in self._handles:
-            handle.remove()
+        self._let_go()
         self.bound.close()
         self.ledger.release()
         if self._own_ledger is not None:
             self._own_ledger.close()
         if self._saved_in is not None and not self.steps_left:
             Fingerprint.remove(self._saved_in)
+
+    def _let_go(self) -> None:
+        for handle in self._handles:
+            handle.remove()
 
     def __enter__(self) -> Self:
         return self

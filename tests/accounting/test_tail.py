@@ -3,7 +3,15 @@ import math
 import mpmath
 import pytest
 
-from noisette.accounting import tail_delta
+from noisette.accounting import (
+    FixedSizeGaussian,
+    Gaussian,
+    PoissonGaussian,
+    RepeatedRuns,
+    SeenByGroup,
+    tail_delta,
+    tail_delta_of,
+)
 
 # noise: delta at rate * steps = 100 for 1, 1e6 and 1e8 elements, without the factor 2, radius of 53 bits.
 TABLE = {
@@ -59,3 +67,36 @@ GOOD = {"noise_multiplier": 1.0, "sampling_rate": 0.01, "steps": 100, "dimension
 def test_bad_numbers_are_refused_by_name(name, value):
     with pytest.raises((ValueError, TypeError), match=name):
         tail_delta(**(GOOD | {name: value}))
+
+
+def test_tail_of_a_ledger_is_the_sum_of_its_events():
+    whole, part = Gaussian(0.6), PoissonGaussian(0.01, 0.8)
+    expected = 3 * tail_delta(noise_multiplier=0.6, sampling_rate=1.0, steps=1, dimensions=2**40) + tail_delta(
+        noise_multiplier=0.8, sampling_rate=0.01, steps=500, dimensions=2**40
+    )
+    assert tail_delta_of({whole: 3, part: 500}) == pytest.approx(expected, rel=1e-9)
+    assert tail_delta_of({}) == 0
+    assert tail_delta_of({Gaussian(0.05): 10}) == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "noise", "rate", "times"),
+    [
+        (FixedSizeGaussian(10, 100, 1.6), 0.8, 0.1, 1),
+        (SeenByGroup(PoissonGaussian(0.01, 2.4), 3), 0.8, 0.03, 1),
+        (SeenByGroup(PoissonGaussian(0.5, 2.4), 3), 0.8, 1.0, 1),
+        (SeenByGroup(Gaussian(1.6), 2), 0.8, 1.0, 1),
+        (RepeatedRuns(((PoissonGaussian(0.01, 0.8), 50),), mean=4.0, shape=1.0), 0.8, 0.01, 200),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_tail_of_each_kind_of_event(event, noise, rate, times):
+    """Two examples exchanged move a sum by two bounds, a group by its size; repeated runs are counted as expected."""
+    expected = tail_delta(noise_multiplier=noise, sampling_rate=rate, steps=times, dimensions=1000)
+    assert tail_delta_of({event: 1}, dimensions=1000) == pytest.approx(expected, rel=1e-9)
+    assert tail_delta_of({event: 1}) > expected
+
+
+def test_tail_of_something_else_is_refused():
+    with pytest.raises(TypeError, match="expected an event"):
+        tail_delta_of({"noise": 1})

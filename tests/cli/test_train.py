@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dp_accounting
@@ -184,7 +185,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--data", "digit"], "Did you mean digits?"),
         (["--data", "nothing.csv"], "there is no data set and no file 'nothing.csv'"),
-        (["--model", "resnet"], "no model 'resnet'; there are cnn"),
+        (["--model", "resnet"], "no model 'resnet'; there are"),
         (["--model", "trained_models:absent"], "no model 'trained_models:absent'"),
         (["--model", "trained_models:wrong_output"], "does not fit the labels"),
         (["--model", "trained_models:normed"], "BatchNorm1d mixes examples"),
@@ -260,20 +261,51 @@ def test_a_place_that_is_not_a_run_is_refused_before_anything_happens(tmp_path: 
     assert tree(tmp_path) == {"thesis", "thesis/chapter.tex"}
 
 
-def test_a_full_disk_leaves_the_older_run_and_what_was_spent(short_run: tuple[Path, Result], tmp_path: Path) -> None:
-    shutil.copytree(short_run[0], tmp_path / "run")
-    older = (tmp_path / "run" / "run.json").read_text()
+@contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file may grow beyond this many bytes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))  # bytes; the weights take more
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
     try:
-        shown = train(*QUICK, "--out", "run")
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step(
+    short_run: tuple[Path, Result], tmp_path: Path
+) -> None:
+    shutil.copytree(short_run[0], tmp_path / "run")
+    before = tree(tmp_path)
+    with full_disk(after=50_000):  # the weights take more
+        shown = train(*QUICK, "--out", "run")
+    assert shown.exit_code == 2
+    assert "Traceback" not in shown.output
+    assert "checkpoint" in shown.output
+    assert tree(tmp_path) == before
+
+
+def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gone_on_with(
+    short_run: tuple[Path, Result], tmp_path: Path
+) -> None:
+    shutil.copytree(short_run[0], tmp_path / "run")
+    older = (tmp_path / "run" / "run.json").read_text()
+    with full_disk(after=15_000):  # the report takes more, the weights less
+        shown = train(*QUICK, "--model", "linear", "--out", "run")
     assert shown.exit_code == 2
     assert "Traceback" not in shown.output
     assert (tmp_path / "run" / "run.json").read_text() == older
-    assert tree(tmp_path / "run.unfinished-1") == {"ledger.jsonl"}
+    assert tree(tmp_path / "run.unfinished-1") >= {"ledger.jsonl", "checkpoint/checkpoint.json"}
+    assert "report.html" not in tree(tmp_path / "run.unfinished-1")
     assert "run.unfinished-1/ledger.jsonl" in shown.output
+    assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output.replace("\n", "")
+
+    shown = train("--resume", "run")
+    assert shown.exit_code == 0, shown.output
+    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
+    run = facts(tmp_path / "run")
+    assert (run["steps_taken"], run["steps_lost"], run["resumed"], run["model"]) == (3, 0, 1, "linear")
+    assert run["test_accuracy"] is not None
 
 
 def press_ctrl_c_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +377,7 @@ def test_a_real_ctrl_c(tmp_path: Path) -> None:
 def test_a_killed_run_leaves_its_ledger(tmp_path: Path) -> None:
     code, _ = signalled(signal.SIGKILL, tmp_path)
     assert code == -signal.SIGKILL
-    assert tree(tmp_path) == {"run.unfinished-1", "run.unfinished-1/ledger.jsonl"}
+    assert {"run.unfinished-1/ledger.jsonl", "run.unfinished-1/checkpoint/checkpoint.json"} <= tree(tmp_path)
 
 
 def test_files_are_readable_as_the_umask_says(short_run: tuple[Path, Result]) -> None:

@@ -11,6 +11,7 @@ from noisette.errors import PrivacyRefusal
 
 EXIT_CODE = 2
 INTERRUPTED = 130  # what shells expect of a command that was stopped with Ctrl-C
+TERMINATED = 143  # and with SIGTERM
 
 
 @contextmanager

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from noisette._allocator import keep_freed_memory
-from noisette.cli.errors import INTERRUPTED, plain_errors
+from noisette.cli.errors import INTERRUPTED, TERMINATED, plain_errors
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
@@ -24,6 +25,7 @@ Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "T
 
 @plain_errors()
 def train(
+    context: typer.Context,
     recipe: Annotated[
         Path | None,
         typer.Argument(
@@ -54,6 +56,14 @@ def train(
         Path | None,
         typer.Option(
             metavar="DIR", help="The run folder. An older run there is replaced.", show_default="runs/NAME of the data"
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on with a run that was cut short, within its budget; takes no other option.",
+            show_default="start anew",
         ),
     ] = None,
     data_dir: Annotated[
@@ -164,8 +174,12 @@ def train(
     """Train a classifier with differential privacy, and report what it learned and what that cost.
 
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C ends the
-    run after the step at hand and keeps the model so far.
+    run after the step at hand and keeps the model so far; SIGTERM puts it off, and --resume goes on with it.
     """
+    if resume:
+        _refuse_other_options(context)
+        _carry_out(lambda: _resume(resume))
+        return
     from noisette.recipe import Recipe
 
     base = Recipe.read(recipe) if recipe else Recipe.default_for(data or Recipe().data.name)
@@ -185,14 +199,31 @@ def train(
         training=_with(base.training, {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}),
     )
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0])
+    _carry_out(lambda: _run(settings, place, data_dir))
+
+
+def _carry_out(work: Callable[[], tuple[Facts, Path]]) -> None:
+    """Do the work and say what came of it, whole or stopped."""
     try:
-        facts = _run(settings, place, data_dir)
-    except KeyboardInterrupt as stop:  # before the first step, or pressed twice
+        facts, place = work()
+    except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
         typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
     _summarize(facts, place)
     if not facts.completed:
         raise typer.Exit(INTERRUPTED)
+
+
+def _refuse_other_options(context: typer.Context) -> None:
+    given = [
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name
+        and parameter.name != "resume"
+        and context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise ValueError(f"--resume goes on with a run as it was begun; leave out {', '.join(given)}")
 
 
 def _with(section: Section, given: Mapping[str, object]) -> Section:
@@ -206,19 +237,59 @@ def _classes(given: str | None) -> int | tuple[str, ...] | None:
     return int(given) if given.isdecimal() else tuple(name.strip() for name in given.split(","))
 
 
-def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> Facts:
+def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
     from noisette.cli.watch import Watch
-    from noisette.report import RunFolder, documents, facts_of
+    from noisette.report import RunFolder, documents, facts_of, unfinished_runs
     from noisette.training import train as train_privately
 
     keep_freed_memory()
     folder = RunFolder(out)
+    for begun in unfinished_runs(out):
+        typer.echo(f"An earlier run is unfinished. To go on with it: noisette train --resume {begun}", err=True)
     data = _load(recipe.data, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        outcome = train_privately(recipe, data, ledger_path=folder.ledger, on_step=watch.on_step)
+        folder.keep_settings({"recipe": asdict(_anywhere(recipe)), "data_dir": data_dir and str(data_dir.resolve())})
+        outcome = train_privately(
+            recipe, data, ledger_path=folder.ledger, on_step=watch.on_step, checkpoint=folder.checkpoint
+        )
         facts = facts_of(outcome)
         folder.complete(documents(facts, outcome.model))
-    return facts
+    return facts, out
+
+
+def _resume(place: Path) -> tuple[Facts, Path]:
+    from noisette.cli.watch import Watch
+    from noisette.recipe import Recipe
+    from noisette.report import RunFolder, documents, facts_of
+    from noisette.training import resume
+
+    keep_freed_memory()
+    folder = RunFolder.unfinished(place)
+    settings = folder.settings
+    recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
+    data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+    data = _load(recipe.data, data_dir)
+    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
+        outcome = resume(recipe, data, on_step=watch.on_step, checkpoint=folder.checkpoint)
+        facts = facts_of(outcome)
+        folder.complete(documents(facts, outcome.model))
+    return facts, folder.out
+
+
+def _anywhere(recipe: Recipe) -> Recipe:
+    """The recipe with such paths that they can be followed from any folder."""
+    from noisette.data import names
+
+    def whole(path: str | None) -> str | None:
+        return path and str(Path(path).resolve())
+
+    data, model = recipe.data, recipe.model
+    name = data.name if data.name in names() else whole(data.name)
+    return replace(
+        recipe,
+        data=_with(data, {"name": name, "test": whole(data.test)}),
+        model=_with(model, {"weights": whole(model.weights)}),
+    )
 
 
 def _load(section: DataSection, data_dir: Path | None) -> DataSet:
@@ -244,7 +315,8 @@ def _summarize(facts: Facts, out: Path) -> None:
         ("test accuracy", accuracy),
         ("privacy", f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(facts.delta)} ({facts.neighbouring})"),
         ("accountant", f"{facts.accountant.upper()}, {facts.accountant_version}"),
-        ("time", f"{duration(facts.seconds)}, {facts.steps_taken} of {facts.steps_planned} steps"),
+        ("steps", facts.progress),
+        ("time", duration(facts.seconds)),
         ("report", str(out / "report.html")),
     ):
         table.add_row(name, value)

@@ -1,4 +1,4 @@
-"""What stands between a run and the person before the screen: a progress bar one way, Ctrl-C the other."""
+"""What stands between a run and whoever watches over it: a progress bar one way, Ctrl-C and SIGTERM the other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from noisette.cli.errors import TERMINATED
 from noisette.report import percent, upward
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 class Watch:
     """Shows how a run gets on, and lets Ctrl-C wait for the end of the step at hand; a second Ctrl-C does not wait.
 
-    Before the first step there is nothing to finish, and Ctrl-C does what it always does.
+    Before the first step there is nothing to finish, and Ctrl-C does what it always does. SIGTERM is treated alike, but
+    ends in ``SystemExit``, so that the run is put off and not finished.
 
     Args:
         title: what the bar says on its left.
@@ -37,13 +39,15 @@ class Watch:
             transient=True,
         )
         self._task = self._progress.add_task(title, total=None, status="finding the noise")
-        self._asked_to_stop = False
+        self._asked_to_stop: BaseException | None = None
+        self._stepping = False
 
     def on_step(self, run: PrivateRun, point: Point) -> None:
         """A step is done.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed meanwhile.
+            SystemExit: SIGTERM came meanwhile.
         """
         accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
         self._progress.update(
@@ -53,17 +57,25 @@ class Watch:
             status=f"epsilon {upward(point.epsilon)}{accuracy}",
         )
         if self._asked_to_stop:
-            raise KeyboardInterrupt
-        if self._interrupt_before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._on_interrupt)
+            raise self._asked_to_stop
+        self._stepping = True
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self._asked_to_stop:
-            raise KeyboardInterrupt
-        self._asked_to_stop = True
+        self._stop(KeyboardInterrupt())
+
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        self._stop(SystemExit(TERMINATED))
+
+    def _stop(self, error: BaseException) -> None:
+        if self._asked_to_stop or not self._stepping:
+            raise error
+        self._asked_to_stop = error
 
     def __enter__(self) -> Self:
-        self._interrupt_before = signal.getsignal(signal.SIGINT)
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number, handler in ((signal.SIGINT, self._on_interrupt), (signal.SIGTERM, self._on_terminate)):
+            if self._before[number] is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, handler)
         self._progress.start()
         return self
 
@@ -71,4 +83,5 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._progress.stop()
-        signal.signal(signal.SIGINT, self._interrupt_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)

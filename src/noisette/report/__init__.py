@@ -8,5 +8,16 @@ from noisette.report.numbers import percent as percent
 from noisette.report.numbers import power_of_ten as power_of_ten
 from noisette.report.numbers import upward as upward
 from noisette.report.run_folder import RunFolder as RunFolder
+from noisette.report.run_folder import unfinished_runs as unfinished_runs
 
-__all__ = ["Facts", "RunFolder", "documents", "duration", "facts_of", "percent", "power_of_ten", "upward"]
+__all__ = [
+    "Facts",
+    "RunFolder",
+    "documents",
+    "duration",
+    "facts_of",
+    "percent",
+    "power_of_ten",
+    "unfinished_runs",
+    "upward",
+]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import noisette
-from noisette.accounting import tail_delta
 
 if TYPE_CHECKING:
     from noisette.training import Outcome, Point
@@ -23,9 +24,11 @@ class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
 
     ``max_grad_norm`` is the bound of all ``layers`` together, each of which is clipped to an equal part of it;
-    ``components`` counts the private principal components that the records were projected on, 0 for none.
+    ``components`` counts the private principal components that the records were projected on, 0 for none;
+    ``public_weights`` is the SHA-256 of the file whose weights the model began with, "" if it began with random ones.
     ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps`` are those that ``epsilon``
-    pays for; ``learning`` holds the settings that only shape what becomes of the noised gradients.
+    pays for, ``steps_lost`` those of them that went down with a process that died; ``resumed`` counts how often the run
+    went on in another process; ``learning`` holds the settings that only shape what becomes of the noised gradients.
 
     Guarantee: no field depends on the training records but through the noise. There is no loss, gradient norm, batch
     size or number of records here, and the only ways out of a run are this class, the weights and the ledger.
@@ -38,6 +41,7 @@ class Facts:
     input_shape: tuple[int, ...]
     classes: int
     model: str
+    public_weights: str
     parameters: int
     epsilon: float
     delta: float
@@ -57,6 +61,8 @@ class Facts:
     steps: int
     steps_planned: int
     steps_taken: int
+    steps_lost: int
+    resumed: int
     completed: bool
     ledger_head: str
     expected_batch_size: int
@@ -68,6 +74,12 @@ class Facts:
     seconds_per_step: float
     device: str
     points: tuple[Point, ...]
+
+    @property
+    def progress(self) -> str:
+        """How many steps were taken of those that were planned, and how many a run that was resumed has lost."""
+        lost = f" (resumed, {self.steps_lost:,} lost)" if self.resumed else ""
+        return f"{self.steps_taken:,} of {self.steps_planned:,}{lost}"
 
     def as_json(self) -> str:
         """The text of ``run.json``."""
@@ -88,6 +100,7 @@ def facts_of(outcome: Outcome) -> Facts:
         input_shape=tuple(data.train.inputs.shape[1:]),
         classes=data.classes,
         model=recipe.model.name,
+        public_weights=_sha256(recipe.model.weights),
         parameters=outcome.parameters,
         epsilon=outcome.epsilon,
         delta=recipe.privacy.delta,
@@ -102,25 +115,26 @@ def facts_of(outcome: Outcome) -> Facts:
         layers=outcome.layers,
         components=recipe.projection.components,
         components_noise_multiplier=recipe.projection.noise_multiplier,
-        tail_delta=tail_delta(
-            noise_multiplier=run.event.noise_multiplier,
-            sampling_rate=run.event.sampling_rate,
-            steps=run.steps,
-            dimensions=outcome.parameters,
-        ),
+        tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
         allow_large_delta=recipe.privacy.allow_large_delta,
         steps=run.ledger.events.get(run.event, 0),
         steps_planned=run.steps,
         steps_taken=run.steps_taken,
+        steps_lost=run.steps_lost,
+        resumed=outcome.resumed,
         completed=not outcome.interrupted,
         ledger_head=run.ledger.head,
         expected_batch_size=learning.pop("batch_size"),
         epochs=learning.pop("epochs"),
         seed=learning.pop("seed"),
         learning=learning,
-        test_accuracy=last.test_accuracy if last and last.step == run.steps_taken else None,
+        test_accuracy=last.test_accuracy if last and last.step == run.steps_spent else None,
         seconds=outcome.seconds,
         seconds_per_step=outcome.seconds / max(1, run.steps_taken),
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
     )
+
+
+def _sha256(path: str | None) -> str:
+    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()

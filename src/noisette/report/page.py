@@ -51,6 +51,7 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
                 ("example", f"{' × '.join(map(str, facts.input_shape))} numbers, {facts.classes} classes"),
                 ("model", facts.model),
                 ("trained parameters", f"{facts.parameters:,}"),
+                *_start(facts),
             ],
         ),
         (
@@ -69,7 +70,7 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
         (
             "Training",
             [
-                ("steps", f"{facts.steps_taken:,} of {facts.steps_planned:,}"),
+                ("steps", facts.progress),
                 ("epochs", f"{facts.epochs:g} × declared size"),
                 ("expected batch", f"{facts.expected_batch_size:,} examples"),
                 ("seed of the first weights", str(facts.seed)),
@@ -83,6 +84,12 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
 def _bound(facts: Facts) -> str:
     each = f", {facts.layers} layers to {facts.max_grad_norm / math.sqrt(facts.layers):.4g} each"
     return f"{facts.max_grad_norm:.4g}{each if facts.layers > 1 else ''}"
+
+
+def _start(facts: Facts) -> list[tuple[str, str]]:
+    if not facts.public_weights:
+        return []
+    return [("first weights", f"public file {facts.public_weights[:8]}")]
 
 
 def _projection(facts: Facts) -> list[tuple[str, str]]:

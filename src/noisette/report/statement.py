@@ -70,6 +70,7 @@ def _mechanism(facts: Facts) -> Section:
     return Section(
         "How it is kept",
         (
+            *_start(facts),
             *_projection(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
             f"{facts.sampling_rate:.6g}. Batches may be empty; an empty one is released like any other.",
@@ -80,9 +81,19 @@ def _mechanism(facts: Facts) -> Section:
             f"Normaliser: the noised sum is divided by {facts.expected_batch_size}, a declared constant, whatever the "
             "batch held.",
             f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and paid for by epsilon, "
-            f"{facts.steps_taken} carried out. The ledger is the file ledger.jsonl; its last line is sealed by "
-            f"{facts.ledger_head}.",
+            f"{facts.steps_taken} carried out.{_resumed(facts)} The ledger is the file ledger.jsonl; its last line is "
+            f"sealed by {facts.ledger_head}.",
         ),
+    )
+
+
+def _resumed(facts: Facts) -> str:
+    if not facts.resumed:
+        return ""
+    times = "once" if facts.resumed == 1 else f"{facts.resumed} times"
+    return (
+        f" The run went on in another process {times}, under a fresh key; {facts.steps_lost} steps of a process that "
+        "died are paid for, whether or not they were carried out, and did not shape the saved weights."
     )
 
 
@@ -97,6 +108,15 @@ def _clipping(facts: Facts) -> str:
         f"the gradient of each example, over all {facts.parameters:,} trained parameters together, is scaled to a "
         f"Euclidean norm of at most {facts.max_grad_norm:g}"
     )
+
+
+def _start(facts: Facts) -> list[str]:
+    if not facts.public_weights:
+        return []
+    return [
+        f"First weights: from a file with the SHA-256 {facts.public_weights}. Nothing is promised to the records that "
+        "it was learnt from: they are taken to be public."
+    ]
 
 
 def _projection(facts: Facts) -> list[str]:
@@ -131,8 +151,9 @@ def _randomness(facts: Facts) -> Section:
         "Randomness and arithmetic",
         (
             "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits that the operating system gave "
-            f"to this run alone; it was never written down. The seed {facts.seed} sets the first weights only. "
-            "Gaussian values are made by Box-Muller from 53 bits of radius.",
+            f"to {'each process of this run' if facts.resumed else 'this run alone'}; it was never written down. The "
+            f"seed {facts.seed} sets the first weights only. Gaussian values are made by Box-Muller from 53 bits of "
+            "radius.",
             "Arithmetic: floating point. Rounding of the norms is covered by the slack above, the tail of the "
             "generator by the part of delta above. The noise is a rounded number, not an exact sample from a grid.",
             "Before the first step the claim was tested on the model itself with public inputs: the sum of one example "
