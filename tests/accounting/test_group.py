@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from scipy.stats import binom, norm
 
 from noisette.accounting import Gaussian, GdpExact, PldAccountant, PoissonGaussian, RdpAccountant, SeenByGroup
-from noisette.accounting.mixture import group_divergences
+from noisette.accounting.mixture import Mixture, group_divergences
 from noisette.accounting.rdp import ORDERS
 
 
@@ -81,6 +81,9 @@ def test_one_release_covers_both_directions(rate, noise, records, at):
     if -at > binom.logpmf(0, records, rate):
         y = point(-at)
         added = norm.cdf(y / noise) - math.exp(at) * (weights @ norm.cdf((y - i) / noise))
+    mixture = Mixture.of(group(rate, noise, records))
+    assert mixture.delta_removed(np.array([at]))[0] == pytest.approx(removed, rel=1e-9)
+    assert added == 0 or mixture.delta_added(np.array([at]))[0] == pytest.approx(added, rel=1e-9)
     ours = PldAccountant().price({group(rate, noise, records): 1}).delta(epsilon=at)
     assert max(removed, added) * (1 - 1e-9) <= ours <= max(removed, added) * (1 + 1e-3)
 
