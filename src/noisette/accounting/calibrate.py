@@ -254,7 +254,7 @@ class _Budget:
             excess = math.log(min(max(price / self.epsilon, 0.1), 10.0))  # finite, and no end outweighs the other
             return excess if price <= self.epsilon else max(excess, 1e-16)  # where the quotient is rounded to 1
 
-        if self.spent > self.epsilon or excess(1, self.accountant) > 0:
+        if excess(1, self.accountant) > 0:
             return 0
         if isinstance(self.accountant, PldAccountant):
             quick = replace(self.accountant, coarseness=QUICK * self.accountant.coarseness)
