@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class Norms:
         """Norm of each example's gradient in each group, shape (groups, b)."""
         with torch.no_grad():
             sums = [torch.stack(parts).sum(0) if parts else self._nothing for parts in self._squared]
-            return torch.stack(sums).sqrt()
+            return torch.stack(sums).sqrt_()
 
 
 def clip_and_add(forms: dict[str, ExampleGradients], norms: Norms, clipping: Clipping) -> ClippedSum:
@@ -77,14 +78,15 @@ def _weighted_sums(forms: dict[str, ExampleGradients], groups: Sequence[Sequence
     """Weighted sum of each parameter; an example without a finite weight is cut out, never multiplied by zero."""
     group = group_of(groups)
     with torch.no_grad():
-        finite = weights.isfinite().all(0)
-        kept = None if finite.all() else finite.nonzero().flatten()
-        if kept is not None:
+        kept = None
+        if not math.isfinite(weights.sum()):
+            kept = weights.isfinite().all(0).nonzero().flatten()
             weights = weights[:, kept]
+        rows = weights.unbind()
         sums: Sums = {}
         for name in list(forms):
             form = forms.pop(name)  # what it holds is let go before the next sum is made
-            sums[name] = (form if kept is None else form.select(kept)).weighted_sum(weights[group[name]])
+            sums[name] = (form if kept is None else form.select(kept)).weighted_sum(rows[group[name]])
         return sums
 
 

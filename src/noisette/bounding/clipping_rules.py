@@ -60,13 +60,10 @@ def factors_within(groups: Sequence[Group], norms: Tensor) -> Tensor:
     """
     slack = _SLACK.get(norms.dtype, _SLACK_LOW_PRECISION)
     precise = norms if norms.dtype is torch.float64 else norms.float()
-    wanted = torch.ones_like(precise)
-    for k, group in enumerate(groups):
-        if group.factor is not None:
-            wanted[k] = group.factor(precise[k])
-    targets = precise.new_tensor([[group.bound * (1 - slack)] for group in groups])
-    factors = torch.minimum(wanted.clamp(min=0), targets / precise)
-    return torch.where(precise.isfinite(), factors, torch.nan).to(norms.dtype)
+    factors = precise.new_tensor([[group.bound * (1 - slack)] for group in groups]) / precise
+    for factor, group, row in zip(factors.unbind(), groups, precise.unbind(), strict=True):
+        factor.clamp_(max=1 if group.factor is None else group.factor(row).detach().to(row).clamp(min=0))
+    return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
 
 
 @dataclass(frozen=True)
