@@ -18,6 +18,12 @@ from noisette.reproduce.abadi_2016.figures import FIGURES, RUNS, document, drawn
 ROOT = Path(__file__).parent.parent
 COMMITTED = ROOT / "experiments" / "abadi-2016" / RUNS
 DOCUMENT = ROOT / "docs" / "abadi-2016.md"
+_ORIGIN = (
+    "To make a figure yourself: `noisette reproduce abadi-2016 --figure N`. It says how long that takes, and goes on "
+    "where it was stopped. This page is made by `python -m experiments.abadi_2016` from the runs in "
+    "`experiments/abadi-2016/runs.jsonl`, one line each, which that command has made with `--out "
+    "experiments/abadi-2016`."
+)
 
 
 def main() -> None:
@@ -26,13 +32,13 @@ def main() -> None:
     options = parser.parse_args()
     sections = drawn(list(FIGURES), COMMITTED)
     folder = DOCUMENT.with_suffix("")
-    text = document(sections, folder.name)
+    text = document(sections, folder.name, _ORIGIN)
     if options.check:
-        sys.exit(text != DOCUMENT.read_text())
+        sys.exit(text != DOCUMENT.read_text(encoding="utf-8"))
     folder.mkdir(exist_ok=True)
-    DOCUMENT.write_text(text)
+    DOCUMENT.write_text(text, encoding="utf-8")
     for section in sections:
-        (folder / f"{section.name}.svg").write_text(standalone(section.figure))
+        (folder / f"{section.name}.svg").write_text(standalone(section.figure), encoding="utf-8")
 
 
 if __name__ == "__main__":

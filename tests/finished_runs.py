@@ -15,8 +15,8 @@ def line(plan: Plan) -> str:
     """A finished run, as it might have gone: it learns quickly and ends a little above 0.95."""
     steps = [max(1, round(plan.steps * k / 20)) for k in range(1, 21)]
     points = [[step, 0.95 - 0.5 * math.exp(-step / 300) + 0.001 * plan.seed] for step in steps]
-    setting = asdict(plan.setting)
-    return json.dumps({"setting": setting, "seed": plan.seed, "steps": plan.steps, "seconds": 60.0, "points": points})
+    facts = {"data": plan.setting.data, "setting": asdict(plan.setting), "seed": plan.seed, "steps": plan.steps}
+    return json.dumps(facts | {"seconds": 60.0, "points": points})
 
 
 def write(plans: Iterable[Plan], folder: Path) -> Path:

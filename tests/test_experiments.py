@@ -1,4 +1,4 @@
-"""The README's table is the one that the committed results make."""
+"""The README's table and the documents of studies are those that the committed results make."""
 
 from __future__ import annotations
 
@@ -6,9 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
 def test_readme_table_is_up_to_date() -> None:
     command = [sys.executable, "-m", "experiments.table", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.table"
+
+
+@pytest.mark.slow
+def test_the_document_of_2016_is_up_to_date() -> None:
+    command = [sys.executable, "-m", "experiments.abadi_2016", "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.abadi_2016"

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from finished_runs import write
 from noisette.cli import app
-from noisette.reproduce.abadi_2016 import figure_3, runs
+from noisette.reproduce.abadi_2016 import figure_3, panels, runs
 from noisette.reproduce.abadi_2016.figures import FIGURES
 
 
@@ -22,7 +22,7 @@ def test_figure_2_comes_without_training_and_says_what_the_others_cost(tmp_path:
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"figure-2.svg", "abadi-2016.html"}
     for number in ("9.34", "24.22", "24.21", "1.26", "2.55"):
         assert number in done.output
-    for number in (3, 4, 5):
+    for number in (3, 4, 5, 6):
         assert f"--figure {number}" in done.output
     assert "min" in done.output
 
@@ -62,6 +62,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["--seeds", "-1", "--figure", "3"], "--seeds as whole numbers"),
         (["--seeds", "1"], "--seeds is for figures that train"),
         (["--full", "--figure", "3"], "--full is for figures with a small and a full grid"),
+        (["--figure", "6"], "give their file with --weights"),
+        (["--figure", "6", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["--figure", "3", "--weights", __file__], "--weights is for the figure that begins with public weights"),
+        (["--figure", "2", "--weights", __file__, "--full", "--seeds", "1"], "--seeds is for"),
         (["--colour", "blue"], "No such option"),
     ],
 )
@@ -103,4 +107,4 @@ def _stopped(*arguments: object, **more: object) -> None:
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """A folder with all runs of figure 3."""
-    return write(figure_3.plans([0, 1, 2]), tmp_path).parent
+    return write(panels.plans(figure_3.PANELS, [0, 1, 2]), tmp_path).parent

@@ -10,35 +10,36 @@ import pytest
 from finished_runs import line, write
 from noisette.data import DataSet, Split
 from noisette.reproduce.abadi_2016 import runs
+from noisette.reproduce.abadi_2016.mnist import Mnist
 from noisette.reproduce.abadi_2016.runs import Run, make, missing, read
 from noisette.reproduce.abadi_2016.setting import Plan, Setting
 from noisette.reproduce.abadi_2016.spread import course, of_setting, within
 
-SHORT = Plan(Setting(), 0, 2.0, "moments")
-LONG = Plan(Setting(), 0, 2.0, "pld")
+SHORT = Plan(Mnist(), 0, 2.0, "moments")
+LONG = Plan(Mnist(), 0, 2.0, "pld")
 
 
 def run(*points: tuple[int, float], seed: int = 0, setting: Setting | None = None) -> Run:
-    return Run(setting or Setting(), seed, points[-1][0], 1.0, points)
+    return Run(setting or Mnist(), seed, points[-1][0], 1.0, points)
 
 
 def test_a_longer_run_serves_a_shorter_plan_and_never_the_other_way(tmp_path: Path) -> None:
-    assert missing([SHORT], write([LONG], tmp_path)) == []
-    assert missing([LONG], write([SHORT], tmp_path)) == [LONG]
+    assert missing([SHORT], read(write([LONG], tmp_path))) == []
+    assert missing([LONG], read(write([SHORT], tmp_path))) == [LONG]
 
 
 def test_another_seed_or_setting_is_missing(tmp_path: Path) -> None:
-    others = [replace(SHORT, seed=1), replace(SHORT, setting=Setting(clip=8.0))]
-    assert missing([SHORT, *others], write([SHORT], tmp_path)) == others
+    others = [replace(SHORT, seed=1), replace(SHORT, setting=Mnist(clip=8.0))]
+    assert missing([SHORT, *others], read(write([SHORT], tmp_path))) == others
 
 
-def test_the_longest_of_equal_plans_is_made_and_no_other(tmp_path: Path) -> None:
-    assert missing([SHORT, LONG, SHORT], tmp_path / "none.jsonl") == [LONG]
+def test_the_longest_of_equal_plans_is_made_and_no_other() -> None:
+    assert missing([SHORT, LONG, SHORT], []) == [LONG]
 
 
-def test_short_runs_come_first(tmp_path: Path) -> None:
-    noisy = replace(SHORT, setting=Setting(noise=2.0))
-    assert missing([LONG, noisy], tmp_path / "none.jsonl") == [noisy, LONG]
+def test_short_runs_come_first() -> None:
+    noisy = replace(SHORT, setting=Mnist(noise=2.0))
+    assert missing([LONG, noisy], []) == [noisy, LONG]
 
 
 @pytest.mark.parametrize("broken", ['{"setting": {"colour": 1}}', "{", '{"seed": 0}', "[]"])
@@ -67,9 +68,9 @@ def test_seeds_are_told_by_median_and_range() -> None:
 
 def test_of_each_seed_the_longest_run_is_taken() -> None:
     short, long, other = run((10, 0.9)), run((10, 0.9), (20, 0.95)), run((15, 0.9), seed=1)
-    assert of_setting([long, short, other], Setting()) == [long, other]
-    assert of_setting([long, short, other], Setting(), steps=16) == [long]
-    assert of_setting([short], Setting(clip=1.0)) == []
+    assert of_setting([long, short, other], Mnist()) == [long, other]
+    assert of_setting([long, short, other], Mnist(), steps=16) == [long]
+    assert of_setting([short], Mnist(clip=1.0)) == []
 
 
 def test_runs_of_different_lengths_have_a_common_course() -> None:
@@ -86,7 +87,7 @@ def images() -> DataSet:
 
 
 def test_a_run_leaves_one_line_of_public_numbers(tmp_path: Path, images: DataSet) -> None:
-    plan = Plan(Setting(units=1000, pca_noise=40.0, noise=40.0), 1, 0.1, "moments")
+    plan = Plan(Mnist(units=1000, pca_noise=40.0, noise=40.0), 1, 0.1, "moments")
     path, steps = tmp_path / "runs.jsonl", []
     plan = replace(plan, epsilon=_just_above_projection(plan))
     path.write_text(line(SHORT) + "\n")
@@ -95,13 +96,13 @@ def test_a_run_leaves_one_line_of_public_numbers(tmp_path: Path, images: DataSet
     assert first == line(SHORT)
     facts = json.loads(second)
     assert set(facts) == {
-        "setting", "seed", "budget", "steps", "epsilon", "noise_multiplier", "seconds", "points", "made_with",
+        "data", "setting", "seed", "budget", "steps", "epsilon", "noise_multiplier", "seconds", "points", "made_with",
     }  # fmt: skip
     assert facts["steps"] == plan.steps == len(steps)
     assert facts["epsilon"] <= plan.epsilon
     assert facts["points"][-1][0] == plan.steps
     assert all(0 <= accuracy <= 1 for _, accuracy in facts["points"])
-    assert missing([plan, SHORT], path) == []
+    assert missing([plan, SHORT], read(path)) == []
 
 
 def _just_above_projection(plan: Plan) -> float:
@@ -115,6 +116,6 @@ def test_a_run_that_is_stopped_leaves_no_line(tmp_path: Path, images: DataSet) -
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(replace(SHORT, setting=Setting(units=1000)), images, tmp_path / "runs.jsonl", on_step=stop)
+        make(replace(SHORT, setting=Mnist(units=1000)), images, tmp_path / "runs.jsonl", on_step=stop)
     assert list(tmp_path.iterdir()) == []
     assert runs.read(tmp_path / "runs.jsonl") == []

@@ -36,7 +36,7 @@ def reproduce(
     paper: Annotated[Paper, typer.Argument(help="abadi-2016: Deep Learning with Differential Privacy.")],
     *,
     figure: Annotated[
-        int | None, typer.Option(metavar="N", help="2, 3, 4 or 5.", show_default="2, which trains nothing")
+        int | None, typer.Option(metavar="N", help="2, 3, 4, 5 or 6.", show_default="2, which trains nothing")
     ] = None,
     full: Annotated[
         bool, typer.Option("--full", help="The whole grid of figures 4 and 5, not the small one. Takes days.")
@@ -53,11 +53,20 @@ def reproduce(
             metavar="DIR", help="The folder for runs, figures and page. Runs that it holds are not made again."
         ),
     ] = Path("runs/abadi-2016"),
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Figure 6: a safetensors file of convolutions learnt from public images.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the files of MNIST lie.",
+            help="Where the files of MNIST and CIFAR-10 lie.",
             show_default="$NOISETTE_DATA, then the user cache, then download",
         ),
     ] = None,
@@ -67,19 +76,21 @@ def reproduce(
     Every finished run is one line of DIR/runs.jsonl, so a command that was stopped goes on where it was. Writes the
     figure and a page that shows it.
     """
-    from noisette.reproduce.abadi_2016.figures import FIGURES, PAGE, RUNS, write
-    from noisette.reproduce.abadi_2016.runs import missing
+    from noisette.reproduce.abadi_2016.figures import FIGURES, PAGE, RUNS, Asked, write
+    from noisette.reproduce.abadi_2016.runs import missing, read
 
     number = 2 if figure is None else figure
     if number not in FIGURES:
         raise ValueError(f"no figure {number}; there are {', '.join(map(str, FIGURES))}")
     chosen = FIGURES[number]
     _check.all_of(
-        lambda: _check_it_trains(seeds, chosen),
-        lambda: _check_it_has_grids(full, chosen),
+        lambda: _check_seeds(seeds, chosen),
+        lambda: _check_grids(full, chosen),
+        lambda: _check_weights(weights, chosen),
     )
-    left = missing(chosen.plans(_seeds(seeds) or chosen.seeds, full), out / RUNS)
-    data = _load(data_dir) if left else None
+    asked = Asked(_seeds(seeds) or chosen.seeds, full, str(weights) if weights else None)
+    left = missing(chosen.plans(asked), read(out / RUNS))
+    data = _load(chosen.data, data_dir) if left else None
     out.mkdir(parents=True, exist_ok=True)
     if data:
         try:
@@ -93,15 +104,25 @@ def reproduce(
         _say_what_others_cost()
 
 
-def _check_it_trains(seeds: str | None, figure: Figure) -> None:
+def _check_seeds(seeds: str | None, figure: Figure) -> None:
     if seeds is not None and not figure.seeds:
         raise ValueError("--seeds is for figures that train; add --figure")
     _seeds(seeds)
 
 
-def _check_it_has_grids(full: bool, figure: Figure) -> None:
-    if full and not figure.has_grids:
+def _check_grids(full: bool, figure: Figure) -> None:
+    if full and "full" not in figure.options:
         raise ValueError("--full is for figures with a small and a full grid: add --figure 4 or --figure 5")
+
+
+def _check_weights(weights: Path | None, figure: Figure) -> None:
+    if weights is not None and "weights" not in figure.options:
+        raise ValueError("--weights is for the figure that begins with public weights: add --figure 6")
+    if weights is None and "weights" in figure.options:
+        raise ValueError(
+            "this figure begins with convolutions learnt from public images: give their file with --weights; the "
+            "documentation of noisette.models.pretrained tells how to make one"
+        )
 
 
 def _seeds(given: str | None) -> tuple[int, ...] | None:
@@ -113,10 +134,10 @@ def _seeds(given: str | None) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def _load(data_dir: Path | None) -> DataSet:
+def _load(name: str, data_dir: Path | None) -> DataSet:
     from noisette.data import load
 
-    return load("mnist", data_dir=data_dir)
+    return load(name, data_dir=data_dir)
 
 
 def _make(plans: Sequence[Plan], data: DataSet, runs: Path) -> None:
@@ -157,10 +178,12 @@ def _show(section: Section) -> None:
 
 def _say_what_others_cost() -> None:
     from noisette.report import duration
-    from noisette.reproduce.abadi_2016.figures import FIGURES
+    from noisette.reproduce.abadi_2016.figures import FIGURES, Asked
+    from noisette.reproduce.abadi_2016.runs import missing
 
-    typer.echo("The others train networks on MNIST; on one processor core:")
+    typer.echo("The others train networks; on one processor core, anew:")
     for number, figure in FIGURES.items():
-        if plans := figure.plans(figure.seeds, False):
+        if figure.seeds:
+            plans = missing(figure.plans(Asked(figure.seeds)), [])
             seconds = sum(plan.seconds for plan in plans)
             typer.echo(f"  --figure {number}  {len(plans)} runs, about {duration(seconds)}")

@@ -12,9 +12,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from noisette.accounting import Accountant, PldAccountant, PrivacyCurve
 from noisette.report.numbers import percent, power_of_ten
 from noisette.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
-from noisette.reproduce.abadi_2016 import figure_3
+from noisette.reproduce.abadi_2016 import figure_3, panels
+from noisette.reproduce.abadi_2016.mnist import Mnist
 from noisette.reproduce.abadi_2016.runs import Run
-from noisette.reproduce.abadi_2016.setting import Plan, Setting
+from noisette.reproduce.abadi_2016.setting import Plan
 from noisette.reproduce.abadi_2016.spread import course, of_setting
 from noisette.reproduce.section import Section
 
@@ -23,10 +24,10 @@ DELTAS = {1e-2: ORANGE, 1e-3: GREEN, 1e-4: "#b8609a", 1e-5: BLUE}
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # (epsilon, delta): what the paper prints; the last three are figure 3's.
 PRINTED = {(0.25, 1e-2): 0.90, (0.5, 1e-5): 0.90, (2.0, 1e-5): 0.95, (8.0, 1e-5): 0.97}
-_MORE_NOISE = {Setting(noise=12.0, pca_noise=24.0): 0.5, Setting(noise=6.0, pca_noise=10.0): 2.0}
+_MORE_NOISE = {Mnist(noise=12.0, pca_noise=24.0): 0.5, Mnist(noise=6.0, pca_noise=10.0): 2.0}
 _PRICED = 25  # places along a run
 _BY: tuple[tuple[str, Accountant], ...] = (
-    ("moments accountant", figure_3.MOMENTS),
+    ("moments accountant", panels.MOMENTS),
     ("privacy loss distribution", PldAccountant(coarseness=4)),
 )
 
@@ -34,10 +35,10 @@ _BY: tuple[tuple[str, Accountant], ...] = (
 def plans(seeds: Sequence[int], *, full: bool) -> list[Plan]:
     """The runs of figure 3; ``full`` adds two more levels of noise."""
     more = [Plan(setting, seed, epsilon, PldAccountant.name) for seed in seeds for setting, epsilon in _extra(full)]
-    return figure_3.plans(seeds) + more
+    return panels.plans(figure_3.PANELS, seeds) + more
 
 
-def _extra(full: bool) -> list[tuple[Setting, float]]:
+def _extra(full: bool) -> list[tuple[Mnist, float]]:
     return list(_MORE_NOISE.items()) if full else []
 
 

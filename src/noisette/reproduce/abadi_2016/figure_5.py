@@ -12,13 +12,14 @@ from matplotlib.figure import Figure
 from noisette.accounting import MomentsAccountant
 from noisette.report.svg import BLUE, INK, ORANGE, STYLE, svg
 from noisette.reproduce.abadi_2016.figure_3 import PANELS
+from noisette.reproduce.abadi_2016.mnist import Mnist
 from noisette.reproduce.abadi_2016.runs import Run
-from noisette.reproduce.abadi_2016.setting import Plan, Setting
+from noisette.reproduce.abadi_2016.setting import Plan
 from noisette.reproduce.abadi_2016.spread import Spread, of_setting, within
 from noisette.reproduce.section import Section
 
 TITLE = "Figure 5: one setting at a time"
-REFERENCE = Setting()
+REFERENCE = Mnist()
 EPSILON = 2.0
 assert PANELS[1].setting == REFERENCE  # its runs serve here too
 
@@ -33,7 +34,7 @@ class Sweep:
     few: tuple[float, ...]
     printed: str
 
-    def setting(self, value: float) -> Setting:
+    def setting(self, value: float) -> Mnist:
         """The reference with this value in place of its own."""
         kind = type(getattr(REFERENCE, self.fields[0]))
         return replace(REFERENCE, **dict.fromkeys(self.fields, kind(value)))
@@ -107,6 +108,8 @@ def _reached(sweep: Sweep, runs: Sequence[Run]) -> Reached:
     reached: Reached = {}
     for value in sorted({*sweep.values, sweep.reference}):
         setting = REFERENCE if value == sweep.reference else sweep.setting(value)
+        if not of_setting(runs, setting):
+            continue
         steps = Plan(setting, 0, EPSILON, MomentsAccountant.name).steps
         spread = within(of_setting(runs, setting, steps=steps), steps)
         if spread:

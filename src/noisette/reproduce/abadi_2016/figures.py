@@ -9,7 +9,8 @@ from pathlib import Path
 from noisette import durable
 from noisette.report.svg import standalone
 from noisette.report.templates import templates
-from noisette.reproduce.abadi_2016 import figure_2, figure_3, figure_4, figure_5
+from noisette.reproduce.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6
+from noisette.reproduce.abadi_2016.panels import plans
 from noisette.reproduce.abadi_2016.runs import Run, read
 from noisette.reproduce.abadi_2016.setting import Plan
 from noisette.reproduce.section import Section, markdown
@@ -27,21 +28,57 @@ _SEEDS, _SEED = (0, 1, 2), (0,)
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What of a figure is to be run: with which seeds, on which grid, from which file of public weights."""
+
+    seeds: Sequence[int]
+    full: bool = False
+    weights: str | None = None
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A figure of the paper; ``seeds`` are those of the command that names none, empty where nothing is trained."""
+    """A figure of the paper.
+
+    ``data`` is what its runs are trained on and ``seeds`` are those of the command that names none; both are empty
+    where nothing is trained. ``options`` are those of the command that it understands beside seeds.
+    """
 
     title: str
-    seeds: Sequence[int]
-    plans: Callable[[Sequence[int], bool], list[Plan]]
     section: Callable[[Sequence[Run]], Section]
-    has_grids: bool = False  # a small and a full one
+    plans: Callable[[Asked], list[Plan]] = lambda asked: []
+    data: str = ""
+    seeds: Sequence[int] = ()
+    options: frozenset[str] = frozenset()
 
 
 FIGURES: Mapping[int, Figure] = {
-    2: Figure(figure_2.TITLE, (), lambda seeds, full: [], lambda runs: figure_2.section()),
-    3: Figure(figure_3.TITLE, _SEEDS, lambda seeds, full: figure_3.plans(seeds), figure_3.section),
-    4: Figure(figure_4.TITLE, _SEEDS, lambda seeds, full: figure_4.plans(seeds, full=full), figure_4.section, True),
-    5: Figure(figure_5.TITLE, _SEED, lambda seeds, full: figure_5.plans(seeds, full=full), figure_5.section, True),
+    2: Figure(figure_2.TITLE, lambda runs: figure_2.section()),
+    3: Figure(figure_3.TITLE, figure_3.section, lambda asked: plans(figure_3.PANELS, asked.seeds), "mnist", _SEEDS),
+    4: Figure(
+        figure_4.TITLE,
+        figure_4.section,
+        lambda asked: figure_4.plans(asked.seeds, full=asked.full),
+        "mnist",
+        _SEEDS,
+        frozenset({"full"}),
+    ),
+    5: Figure(
+        figure_5.TITLE,
+        figure_5.section,
+        lambda asked: figure_5.plans(asked.seeds, full=asked.full),
+        "mnist",
+        _SEED,
+        frozenset({"full"}),
+    ),
+    6: Figure(
+        figure_6.TITLE,
+        figure_6.section,
+        lambda asked: plans(figure_6.PANELS, asked.seeds, weights=asked.weights),
+        "cifar10",
+        _SEEDS,
+        frozenset({"weights"}),
+    ),
 }
 
 
@@ -65,6 +102,6 @@ def drawn(numbers: Sequence[int], runs: Path) -> list[Section]:
     return [FIGURES[number].section(finished) for number in numbers]
 
 
-def document(sections: Sequence[Section], folder: str) -> str:
-    """The figures as a Markdown document; their files lie in ``folder``."""
-    return "\n\n".join([f"# {TITLE}", *ABOUT, *(markdown(section, folder) for section in sections)]) + "\n"
+def document(sections: Sequence[Section], folder: str, origin: str) -> str:
+    """The figures as a Markdown document that tells its origin; their files lie in ``folder``."""
+    return "\n\n".join([f"# {TITLE}", *ABOUT, origin, *(markdown(section, folder) for section in sections)]) + "\n"

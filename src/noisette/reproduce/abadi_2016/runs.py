@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import noisette
 from noisette import durable
+from noisette.reproduce.abadi_2016.cifar import Cifar
+from noisette.reproduce.abadi_2016.mnist import Mnist
 from noisette.reproduce.abadi_2016.setting import DELTA, Plan, Setting
 
 if TYPE_CHECKING:
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from noisette.training import Point
 
 _POINTS = 100  # accuracies along a run
+_SETTINGS: dict[str, type[Setting]] = {study.data: study for study in (Mnist, Cifar)}
 
 
 @dataclass(frozen=True)
@@ -53,9 +57,8 @@ def read(path: Path) -> list[Run]:
     return [_parsed(line, path, number) for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)]
 
 
-def missing(plans: Sequence[Plan], path: Path) -> list[Plan]:
-    """The plans that no finished run of the file serves, the shortest first, each once."""
-    done = read(path)
+def missing(plans: Sequence[Plan], done: Sequence[Run]) -> list[Plan]:
+    """The plans that no finished run serves, the shortest first, each once."""
     kept: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: -plan.steps):
         twin = any((plan.setting, plan.seed) == (other.setting, other.seed) for other in kept)
@@ -76,6 +79,7 @@ def make(plan: Plan, data: DataSet, path: Path, *, on_step: Callable[[Point], No
     if outcome.interrupted:
         raise KeyboardInterrupt
     line = {
+        "data": data.name,
         "setting": asdict(plan.setting),
         "seed": plan.seed,
         "budget": {"epsilon": plan.epsilon, "delta": DELTA, "accountant": plan.accountant},
@@ -84,16 +88,18 @@ def make(plan: Plan, data: DataSet, path: Path, *, on_step: Callable[[Point], No
         "noise_multiplier": outcome.run.noise_multiplier,
         "seconds": round(outcome.seconds, 1),
         "points": [[point.step, point.test_accuracy] for point in outcome.points],
-        "made_with": _made_with(),
+        "made_with": _made_with(plan.weights),
     }
     older = path.read_bytes() if path.exists() else b""
     durable.write(path, older + json.dumps(line).encode() + b"\n")
 
 
-def _made_with() -> dict[str, Any]:
+def _made_with(weights: str | None) -> dict[str, Any]:
     import torch
 
+    digest = hashlib.sha256(Path(weights).read_bytes()).hexdigest() if weights else None
     return {
+        "public_weights": digest,
         "noisette": noisette.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -105,7 +111,7 @@ def _parsed(line: str, path: Path, number: int) -> Run:
     try:
         facts = json.loads(line)
         return Run(
-            setting=Setting(**facts["setting"]),
+            setting=_SETTINGS[facts["data"]](**facts["setting"]),
             seed=facts["seed"],
             steps=facts["steps"],
             seconds=facts["seconds"],

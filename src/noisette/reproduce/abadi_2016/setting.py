@@ -1,76 +1,71 @@
-"""What the study varies, and the settings it leaves alone."""
+"""What a study varies, what it leaves alone, and how long a budget lasts."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from functools import cache
+from typing import ClassVar
 
-from noisette.accounting import TAIL_SHARE, Accountant, Event, Gaussian, PoissonGaussian, PrivacyCurve, steps_for
-from noisette.recipe import (
-    ACCOUNTANTS,
-    DataSection,
-    ModelSection,
-    PrivacySection,
-    ProjectionSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.accounting import TAIL_SHARE, Accountant, Event, PoissonGaussian, PrivacyCurve, steps_for
+from noisette.recipe import ACCOUNTANTS, DataSection, PrivacySection, Recipe
 
-SIZE = 60_000  # training images of MNIST
 DELTA = 1e-5
-LAYERS = 2  # each is clipped and noised on its own
-_NO_LIMIT = 100_000.0  # epochs: the budget ends a run
+NO_LIMIT = 100_000.0  # epochs: the budget ends a run
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A network and how it is trained; the defaults are the reference of the paper's sweeps.
+class Setting(ABC):
+    """A network and how it is trained on one data set.
 
-    ``lr`` falls to ``lr_end`` in a line over ten epochs and stays there. ``noise`` and ``pca_noise`` are standard
-    deviations in units of the bound, of each layer's gradient and of the matrix of the principal components;
-    ``components=0`` trains on the pixels themselves.
+    ``noise`` is the standard deviation of the noise on each layer's gradient, in units of the layer's bound.
     """
 
-    components: int = 60
-    units: int = 1000
-    lot: int = 600
-    lr: float = 0.1
-    lr_end: float = 0.052
-    clip: float = 4.0
-    noise: float = 4.0
-    pca_noise: float = 7.0
+    data: ClassVar[str]
+    size: ClassVar[int]
+    """Records in the training set, a public number."""
+    layers: ClassVar[int]
+    """How many are trained, each clipped and noised on its own."""
+
+    lot: int
+    noise: float
+    clip: float
+
+    @property
+    @abstractmethod
+    def seconds_a_step(self) -> float:
+        """About how long a step takes on one processor core."""
+
+    @property
+    def before(self) -> dict[Event, int]:
+        """What is released before the first step."""
+        return {}
+
+    @abstractmethod
+    def learning(self, seed: int, weights: str | None) -> Recipe:
+        """All of a run's recipe but data and privacy."""
 
     @property
     def sampling_rate(self) -> float:
-        """Probability that an image is in a lot."""
-        return self.lot / SIZE
-
-    @property
-    def model(self) -> str:
-        """The network, as a recipe names it."""
-        return "mlp1000" if self.units == 1000 else f"noisette.reproduce.abadi_2016.networks:units_{self.units}"
+        """Probability that a record is in a lot."""
+        return self.lot / self.size
 
     @property
     def step(self) -> PoissonGaussian:
-        """One step: both layers see the same lot, so they are one Gaussian mechanism."""
-        return PoissonGaussian(self.sampling_rate, self.noise / math.sqrt(LAYERS))
-
-    @property
-    def projection(self) -> dict[Event, int]:
-        """What is released before the first step."""
-        return {Gaussian(self.pca_noise): 1} if self.components else {}
+        """One step: all layers see the same lot, so they are one Gaussian mechanism."""
+        return PoissonGaussian(self.sampling_rate, self.noise / math.sqrt(self.layers))
 
     def epochs(self, steps: int) -> float:
         """So many steps in passes over the data."""
         return steps * self.sampling_rate
 
     def price(self, steps: int, accountant: Accountant) -> PrivacyCurve:
-        """What projection and steps cost together."""
-        return accountant.price({**self.projection, self.step: steps})
+        """What the whole run costs, up to this step."""
+        return accountant.price({**self.before, self.step: steps})
 
     def steps_within(self, epsilon: float, *, accountant: Accountant) -> int:
-        """Most steps that the budget pays for beside the projection, at the study's delta."""
+        """Most steps that the budget pays for, at the study's delta."""
         return _steps_within(self, epsilon, accountant)
 
 
@@ -82,18 +77,22 @@ def _steps_within(setting: Setting, epsilon: float, accountant: Accountant) -> i
         sampling_rate=setting.sampling_rate,
         noise_multiplier=setting.step.noise_multiplier,
         accountant=accountant,
-        besides=setting.projection,
+        besides=setting.before,
     )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to be made: a setting, trained from the weights of a seed until an accountant says that the budget ends."""
+    """A run to be made: a setting, trained from the weights of a seed until an accountant says that the budget ends.
+
+    ``weights`` is the file that the network begins with, if the study has one.
+    """
 
     setting: Setting
     seed: int
     epsilon: float
     accountant: str
+    weights: str | None = field(default=None, compare=False)
 
     @property
     def steps(self) -> int:
@@ -103,38 +102,23 @@ class Plan:
     @property
     def seconds(self) -> float:
         """About how long it takes on one processor core."""
-        setting = self.setting
-        weights = (setting.components or 784) * setting.units + 10 * setting.units
-        return self.steps * (_SECONDS_A_STEP + _SECONDS_A_PRODUCT * setting.lot * weights + _SECONDS_A_WEIGHT * weights)
+        return self.steps * self.setting.seconds_a_step
 
     @property
     def recipe(self) -> Recipe:
         """The run as a recipe."""
-        setting = self.setting
+        learning = self.setting.learning(self.seed, self.weights)
         return Recipe(
-            data=DataSection("mnist"),
-            model=ModelSection(setting.model),
-            projection=ProjectionSection(setting.components, setting.pca_noise)
-            if setting.components
-            else ProjectionSection(),
+            data=DataSection(self.setting.data),
+            model=learning.model,
+            projection=learning.projection,
             privacy=PrivacySection(
                 epsilon=self.epsilon,
                 delta=DELTA,
-                noise_multiplier=setting.noise,
-                max_grad_norm=setting.clip,
+                noise_multiplier=self.setting.noise,
+                max_grad_norm=self.setting.clip,
                 per_layer=True,
                 accountant=self.accountant,
             ),
-            training=TrainingSection(
-                epochs=_NO_LIMIT,
-                batch_size=setting.lot,
-                lr=setting.lr,
-                lr_end=setting.lr_end,
-                lr_epochs=10.0,
-                seed=self.seed,
-            ),
+            training=learning.training,
         )
-
-
-# From runs on one core of a small machine.
-_SECONDS_A_STEP, _SECONDS_A_PRODUCT, _SECONDS_A_WEIGHT = 1e-3, 2.8e-10, 3e-8
