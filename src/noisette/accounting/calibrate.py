@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,8 +24,10 @@ TENTH = int(math.log(1.1) / math.log(RATIO))
 # The ends of the searches: a run beyond them is none that anybody makes.
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9
 
-# The default accountant is asked on a coarse grid first, then on its own within smaller strides.
-QUICK, FINER = 10, 60
+# The default accountant is asked on a so much coarser grid first. It is dearer there, by nearly the same everywhere.
+QUICK = 10
+
+Excess: TypeAlias = Callable[[int], float]
 
 NOTHING: Events = MappingProxyType({})
 
@@ -248,19 +251,26 @@ class _Budget:
         self, plan: Callable[[int], tuple[PoissonGaussian, int]], *, most: int, guess: int, stride: int
     ) -> int:
         """The last of the plans 1 to ``most``, each dearer than the last, that the budget pays for; 0 for none."""
-
-        def excess(number: int, accountant: Accountant) -> float:
-            price = accountant.price(together(self.besides, *plan(number))).epsilon(delta=self.delta)
-            excess = math.log(min(max(price / self.epsilon, 0.1), 10.0))  # finite, and no end outweighs the other
-            return excess if price <= self.epsilon else max(excess, 1e-16)  # where the quotient is rounded to 1
-
-        if excess(1, self.accountant) > 0:
+        excess = self._excess(plan, self.accountant)
+        if excess(1) > 0:
             return 0
         if isinstance(self.accountant, PldAccountant):
-            quick = replace(self.accountant, coarseness=QUICK * self.accountant.coarseness)
-            guess = _last_within(lambda number: excess(number, quick), most, guess, stride)
-            stride //= FINER
-        return _last_within(lambda number: excess(number, self.accountant), most, guess, stride)
+            coarse = self._excess(plan, replace(self.accountant, coarseness=QUICK * self.accountant.coarseness))
+            guess = _last_within(coarse, most, guess, stride)
+            dearer = coarse(guess) - excess(guess)
+            guess, stride = _last_within(lambda number: coarse(number) - dearer, most, guess, stride), 1
+        return _last_within(excess, most, guess, stride)
+
+    def _excess(self, plan: Callable[[int], tuple[PoissonGaussian, int]], accountant: Accountant) -> Excess:
+        """The logarithm of what a plan costs as a part of the budget; finite, and within bounds."""
+
+        @cache
+        def excess(number: int) -> float:
+            price = accountant.price(together(self.besides, *plan(number))).epsilon(delta=self.delta)
+            logarithm = math.log(min(max(price / self.epsilon, 0.1), 10.0))
+            return logarithm if price <= self.epsilon else max(logarithm, 1e-16)  # where the quotient is rounded to 1
+
+        return excess
 
     def refusal(self, plan: str) -> str:
         if self.spent > self.epsilon:
@@ -275,12 +285,11 @@ class _Budget:
         )
 
 
-def _last_within(excess: Callable[[int], float], most: int, guess: int, stride: int) -> int:
+def _last_within(excess: Excess, most: int, guess: int, stride: int) -> int:
     """The last number from 1 to ``most`` whose excess is 0 or less, as that of 1 is known to be; the excess rises.
 
     From the guess it strides, ever further, until the answer lies between two numbers; then it interpolates.
     """
-    excess = cache(excess)
     stride = max(stride, 1)
     within = beyond = min(max(guess, 1), most)
     while within > 1 and excess(within) > 0:
