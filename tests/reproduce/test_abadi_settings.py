@@ -75,6 +75,11 @@ def test_accuracies_of_figure_3_serve_the_reference_of_figure_5() -> None:
     assert longer.steps > reference.steps
 
 
+def test_a_budget_that_pays_for_no_step_makes_no_run() -> None:
+    assert Plan(figure_5.SWEEPS[-1].setting(1), 0, figure_5.EPSILON, MomentsAccountant.name).steps == 0
+    assert all(plan.steps for plan in figure_5.plans([0], full=True))
+
+
 def test_figure_2_has_the_numbers_of_the_paper() -> None:
     valid, printed, moments, pld = (line.epsilons([100, 400]) for line in figure_2.LINES)
     assert printed == pytest.approx([9.339, 24.205], abs=5e-4)

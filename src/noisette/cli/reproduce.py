@@ -39,7 +39,10 @@ def reproduce(
         int | None, typer.Option(metavar="N", help="2, 3, 4, 5 or 6.", show_default="2, which trains nothing")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="The whole grid of figures 4 and 5, not the small one. Takes days.")
+        bool,
+        typer.Option(
+            "--full", help="The whole grid of figures 4 and 5, not the small one. Takes some hours for each seed."
+        ),
     ] = False,
     seeds: Annotated[
         str | None,
@@ -181,7 +184,7 @@ def _say_what_others_cost() -> None:
     from noisette.reproduce.abadi_2016.figures import FIGURES, Asked
     from noisette.reproduce.abadi_2016.runs import missing
 
-    typer.echo("The others train networks; on one processor core, anew:")
+    typer.echo("The others train networks, and 3, 4 and 5 share some of theirs. On one processor core, anew:")
     for number, figure in FIGURES.items():
         if figure.seeds:
             plans = missing(figure.plans(Asked(figure.seeds)), [])
