@@ -357,7 +357,7 @@ def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(tmp_path: Path
 # What is refused
 
 
-def assert_refused(folder: Path, parts: Pair, error: type[Exception], message: str, **options: Any) -> None:
+def assert_refused(folder: Path, parts: Pair, error: Any, message: str, **options: Any) -> None:
     """Refused, and everything is as before: weights, optimizer, bound, hooks, ledger, lock."""
     before, hooks = state(parts), len(parts[0].model._forward_pre_hooks)
     groups = copy.deepcopy([{**group, "params": 0} for group in parts[1].param_groups])
@@ -466,6 +466,16 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     for name, value in (("steps", 0), ("before", -1), ("expected_batch_size", 0), ("event", {"mechanism": "?"})):
         checkpoint.write(tmp_path / "saved", kept | {"terms": kept["terms"] | {name: value}})
         assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
+
+
+def test_a_bound_outside_its_domain_is_refused(tmp_path: Path) -> None:
+    from noisette import checkpoint
+
+    begun(tmp_path, pair(rule="adaptive"))
+    kept = checkpoint.read(tmp_path / "saved")
+    for value in (0.0, -1.0, float("nan"), float("inf"), "1"):
+        checkpoint.write(tmp_path / "saved", kept | {"bound": {"max_grad_norm": value}})
+        assert_refused(tmp_path, pair(rule="adaptive"), (TypeError, ValueError), "max_grad_norm")
 
 
 # What is written

@@ -116,11 +116,12 @@ class SavedRun:
         """Give bound, model and optimizer what they had learned.
 
         Raises:
-            ValueError: they are not like those of the run; they are left as they were.
+            ValueError: they are not like those of the run, or the bound learned what no bound can be; they are left
+                as they were.
         """
         self.check_fits(bound, optimizer)
+        bound.restore(self.bound)  # first: it alone has values left to refuse
         put_back(self.learned, bound.model, optimizer)
-        bound.restore(self.bound)
 
     def open_ledger(self, folder: Path) -> Ledger:
         """The ledger of the run, open for writing.

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
-import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -215,15 +214,10 @@ def _carry_out(work: Callable[[], tuple[Facts, Path]]) -> None:
 
 
 def _refuse_other_options(context: typer.Context) -> None:
-    given = [
-        parameter.opts[-1]
-        for parameter in context.command.params
-        if parameter.name
-        and parameter.name != "resume"
-        and context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise ValueError(f"--resume goes on with a run as it was begun; leave out {', '.join(given)}")
+    sources = {p.opts[-1]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
+    given = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
+    if others := [option for option in given if option != "--resume"]:
+        raise ValueError(f"--resume goes on with a run as it was begun; leave out {', '.join(others)}")
 
 
 def _with(section: Section, given: Mapping[str, object]) -> Section:

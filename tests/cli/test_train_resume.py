@@ -1,0 +1,430 @@
+"""``noisette train --resume``: runs that were killed, put off or cut short go on, within their budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import dp_accounting
+import pytest
+from click.testing import Result
+from dp_accounting.pld import PLDAccountant
+from typer.testing import CliRunner
+
+from noisette.cli import app
+from noisette.cli.watch import Watch
+
+FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
+STEPS, EPSILON, DELTA = 400, 2.0, 2e-4
+OPTIONS = ["--model", "linear", "--epochs", 100.2, "--epsilon", EPSILON, "--delta", DELTA, "--out", "run"]
+QUICK = ["quick.toml", *OPTIONS, "--batch-size", 360]  # to price
+
+
+# Runs the command in one forked child after the other. Every child counts its calls of the mechanism in a file of the
+# driver's own, one byte each before the noise is drawn, and dies as its plan says: before or after the so-manieth call
+# of a function, or after some time.
+DRIVER = """
+import importlib, json, os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+torch.set_num_threads(1)
+import noisette.cli.watch, noisette.training, noisette.report, noisette.data
+from noisette.cli import main
+from noisette.release import GaussianRelease
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def count_calls():
+    whole, file = GaussianRelease.__call__, os.open("calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    def call(self, *args, **kwargs):
+        os.write(file, b"c")
+        return whole(self, *args, **kwargs)
+    GaussianRelease.__call__ = call
+
+def die_at(where, name, number):
+    module, _, path = name.partition(":")
+    owner = importlib.import_module(module)
+    *owners, attribute = path.split(".")
+    for part in owners:
+        owner = getattr(owner, part)
+    whole, calls = getattr(owner, attribute), 0
+    def call(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if where == "before" and calls == number:
+            die()
+        result = whole(*args, **kwargs)
+        if where == "after" and calls == number:
+            die()
+        return result
+    setattr(owner, attribute, call)
+
+def plan(where, *when):
+    if where == "time":
+        signal.signal(signal.SIGALRM, die)
+        signal.setitimer(signal.ITIMER_REAL, *when)
+    elif where != "whole":
+        die_at(where, *when)
+
+statuses, (begin, *kills) = [], json.loads(sys.argv[1])
+for number, kill in enumerate(kills):
+    if os.path.isdir("run"):
+        break
+    resume = os.path.exists("run.unfinished-1/checkpoint/checkpoint.json")
+    child = os.fork()
+    if child == 0:
+        sys.argv = ["noisette", "train", *(["--resume", "run"] if resume else begin)]
+        plan(*kill)
+        count_calls()
+        main()
+    statuses.append([resume, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])])
+print(json.dumps(statuses))
+"""
+
+# Everywhere that something is written or drawn, and between.
+POINTS = [
+    "noisette.accounting.ledger:Ledger.reserve",
+    "noisette.accounting.ledger:Ledger.commit",
+    "noisette.accounting.ledger:Ledger.release",
+    "noisette.accounting.ledger_file:LedgerFile._sync",
+    "noisette.sampling:PoissonSampler.indices",
+    "noisette.bounding.clip:PerExampleClip.backward",
+    "noisette.release:GaussianRelease.__call__",
+    "noisette.noise:GaussianNoise.add_",
+    "torch.optim:SGD.step",
+    "noisette.fingerprint:Fingerprint.write",
+    "noisette.checkpoint:save_file",
+    "noisette.checkpoint:write",
+    "noisette.durable:sync",
+    "os:replace",
+    "shutil:rmtree",
+]
+
+
+def train(*options: object) -> Result:
+    return CliRunner().invoke(app, ["train", *map(str, options)])
+
+
+def tree(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def facts(out: Path) -> dict:
+    return json.loads((out / "run.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def drive(folder: Path, kills: Sequence[Sequence[object]]) -> list[tuple[bool, int]]:
+    """Begin a run, kill it and go on with it, as often as said or until it is whole; whether each process went on with
+    a run, and how it ended."""
+    folder.mkdir(exist_ok=True)
+    (folder / "quick.toml").write_text('[privacy]\naccountant = "rdp"\n')
+    plan = json.dumps([list(map(str, QUICK)), *kills])
+    done = subprocess.run([sys.executable, "-c", DRIVER, plan], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return [(resumed, status) for resumed, status in json.loads(done.stdout.splitlines()[-1])]
+
+
+def reserved(ledger: Path) -> int:
+    signs = {"reserve": 1, "release": -1, "commit": 0}
+    return sum(signs[line["kind"]] * line["steps"] for line in map(json.loads, ledger.read_text().splitlines()))
+
+
+def check_spending(folder: Path) -> None:
+    """What happened, counted outside, is paid for; what is paid for is within the plan and the budget."""
+    place = folder / "run" if (folder / "run").exists() else folder / "run.unfinished-1"
+    if not (place / "ledger.jsonl").exists():
+        assert not (folder / "calls").exists()
+        return
+    calls = (folder / "calls").stat().st_size if (folder / "calls").exists() else 0
+    paid = reserved(place / "ledger.jsonl")
+    assert calls <= paid <= STEPS
+    if paid:
+        line = json.loads((place / "ledger.jsonl").read_text().splitlines()[0])
+        noise = dp_accounting.GaussianDpEvent(line["noise_multiplier"])
+        price = PLDAccountant().compose(dp_accounting.PoissonSampledDpEvent(line["sampling_rate"], noise), paid)
+        assert price.get_epsilon(DELTA) <= EPSILON * 1.001
+
+
+def check_whole(folder: Path) -> None:
+    assert tree(folder) - {"calls", "quick.toml"} == {"run", *(f"run/{name}" for name in FILES)}
+    run = facts(folder / "run")
+    assert run["steps_taken"] + run["steps_lost"] == run["steps_planned"] == run["steps"] == STEPS
+    assert run["completed"]
+    assert run["epsilon"] <= EPSILON
+    assert run["points"][-1]["test_accuracy"] == run["test_accuracy"]
+    steps = [point["step"] for point in run["points"]]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == STEPS
+
+
+def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> None:
+    kills = [
+        ("after", "noisette.accounting.ledger:Ledger.reserve", 1),
+        ("before", "noisette.accounting.ledger:Ledger.commit", 5),
+        ("after", "noisette.noise:GaussianNoise.add_", 9),
+        ("before", "os:replace", 10),
+        ("whole",),
+    ]
+    statuses = drive(tmp_path, kills)
+    assert statuses == [(False, -9), (True, -9), (True, -9), (True, -9), (True, 0)]
+    check_spending(tmp_path)
+    check_whole(tmp_path)
+    run = facts(tmp_path / "run")
+    assert run["resumed"] == 4
+    assert run["steps_lost"] > 3 * 54
+    text = (tmp_path / "run" / "privacy.txt").read_text().replace("\n", " ")
+    assert f"{run['steps_lost']} steps of a process that died are paid for" in text
+    assert (
+        f"{run['steps_taken']} of {STEPS} (resumed, {run['steps_lost']} lost)"
+        in (tmp_path / "run" / "report.html").read_text()
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_every_named_point(point: str, tmp_path: Path) -> None:
+    kills = [(where, point, number) for number in (1, 3, 8) for where in ("before", "after")]
+    statuses = drive(tmp_path, [*kills, ("whole",), ("whole",)])
+    check_spending(tmp_path)
+    assert statuses[0] == (False, -9)
+    assert statuses[-1][1] == 0
+    assert facts(tmp_path / "run")["completed"]
+
+
+@pytest.mark.slow
+def test_killed_at_two_hundred_random_instants(tmp_path: Path) -> None:
+    """Runs of up to ten lives each; the clock is the only thing that is random here."""
+    lives = 0
+    for number in range(25):
+        folder = tmp_path / str(number)
+        statuses = drive(folder, [("time", 0.15 + 0.13 * ((7 * number + k) % 17)) for k in range(9)] + [("whole",)])
+        lives += len(statuses)
+        check_spending(folder)
+        if (folder / "run").exists():
+            check_whole(folder)
+    assert lives >= 200
+
+
+def press(number: signal.Signals, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Watch.on_step
+
+    def on_step(watch, run, point) -> None:
+        shown(watch, run, point)
+        if point.step == step:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(Watch, "on_step", on_step)
+
+
+def put_off(step: int, monkeypatch: pytest.MonkeyPatch, *options: object) -> Result:
+    with monkeypatch.context() as pressed:
+        press(signal.SIGTERM, step, pressed)
+        return train(*OPTIONS, *options)
+
+
+def test_sigterm_saves_the_run_at_the_step_at_hand_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = put_off(39, monkeypatch)
+    assert shown.exit_code == 143, shown.output
+    assert f"noisette train --resume {tmp_path}/run.unfinished-1" in shown.output
+    assert reserved(tmp_path / "run.unfinished-1" / "ledger.jsonl") == 40
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    shown = train("--resume", "run.unfinished-1")
+    assert shown.exit_code == 0, shown.output
+    check_whole(tmp_path)
+    run = facts(tmp_path / "run")
+    assert (run["steps_taken"], run["steps_lost"], run["resumed"]) == (STEPS, 0, 1)
+    assert f"{STEPS} of {STEPS} (resumed, 0 lost)" in shown.output
+
+
+def test_sigterm_before_the_first_step_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from noisette import models
+
+    monkeypatch.setattr(models, "build", lambda *_: signal.raise_signal(signal.SIGTERM))
+    shown = train(*OPTIONS)
+    assert shown.exit_code == 143
+    assert "Nothing was spent" in shown.output
+    assert tree(tmp_path) == set()
+
+
+def test_ctrl_c_in_a_resumed_run_keeps_the_model_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_off(39, monkeypatch)
+    press(signal.SIGINT, 59, monkeypatch)
+    shown = train("--resume", "run")
+    assert shown.exit_code == 130, shown.output
+    run = facts(tmp_path / "run")
+    assert (run["steps_taken"], run["steps"], run["completed"]) == (60, 60, False)
+    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
+
+
+def test_a_failure_leaves_what_can_be_gone_on_with_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data, settings and all; only the error that ended the run is gone."""
+    (tmp_path / "people.csv").write_text(
+        "x,y,label\n" + "".join(f"{i % 7},{i % 5},{['no', 'yes'][i % 2]}\n" for i in range(60))
+    )
+    (tmp_path / "recipe.toml").write_text(
+        '[data]\nname = "people.csv"\nclasses = ["no", "yes"]\nsize = 60\n[data.ranges]\nx = [0, 6]\ny = [0, 4]\n'
+        '[model]\nname = "mlp"\n[privacy]\ndelta = 1e-3\n[training]\nepochs = 10\nbatch_size = 20\naveraging = 0.9\n'
+    )
+    with monkeypatch.context() as broken:
+        shown = Watch.on_step
+
+        def fail(watch, run, point) -> None:
+            shown(watch, run, point)
+            if point.step == 7:
+                raise OSError("unplugged")
+
+        broken.setattr(Watch, "on_step", fail)
+        failed = train("recipe.toml", "--out", "run")
+    assert failed.exit_code == 2
+    assert "unplugged" in failed.output
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    whole = train("--resume", tmp_path / "run")
+    assert whole.exit_code == 0, whole.output
+    run = facts(tmp_path / "run")
+    assert (run["data"], run["resumed"], run["steps_taken"] + run["steps_lost"]) == ("people.csv", 1, 30)
+    assert run["test_accuracy"] is None
+
+
+def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_off(5, monkeypatch)
+    shown = put_off(5, monkeypatch)
+    assert f"An earlier run is unfinished. To go on with it: noisette train --resume {tmp_path}/run.unfinished-1" in (
+        shown.output
+    )
+    shown = train("--resume", "run")
+    assert shown.exit_code == 2
+    assert "several unfinished runs" in shown.output
+    assert "run.unfinished-1" in shown.output
+    assert "run.unfinished-2" in shown.output
+
+
+def test_other_records_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from noisette import data
+    from noisette.data import DataSet, Split
+
+    put_off(5, monkeypatch)
+    before = {path: path.read_bytes() for path in (tmp_path / "run.unfinished-1").rglob("*") if path.is_file()}
+    load = data.load
+
+    def one_fewer(*args: object, **options: object) -> DataSet:
+        whole = load(*args, **options)  # type: ignore[arg-type]
+        return replace(whole, train=Split(whole.train.inputs[1:], whole.train.targets[1:]))
+
+    monkeypatch.setattr(data, "load", one_fewer)
+    shown = train("--resume", "run")
+    assert shown.exit_code == 2
+    assert "not the one that the run began with" in shown.output
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run.unfinished-1").rglob("*") if path.is_file()}
+
+
+def test_no_other_option_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe.toml").write_text("")
+    shown = train("--resume", "run", "recipe.toml", "--lr", 3, "--epsilon", 9, "--allow-large-delta")
+    assert shown.exit_code == 2
+    assert "leave out recipe, --epsilon, --allow-large-delta, --lr" in shown.output
+
+
+@pytest.mark.parametrize("place", ["absent", "absent.unfinished-3", "there"])
+def test_where_there_is_nothing_to_go_on_with_is_said(place: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    shown = train("--resume", place)
+    assert shown.exit_code == 2
+    assert "Traceback" not in shown.output
+    assert "no" in shown.output
+    assert tree(tmp_path) == {"there"}
+
+
+def test_a_finished_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_off(100, monkeypatch)
+    assert train("--resume", "run").exit_code == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    shown = train("--resume", "run")
+    assert shown.exit_code == 2
+    assert "it is finished" in shown.output
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_still_goes_on_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown, messages = Watch.on_step, []
+
+    def on_step(watch, run, point) -> None:
+        shown(watch, run, point)
+        if point.step == 5:
+            messages.append(train("--resume", "run").output)
+
+    monkeypatch.setattr(Watch, "on_step", on_step)
+    assert train(*OPTIONS).exit_code == 0
+    assert "is open for writing elsewhere" in messages[0]
+    check_whole(tmp_path)
+
+
+def test_what_lies_about_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.umask(0)
+    try:
+        put_off(5, monkeypatch)
+    finally:
+        os.umask(before)
+    saved = tmp_path / "run.unfinished-1" / "checkpoint"
+    assert saved.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in saved.iterdir()} == {0o600}
+    assert "seconds" not in (saved / "settings.json").read_text()
+
+
+def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipe.toml").write_text(
+        '[model]\nname = "mlp"\n[projection]\ncomponents = 8\nnoise_multiplier = 20.0\n[privacy]\nepsilon = 2.0\n'
+        "delta = 1e-4\n[training]\nepochs = 4\nbatch_size = 200\n"
+    )
+    with monkeypatch.context() as pressed:
+        press(signal.SIGTERM, 9, pressed)
+        assert train("recipe.toml", "--out", "run").exit_code == 143
+    shown = train("--resume", "run")
+    assert shown.exit_code == 0, shown.output
+    lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines].count("charge") == 1
+    run = facts(tmp_path / "run")
+    assert (run["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
+    assert 1.9 < run["epsilon"] <= 2
+    assert run["test_accuracy"] > 0.3
+
+
+@pytest.mark.slow
+def test_a_real_sigterm(tmp_path: Path) -> None:
+    from test_train import wait_for
+
+    command = [sys.executable, "-c", "from noisette.cli import main; main()", "train", *map(str, OPTIONS)]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
+    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 20)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "Stopped." in errors
+    assert "Traceback" not in errors
+    assert train("--resume", "run").exit_code == 0
+    check_whole(tmp_path)
+    assert facts(tmp_path / "run")["steps_lost"] == 0
+    shutil.rmtree(tmp_path / "run")
