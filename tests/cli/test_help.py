@@ -81,7 +81,7 @@ OPTIONS = {
         "--device",
         "--out",
     },
-    "reproduce": {"paper", "--figure", "--full", "--seeds", "--out", "--data-dir"},
+    "reproduce": {"paper", "--figure", "--full", "--seeds", "--out", "--weights", "--data-dir"},
 }
 
 
