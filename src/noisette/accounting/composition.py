@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import minimize_scalar, root_scalar
 
 from noisette._check import open_fraction, positive
 from noisette.accounting.accountant import priced_noise, sampled_only
@@ -43,6 +42,8 @@ class CompositionCurve:
         Raises:
             ValueError: ``epsilon`` is not above 0.
         """
+        from scipy.optimize import root_scalar  # takes a third of a second: paid by those who ask
+
         positive(epsilon=epsilon)
         if self.theorem(MOST_DELTA) > epsilon:
             return 1.0
@@ -137,6 +138,8 @@ class StrongComposition:
         Raises:
             Unpriceable: one of them is no release over a Poisson batch or over all records.
         """
+        from scipy.optimize import minimize_scalar
+
         run = sampled_only(events, self.name)
         if self.as_printed:
             return CompositionCurve(lambda delta: _strong(run, _printed_losses(run, delta / 2), delta / 2, np.square))
