@@ -66,8 +66,8 @@ class Ledger:
     """The releases made on one data set, in memory or in an append-only file.
 
     A run reserves steps before it draws their batches, commits each step before its noise is made, and gives back at
-    its end what it did not use. What counts is what is reserved, so a crash can only make the price larger. The file holds one
-    JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
+    its end what it did not use. What counts is what is reserved, so a crash can only make the price larger. The file
+    holds one JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
 
     A file cut between two lines is itself a whole ledger. Keep its ``head`` elsewhere, as checkpoints do, and
     :meth:`holds` tells.
