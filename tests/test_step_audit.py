@@ -242,6 +242,6 @@ MUTANTS: dict[str, Patch] = {
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
 def test_planted_faults_are_caught(mutant: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The preflight, which would refuse some of them, is off here: the game must see them by itself."""
-    monkeypatch.setattr("noisette.private_run.prove", lambda bound, example: None)
+    monkeypatch.setattr("noisette.preflight.prove", lambda bound, example: None)
     mutant(monkeypatch)
     assert audit(play(BookKeeping(), 1.0), 1.0) != []
