@@ -22,7 +22,7 @@ _ORIGIN = (
     "To make a figure yourself: `noisette reproduce abadi-2016 --figure N`. It says how long that takes, and goes on "
     "where it was stopped. This page is made by `python -m experiments.abadi_2016` from the runs in "
     "`experiments/abadi-2016/runs.jsonl`, one line each, which that command has made with `--out "
-    "experiments/abadi-2016`."
+    "experiments/abadi-2016`. Times are those of one thread on a machine that had other work too."
 )
 
 

@@ -41,7 +41,7 @@ def test_figure_3_has_the_printed_number_beside_ours_by_both_accountants(runs: l
     section = figure_3.section(runs)
     assert column(section, "paper") == ["90.0 %", "95.0 %", "97.0 %"]
     assert column(section, "epsilon") == ["0.5", "2", "8"]
-    for name in ("ours, moments", "ours, privacy loss distribution"):
+    for name in ("ours, moments", "ours, PLD"):
         assert all("3 seeds" in cell for cell in column(section, name))
     assert {"paper 90", "paper 95", "paper 97"} <= texts(section.figure)
 

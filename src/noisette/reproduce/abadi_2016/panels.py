@@ -58,7 +58,7 @@ HEADER = (
     "paper",
     "ours, moments",
     "epochs",
-    "ours, privacy loss distribution",
+    "ours, PLD",
     "epochs",
     "epochs if flat",
     "time of a run",
