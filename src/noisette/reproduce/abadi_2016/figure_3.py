@@ -20,8 +20,8 @@ _ABOUT = (
     "0.1 falling to 0.052 over ten epochs, delta 1e-5. In brackets: the noise on the gradients, and that on the "
     "components. Accuracy is that on the test images: that on the training images would itself be private.",
     "A budget only says when a run stops, so one run answers for both accountants: the paper's moments accountant "
-    "ends the budget at the first mark, the privacy loss distribution (PLD) at the second. Both layers see the same lot and "
-    "are priced as one Gaussian mechanism with noise sigma / sqrt(2), beside the principal components. Which price "
+    "ends the budget at the first mark, the privacy loss distribution (PLD) at the second. Both layers see the same "
+    "lot and are priced as one Gaussian mechanism with noise sigma / sqrt(2), beside the principal components. Which price "
     'the paper used is not known. The column "if flat" holds the epochs that the moments accountant would allow if '
     "the noise were on one gradient clipped as a whole: too many for what was run.",
 )
