@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from noisette.accounting.events import (
     SeenByGroup,
     check_events,
 )
-from noisette.accounting.mixture import group_divergences
+from noisette.accounting.mixture import Mixture, group_divergences
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -136,8 +137,27 @@ class RdpAccountant:
 
 @lru_cache(maxsize=128)
 def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
-    if isinstance(event, SeenByGroup):
-        return group_divergences(event, orders)
+    match event:
+        case SeenByGroup():
+            return group_divergences(event, orders)
+        case PoissonGaussian() if event.sampling_rate < 1 and priced_noise(event) > 0:
+            return _poisson_divergences(event, orders)
+        case _:
+            return _library_divergences(event, orders)
+
+
+def _poisson_divergences(event: PoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
+    """Those of the library, and an integral for orders below 2 and others where the library's series is poor."""
+    divergences = np.full(len(orders), math.inf)
+    high = np.array(orders) >= 2
+    divergences[high] = _library_divergences(event, tuple(order for order in orders if order >= 2))
+    mixture = Mixture.of(event)
+    for poor in np.flatnonzero(np.isinf(divergences)):
+        divergences[poor] = mixture.divergence(orders[poor])
+    return divergences
+
+
+def _library_divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
     from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant as Renyi
 
