@@ -160,3 +160,11 @@ def test_releases_seen_by_one_group_add_up_in_any_order():
         assert accountant.price({second: 2, first: 200}).epsilon(delta=1e-6) == pytest.approx(both, rel=1e-9)
         assert both > max(epsilon(accountant, first, 200, 1e-6), epsilon(accountant, second, 2, 1e-6))
     assert math.isfinite(both)
+
+
+@pytest.mark.parametrize("order", [1.1, 2.0, 40.0])
+def test_what_costs_nothing_is_not_rounded_below_it(order):
+    for noise in np.geomspace(0.4, 1e4, 40).tolist():
+        (ours,) = group_divergences(group(1e-15, noise, 12), [order])
+        assert ours > 0
+    assert ours < 1e-13 / (order - 1)

@@ -217,3 +217,10 @@ def test_prices_of_different_kinds_add_up_in_any_order():
     ]
     assert prices == pytest.approx([prices[0]] * 6, rel=1e-12)
     assert prices[0] > RdpAccountant().price({search: 1}).epsilon(delta=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "order"), [(0.5, 1.1), (0.5, 1.5), (0.9, 1.3), (0.05, 1.7), (1e-3, 1.9)])
+def test_low_orders_are_exact_where_the_library_finds_no_sum(rate, order):
+    (ours,) = RdpAccountant(orders=(order,)).price({PoissonGaussian(rate, 1.0): 1}).divergences
+    truth = max(divergence_of_mixtures(rate, 1.0, 0.0, 1.0, order), divergence_of_mixtures(rate, 0.0, 1.0, 1.0, order))
+    assert ours == pytest.approx(truth, rel=1e-8, abs=5e-12)  # what the sum over the grid resolves
