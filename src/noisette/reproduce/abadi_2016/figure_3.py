@@ -21,9 +21,9 @@ _ABOUT = (
     "components. Accuracy is that on the test images: that on the training images would itself be private.",
     "A budget only says when a run stops, so one run answers for both accountants: the paper's moments accountant "
     "ends the budget at the first mark, the privacy loss distribution (PLD) at the second. Both layers see the same "
-    "lot and are priced as one Gaussian mechanism with noise sigma / sqrt(2), beside the principal components. Which price "
-    'the paper used is not known. The column "if flat" holds the epochs that the moments accountant would allow if '
-    "the noise were on one gradient clipped as a whole: too many for what was run.",
+    "lot and are priced as one Gaussian mechanism with noise sigma / sqrt(2), beside the principal components. Which "
+    'price the paper used is not known. The column "if flat" holds the epochs that the moments accountant would allow '
+    "if the noise were on one gradient clipped as a whole: too many for what was run.",
 )
 
 
