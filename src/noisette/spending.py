@@ -15,7 +15,7 @@ def delta_to_calibrate(delta: float, ledger: Ledger) -> float:
     """What the tail of the noise leaves of delta, before the noise of a run is known.
 
     Raises:
-        ValueError: nothing.
+        ValueError: nothing is left.
     """
     earlier = tail_delta_of(ledger.events)
     left = delta * (1 - TAIL_SHARE) - earlier

@@ -12,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.accounting import TAIL_SHARE, Ledger, PldAccountant, epsilon_curve, steps_for
+from noisette.accounting import Ledger, PldAccountant, PoissonGaussian, epsilon_curve, steps_for
+from noisette.accounting.calibrate import together
 from noisette.data import DataSet
 from noisette.learner import Learner, layers_of, principal_components_of
 from noisette.private_run import PrivateRun, privatize
 from noisette.recipe import ACCOUNTANTS, Recipe, TrainingSection
 from noisette.saved_run import SavedRun
 from noisette.schedule import schedule
+from noisette.spending import delta_to_calibrate
 
 F = nn.functional
 
@@ -235,12 +237,16 @@ def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: L
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
     if noise_multiplier is None:
         return sampling_rate, steps
+    delta, accountant = delta_to_calibrate(privacy.delta, ledger), ACCOUNTANTS[privacy.accountant]
+    planned = together(ledger.events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    if accountant.price(planned).epsilon(delta=delta) <= privacy.epsilon:
+        return sampling_rate, steps  # one price, where a search takes many
     affordable = steps_for(
         epsilon=privacy.epsilon,
-        delta=privacy.delta * (1 - TAIL_SHARE),
+        delta=delta,
         sampling_rate=sampling_rate,
         noise_multiplier=noise_multiplier,
-        accountant=ACCOUNTANTS[privacy.accountant],
+        accountant=accountant,
         besides=ledger.events,
     )
     if affordable == 0:
@@ -250,7 +256,7 @@ def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: L
             + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
             + "; give more of either"
         )
-    return sampling_rate, min(steps, affordable)
+    return sampling_rate, affordable
 
 
 def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
