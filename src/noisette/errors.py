@@ -11,5 +11,5 @@ class MissingRule(PrivacyRefusal):
     """A trainable parameter is used by an operation whose per-example gradient is not known."""
 
 
-class Unpriceable(ValueError):
+class Unpriceable(ValueError):  # noqa: N818 - it is a refusal, not a malfunction
     """An accountant has no sound price for an event. The message names the event and an accountant that has one."""
