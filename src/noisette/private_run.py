@@ -262,8 +262,18 @@ class PrivateRun:
             TypeError: something in the model, the optimizer or ``extras`` cannot be kept.
             OSError: the files cannot be written; the older checkpoint stays.
         """
+        if self.ledger.path is None:
+            raise ValueError(
+                "a run whose ledger is in memory cannot be resumed, since nothing would know what was spent; give "
+                "privatize a Ledger(path)"
+            )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        if folder != self._saved_in:  # first: a checkpoint without it could not be resumed
+            if self._fingerprint is None:
+                self._fingerprint = Fingerprint.of(self._dataset)
+            self._fingerprint.write(folder)
+            self._saved_in = folder
         SavedRun.write(
             folder,
             self.bound,
@@ -273,11 +283,6 @@ class PrivateRun:
             ledger=self.ledger,
             extras=self.extras if extras is None else extras,
         )
-        if folder != self._saved_in:
-            if self._fingerprint is None:
-                self._fingerprint = Fingerprint.of(self._dataset)
-            self._fingerprint.write(folder)
-            self._saved_in = folder
 
     @classmethod
     def resume(

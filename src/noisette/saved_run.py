@@ -57,18 +57,13 @@ class SavedRun:
         ledger: Ledger,
         extras: Mapping[str, Any],
     ) -> None:
-        """Keep a run in a folder, in place of the one that it held.
+        """Keep a run, whose ledger is a file, in a folder, in place of the one that it held.
 
         Raises:
-            ValueError: the ledger is in memory.
             TypeError: something cannot be kept; the message says what.
             OSError: the files cannot be written; the older checkpoint stays.
         """
-        if ledger.path is None:
-            raise ValueError(
-                "a run whose ledger is in memory cannot be resumed, since nothing would know what was spent; give "
-                "privatize a Ledger(path)"
-            )
+        assert ledger.path is not None, "in memory"
         durable.sync(ledger.path)  # a checkpoint must not outlive the line that it names
         saved = cls(
             terms=terms,

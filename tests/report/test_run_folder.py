@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from noisette import checkpoint
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.report import RunFolder, unfinished_runs
 
@@ -169,7 +170,7 @@ def test_a_failed_exchange_puts_the_older_run_back(
 def save(folder: RunFolder) -> None:
     """As a run does before its first step."""
     folder.keep_settings({"recipe": {"model": {"name": "mlp"}}, "data_dir": None})
-    (folder.checkpoint / "checkpoint.json").write_bytes(b"{}")
+    (folder.checkpoint / checkpoint.FILE).write_bytes(b"{}")
 
 
 def cut_short(parent: Path) -> RunFolder:
@@ -281,7 +282,9 @@ def test_which_run_to_pick_up_must_be_clear(tmp_path: Path) -> None:
 def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path: Path) -> None:
     test_a_failure_after_a_step_leaves_the_ledger_alone(tmp_path)
     (tmp_path / "run2.unfinished-1" / "checkpoint").mkdir(parents=True)
-    (tmp_path / "run2.unfinished-1" / "checkpoint" / "settings.json").write_text("{}")
+    (tmp_path / "run2.unfinished-1" / "checkpoint" / checkpoint.FILE).write_text("{}")
+    (tmp_path / "run.unfinished-2" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run.unfinished-2" / "checkpoint" / "settings.json").write_text("{}")
     assert unfinished_runs(tmp_path / "run") == []
     assert unfinished_runs(tmp_path / "no such folder" / "run") == []
 

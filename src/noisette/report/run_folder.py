@@ -19,6 +19,7 @@ from noisette.accounting.ledger import LEDGER_FILE
 
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json"}
 _CHECKPOINT, _SETTINGS = "checkpoint", "settings.json"
+_SAVED = "checkpoint.json"  # there from the first checkpoint on; its room would bring torch with it
 _UNFINISHED = re.compile(r"(.+)\.unfinished-\d+")
 
 
@@ -62,7 +63,7 @@ class RunFolder:
             folder, out = place, place.with_name(named[1])
         else:
             folder, out = _only_one_unfinished(place), place
-        if not (folder / _CHECKPOINT / _SETTINGS).is_file():
+        if not (folder / _CHECKPOINT / _SAVED).is_file():
             raise ValueError(f"{folder} holds no checkpoint, so there is nothing to go on from; start the run anew")
         run = cls(out)
         run._making, run._resumed = folder, True
@@ -175,7 +176,7 @@ def unfinished_runs(out: Path) -> list[Path]:
     return sorted(
         folder
         for folder, name in named.items()
-        if name and name[1] == out.name and (folder / _CHECKPOINT / _SETTINGS).is_file()
+        if name and name[1] == out.name and (folder / _CHECKPOINT / _SAVED).is_file()
     )
 
 
