@@ -456,7 +456,7 @@ def test_nothing_saved_is_said(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
-    from noisette import checkpoint
+    from noisette.saving import checkpoint
 
     begun(tmp_path)
     kept = checkpoint.read(tmp_path / "saved")
@@ -469,7 +469,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bound_outside_its_domain_is_refused(tmp_path: Path) -> None:
-    from noisette import checkpoint
+    from noisette.saving import checkpoint
 
     begun(tmp_path, pair(rule="adaptive"))
     kept = checkpoint.read(tmp_path / "saved")

@@ -15,14 +15,13 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from noisette.accounting import Accountant, Ledger, PldAccountant, PoissonGaussian, noise_multiplier_for
 from noisette.bounding.base import GradientBound
 from noisette.errors import PrivacyRefusal
-from noisette.fingerprint import Fingerprint
 from noisette.keystream import SecretKey
 from noisette.optimizer_checks import check_coverage, check_optimizer, held_by
 from noisette.piece_size import MeasuredSize, memory_of
 from noisette.preflight import ProvenFirst, refuse_mixing_modules
 from noisette.release import GaussianRelease, parts_of
 from noisette.sampling import Batch, PoissonSampler, gatherer
-from noisette.saved_run import SavedRun
+from noisette.saving import Fingerprint, SavedRun
 from noisette.schedule import check_delta, check_numbers, schedule
 from noisette.spending import Spending, delta_to_calibrate
 from noisette.terms import Terms

@@ -18,7 +18,7 @@ from noisette.data import DataSet
 from noisette.learner import Learner, layers_of, principal_components_of
 from noisette.private_run import PrivateRun, privatize
 from noisette.recipe import ACCOUNTANTS, Recipe, TrainingSection
-from noisette.saved_run import SavedRun
+from noisette.saving import SavedRun
 from noisette.schedule import schedule
 from noisette.spending import delta_to_calibrate
 

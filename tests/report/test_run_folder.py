@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from noisette import checkpoint
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.report import RunFolder, unfinished_runs
+from noisette.saving import checkpoint
 
 EVENT = PoissonGaussian(sampling_rate=0.1, noise_multiplier=1.0)
 FILES = {"run.json": b"{}", "report.html": b"<p>", "privacy.txt": b"p", "model.safetensors": b"w"}

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from noisette import fingerprint
-from noisette.fingerprint import Fingerprint
+from noisette.saving import fingerprint
+from noisette.saving.fingerprint import Fingerprint
 
 X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
 

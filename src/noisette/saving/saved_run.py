@@ -10,12 +10,13 @@ from typing import Any, Self
 
 from torch.optim import Optimizer
 
-from noisette import _check, checkpoint, durable
+from noisette import _check, durable
 from noisette.accounting import Ledger
 from noisette.bounding.base import GradientBound
 from noisette.errors import PrivacyRefusal
-from noisette.learned import check_fits, learned, put_back
 from noisette.release import parts_of
+from noisette.saving import checkpoint
+from noisette.saving.learned import check_fits, learned, put_back
 from noisette.terms import Terms
 
 

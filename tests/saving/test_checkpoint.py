@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette import checkpoint, durable
+from noisette import durable
+from noisette.saving import checkpoint
 
 CONTENT: dict[str, Any] = {
     "numbers": [1, -2.5, 1e-300, math.inf, True, None, 2**70],
