@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -300,3 +301,30 @@ def test_random_state_is_put_back() -> None:
     before = torch.get_rng_state()
     proven(model, x)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Remembers(nn.Module):
+    """Writes its latest input into a buffer that feeds no output."""
+
+    def __init__(self, persistent: bool = True) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("latest", torch.zeros(4), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.latest.copy_(x[0].detach())
+        return self.layer(x)
+
+
+def test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused() -> None:
+    model = Remembers()
+    refused = pytest.raises(PrivacyRefusal, match="keeps something of its inputs in latest")
+    with closing(PerExampleClip(model, 1.0)) as clip, refused:
+        prove(clip, Call((torch.randn(2, 4),), {}))
+    assert not model.latest.any(), "nothing of the test stays behind"
+
+
+def test_what_is_not_saved_may_be_kept_and_what_comes_from_weights_alone_too() -> None:
+    for model in (Remembers(persistent=False), nn.utils.spectral_norm(nn.Linear(4, 3))):
+        with closing(PerExampleClip(model, 1.0)) as clip:
+            prove(clip, Call((torch.randn(2, 4),), {}))

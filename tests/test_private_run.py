@@ -15,7 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import noisette
-from noisette import MomentsAccountant, PldAccountant, PoissonGaussian, PrivacyRefusal, RdpAccountant, privatize
+from noisette import (
+    Gaussian,
+    Ledger,
+    MomentsAccountant,
+    PldAccountant,
+    PoissonGaussian,
+    PrivacyRefusal,
+    RdpAccountant,
+    privatize,
+)
 from noisette.keystream import SecretKey
 from noisette.noise import GaussianNoise
 from oracle import clipped_sum
@@ -200,8 +209,7 @@ PROBLEMS = {
     "neither rate nor size": ({"sampling_rate": None}, "exactly one of sampling_rate and public_size"),
     "both steps and epochs": ({"epochs": 1}, "exactly one of steps and epochs"),
     "neither steps nor epochs": ({"steps": None}, "exactly one of steps and epochs"),
-    "both budgets": ({"epsilon": 1.0, "delta": 1e-5}, "exactly one of epsilon and noise_multiplier"),
-    "no budget": ({"noise_multiplier": None}, "exactly one of epsilon and noise_multiplier"),
+    "no budget": ({"noise_multiplier": None}, "epsilon, noise_multiplier or both"),
     "epsilon without delta": ({"noise_multiplier": None, "epsilon": 1.0}, "epsilon needs delta"),
     "epsilon zero": ({"noise_multiplier": None, "epsilon": 0, "delta": 1e-5}, "epsilon"),
     "negative epsilon": ({"noise_multiplier": None, "epsilon": -1.0, "delta": 1e-5}, "epsilon"),
@@ -230,6 +238,32 @@ def test_declarations_that_are_refused(changes: dict[str, Any], message: str) ->
         start(model, optimizer, **changes)
     assert not optimizer._optimizer_step_pre_hooks
     assert not model._forward_pre_hooks
+
+
+def test_given_noise_must_keep_a_given_budget() -> None:
+    model = Small()
+    optimizer = sgd(model)
+    with pytest.raises(PrivacyRefusal, match=r"beyond the budget of 0\.01"):
+        start(model, optimizer, epsilon=0.01, delta=1e-5)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not model._forward_pre_hooks
+    run = start(model, optimizer, epsilon=1000.0, delta=1e-5)
+    assert run.epsilon(delta=1e-5) <= 1000.0
+    run.close()
+
+
+def test_what_others_spend_meanwhile_ends_a_run_with_a_budget() -> None:
+    ledger = Ledger()
+    run = start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, ledger=ledger)
+    batches = run.batches()
+    for x, y in next(batches).pieces(1000):
+        run.backward(loss(run.bound.model, x, y))
+    ledger.charge(Gaussian(1.0))
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    with pytest.raises(PrivacyRefusal, match="beyond the budget of 2"):
+        next(batches)
+    run.close()
 
 
 def test_large_delta_may_be_forced() -> None:

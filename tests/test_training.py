@@ -171,3 +171,12 @@ def test_another_length_than_declared_changes_nothing_public() -> None:
 def test_without_a_test_set_no_accuracy_is_reported() -> None:
     outcome = run(quick(epochs=0.5), replace(load("digits"), test=None))
     assert all(point.test_accuracy is None for point in outcome.points)
+
+
+def test_an_interrupt_before_the_first_step_leaves_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("noisette.training._Training._train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(quick())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,8 @@ def prove(bound: GradientBound, example: Call) -> None:
     Guarantee: a model whose gradients, or their clipping, depend on other examples of the batch does not pass.
 
     Raises:
-        PrivacyRefusal: naming the first module whose output for one example changes with the others.
+        PrivacyRefusal: naming the first module whose output for one example changes with the others, or what the model
+            keeps of its inputs.
     """
     refuse_mixing_modules(bound.model)
     with torch.random.fork_rng(), _buffers_kept(bound.model):
@@ -137,6 +139,7 @@ def prove(bound: GradientBound, example: Call) -> None:
                 f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
                 f"{_first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
             )
+    _refuse_remembering(bound.model, example)
 
 
 def _norm(part: BoundedSum) -> float:
@@ -254,6 +257,34 @@ def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: S
 def _reached(sums: Sequence[BoundedSum]) -> float:
     """How near a gradient of these comes to its bound."""
     return max(_norm(part) / part.bound for part in sums if part.name == "gradient")
+
+
+def _refuse_remembering(model: nn.Module, example: Call) -> None:
+    """The state that is published with the weights must not know what came by."""
+    left = [_state_after(model, example, seed) for seed in (20160721, 20160722)]
+    if told := [name for name in sorted(left[0] | left[1]) if not _same(left[0].get(name), left[1].get(name))]:
+        raise PrivacyRefusal(
+            f"the model keeps something of its inputs in {', '.join(told)}, which would be saved with the weights "
+            "without any noise. Freeze what writes it (eval mode), or take it out of the model's state "
+            "(register_buffer(..., persistent=False))"
+        )
+
+
+def _state_after(model: nn.Module, example: Call, seed: int) -> dict[str, Any]:
+    """The state of the model after one call with public inputs that this seed draws."""
+    with torch.random.fork_rng(), _buffers_kept(model), torch.no_grad():
+        torch.manual_seed(seed)
+        call = _public_batch(example)
+        torch.manual_seed(seed - seed % 10)  # the model's own random numbers are the same for both
+        model(*call.args, **call.kwargs)
+        trained = dict(model.named_parameters())
+        return {name: deepcopy(value) for name, value in model.state_dict().items() if name not in trained}
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
 
 
 @contextmanager

@@ -206,19 +206,29 @@ def _check_pair(epsilon: float | None, delta: float | None) -> None:
 def _table(data: Any) -> Any:
     """The rows as a dense tensor, an array or a sparse matrix of two axes. No message tells how many there are."""
     if not isinstance(data, Tensor) and not sparse.issparse(data):
-        data = np.asarray(data)
+        try:
+            data = np.asarray(data)
+        except ValueError:
+            raise ValueError("expected rows of equally many numbers, shape (n, features)") from None
     if data.ndim != 2:
         raise ValueError(
             f"expected rows of numbers, shape (n, features), got {data.ndim} axes; flatten each record, as in "
             "images.reshape(len(images), -1)"
         )
     if data.is_complex() if isinstance(data, Tensor) else data.dtype.kind not in "biuf":
-        raise ValueError(f"expected rows of real numbers, got {data.dtype}; encode columns of another kind first")
+        raise ValueError(f"expected rows of real numbers, got {_kind(data)}; encode columns of another kind first")
     if isinstance(data, Tensor):
         if data.layout != torch.strided:
             raise ValueError(f"expected a dense tensor, got {data.layout}; give sparse rows as a scipy sparse matrix")
         return data.detach()
     return data.tocsr() if sparse.issparse(data) else data
+
+
+def _kind(data: Any) -> str:
+    """What a table holds instead of numbers. The dtype of text would tell how long the longest is."""
+    if isinstance(data, Tensor):
+        return str(data.dtype)
+    return {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(data.dtype.kind, "another kind")
 
 
 @_quiet

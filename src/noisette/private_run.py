@@ -62,7 +62,8 @@ def privatize(
         epochs: passes over the declared size, to give ``steps``.
         epsilon: the budget that the noise is calibrated to, for this run and all that stands in ``ledger`` together;
             needs ``delta``.
-        noise_multiplier: instead of ``epsilon``: standard deviation of the noise in units of the bound.
+        noise_multiplier: standard deviation of the noise in units of the bound; calibrated to ``epsilon`` unless
+            given. With both, the steps must fit in the budget.
         delta: probability with which the bound on epsilon may fail; below one over the declared size.
         accountant: prices the run; ``PldAccountant()`` unless given.
         ledger: where what is spent is written; in memory unless given.
@@ -74,7 +75,8 @@ def privatize(
 
     Raises:
         ValueError: numbers outside their domain, contradicting or missing; all problems are listed.
-        PrivacyRefusal: the model mixes examples, or the optimizer does not fit the bound.
+        PrivacyRefusal: the model mixes examples, the optimizer does not fit the bound, or the budget does not pay for
+            the steps with the given noise.
     """
     check_numbers(
         expected_batch_size=expected_batch_size,
@@ -92,6 +94,7 @@ def privatize(
     refuse_mixing_modules(bound.model)
     check_optimizer(optimizer, bound)
     ledger = ledger if ledger is not None else Ledger()
+    given = noise_multiplier is not None
     if noise_multiplier is None:
         assert epsilon is not None
         assert delta is not None
@@ -106,7 +109,14 @@ def privatize(
     event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.take()))
     before = ledger.events.get(event, 0)
     terms = Terms(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
-    return PrivateRun(bound, optimizer, dataset, terms=terms, accountant=accountant, ledger=ledger)
+    run = PrivateRun(bound, optimizer, dataset, terms=terms, accountant=accountant, ledger=ledger)
+    if given:
+        try:
+            run.check_budget()
+        except BaseException:
+            run.close()
+            raise
+    return run
 
 
 class PrivateRun:
@@ -146,6 +156,7 @@ class PrivateRun:
         self._release = GaussianRelease(key, self.noise_multiplier, terms.expected_batch_size)
         dimensions = sum(p.numel() for part in bound.take() for p in part.params)
         self._spending = Spending(terms, accountant, ledger, dimensions)
+        self._beside = terms.beside(ledger.events)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._batch: Batch | None = None
         self._step_due = False
@@ -339,7 +350,7 @@ class PrivateRun:
             undone.callback(run._let_go)
             if run.steps_left:
                 run._check_data(folder)
-                run._spending.check_budget(run.steps_left)
+                run.check_budget()
             saved.put_back(bound, optimizer)
             undone.pop_all()
         run._own_ledger, run._saved_in = own, folder
@@ -351,11 +362,23 @@ class PrivateRun:
         if not self._fingerprint.fits(self._dataset):
             raise ValueError("the data set is not the one that the run began with; resume it with the same records")
 
+    def check_budget(self) -> None:
+        """The steps that are left fit in the budget, beside all that stands in the ledger by now.
+
+        Raises:
+            PrivacyRefusal: they do not.
+        """
+        self._spending.check_budget(self.steps_left)
+        self._beside = self.terms.beside(self.ledger.events)
+
     def _reserve_step(self) -> None:
         """The ledger knows of a step before its batch is drawn, so no crash can hide what was spent."""
         if self._reserved == 0:
-            self._reserved = min(_LEASE if self.ledger.path else 1, self.steps_left)
-            self.ledger.reserve(self.event, self._reserved)
+            if self.terms.beside(self.ledger.events) != self._beside:
+                self.check_budget()
+            lease = min(_LEASE if self.ledger.path else 1, self.steps_left)
+            self.ledger.reserve(self.event, lease)
+            self._reserved = lease
 
     def _check_step_done(self) -> None:
         if self._step_due:
@@ -416,9 +439,11 @@ class PrivateRun:
         """Leave model and optimizer as they were; give back what was reserved and not used."""
         self._let_go()
         self.bound.close()
-        self.ledger.release()
-        if self._own_ledger is not None:
-            self._own_ledger.close()
+        try:
+            self.ledger.release()
+        finally:
+            if self._own_ledger is not None:
+                self._own_ledger.close()
         if self._saved_in is not None and not self.steps_left:
             Fingerprint.remove(self._saved_in)
 

@@ -26,7 +26,7 @@ def check_numbers(
         lambda: _check.positive(expected_batch_size=expected_batch_size),
         lambda: _check.exactly_one(sampling_rate=sampling_rate, public_size=public_size),
         lambda: _check.exactly_one(steps=steps, epochs=epochs),
-        lambda: _check.exactly_one(epsilon=epsilon, noise_multiplier=noise_multiplier),
+        lambda: _check_has_budget(epsilon, noise_multiplier),
         lambda: sampling_rate is None or _check.probability(sampling_rate=sampling_rate),
         lambda: public_size is None or _check.count(public_size=public_size),
         lambda: steps is None or _check.count(steps=steps),
@@ -40,6 +40,11 @@ def check_numbers(
 def _check_has_delta(epsilon: float | None, delta: float | None) -> None:
     if epsilon is not None and delta is None:
         raise ValueError("epsilon needs delta: the probability with which the bound may fail")
+
+
+def _check_has_budget(epsilon: float | None, noise_multiplier: float | None) -> None:
+    if epsilon is None and noise_multiplier is None:
+        raise ValueError("expected epsilon, noise_multiplier or both, got neither")
 
 
 def schedule(

@@ -79,7 +79,7 @@ class Spending:
         return delta - self._tail - tail_delta_of(self._terms.beside(self.ledger.events))
 
     def check_budget(self, steps: int) -> None:
-        """So many more steps are within the budget that the noise was calibrated to, if it was.
+        """So many more steps are within the budget, if there is one.
 
         Raises:
             PrivacyRefusal: they are not.
@@ -91,6 +91,6 @@ class Spending:
         if price > budget * (1 + 1e-9):  # the order of the events moves the last digits
             raise PrivacyRefusal(
                 f"with its {steps} steps left the run would take the ledger to epsilon={price:.4g} by the "
-                f"{self.accountant.name} accountant, beyond the budget of {budget:g}: other releases were made since "
-                "it began, or another accountant priced it. Start a new run with a larger budget"
+                f"{self.accountant.name} accountant, beyond the budget of {budget:g}: the noise is too small for so "
+                "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget"
             )

@@ -20,7 +20,7 @@ class Terms:
         expected_batch_size: the constant that the noised sum is divided by, in examples.
         steps: number of steps.
         delta: probability with which the bound on epsilon may fail, if declared.
-        epsilon: the budget that the noise was calibrated to, if it was: of everything in the ledger.
+        epsilon: the budget, if there is one: of everything in the ledger.
         before: how often ``event`` stood in the ledger when the run began.
     """
 

@@ -111,7 +111,7 @@ def train(
             expected_batch_size=recipe.training.batch_size,
             sampling_rate=sampling_rate,
             steps=steps,
-            epsilon=recipe.privacy.epsilon if learner.noise_multiplier is None else None,
+            epsilon=recipe.privacy.epsilon,
             noise_multiplier=learner.noise_multiplier,
             delta=recipe.privacy.delta,
             accountant=ACCOUNTANTS[recipe.privacy.accountant],
@@ -173,6 +173,7 @@ class _Training:
     def __init__(self, learner: Learner, outcome: Outcome, checkpoint: Path | None, start: float, places: int) -> None:
         self._learner, self._outcome, self._checkpoint, self._start = learner, outcome, checkpoint, start
         self._places = places
+        self._taken_before = outcome.run.steps_taken
         self._costs = _costs(outcome.run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta, places)
 
     def whole(self, on_step: Watch) -> Outcome:
@@ -182,6 +183,8 @@ class _Training:
             self._save()
             self._train(on_step)
         except KeyboardInterrupt:
+            if outcome.run.steps_taken == self._taken_before:
+                raise  # nothing new to keep
             outcome.interrupted = True
         except SystemExit:
             self._save()

@@ -1,7 +1,9 @@
+import copy
 import errno
 import json
 import math
 import os
+import pickle
 import stat
 from itertools import accumulate
 
@@ -444,3 +446,31 @@ def test_parts_change_no_price(accountant):
 def test_parts_that_are_no_parts_of_one_are_refused(parts):
     with pytest.raises((ValueError, TypeError), match="share"):
         PoissonGaussian(0.01, 1.1, parts)
+
+
+def test_a_ledger_that_was_rolled_back_and_written_anew_is_another(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.reserve(EVENT, 4)
+        early = (tmp_path / "ledger.jsonl").read_bytes()
+        ledger.reserve(EVENT, 4)
+        head = ledger.head
+    (tmp_path / "ledger.jsonl").write_bytes(early)
+    with Ledger(tmp_path / "ledger.jsonl") as again:
+        again.reserve(EVENT, 4)
+        assert again.events == {EVENT: 8}
+        assert not again.holds(head)
+
+
+def test_a_ledger_is_never_copied():
+    ledger = Ledger()
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copied(ledger)
+
+
+def test_a_forked_process_spends_nothing(tmp_path, monkeypatch):
+    ledger = Ledger()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(PrivacyRefusal, match="forked"):
+        ledger.charge(EVENT)
+    assert ledger.events == {}

@@ -295,3 +295,50 @@ def test_settings_that_were_cut_are_refused(content: bytes, tmp_path: Path) -> N
     (tmp_path / "run.unfinished-1" / "checkpoint" / "settings.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"settings\.json was cut or altered"):
         _ = RunFolder.unfinished(tmp_path / "run").settings
+
+
+def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as first:
+        spend_and_complete(first, FILES)
+
+    def work() -> None:
+        with RunFolder(tmp_path / "run") as folder:
+            save(folder)
+            (tmp_path / "run" / "my-notes.txt").write_text("mine")
+            spend_and_complete(folder, FILES)
+
+    with pytest.raises(ValueError, match=r"such as my-notes\.txt"):
+        work()
+    assert (tmp_path / "run" / "my-notes.txt").read_text() == "mine"
+    assert unfinished_runs(tmp_path / "run") == [tmp_path / "run.unfinished-1"]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_kill_within_the_exchange_loses_no_finished_run(
+    moves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill leaves can be gone on with, or is the finished run under its name."""
+    with RunFolder(tmp_path / "run") as first:
+        spend_and_complete(first, FILES)
+    replace, left = os.replace, iter(range(moves))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(source: Path, target: Path) -> None:
+        if Path(source).is_dir() and next(left, None) is None:
+            monkeypatch.setattr(os, "replace", lambda *_: None)  # nothing is put back by who was killed
+            monkeypatch.setattr(Path, "rmdir", lambda _: None)
+            raise Killed
+        replace(source, target)
+
+    folder = RunFolder(tmp_path / "run").__enter__()  # who is killed leaves no block
+    save(folder)
+    spend(folder)
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(Killed):
+        folder.complete({**FILES, "run.json": b"new"})
+    monkeypatch.undo()
+    whole = (tmp_path / "run" / "run.json").is_file() and (tmp_path / "run" / "run.json").read_bytes() == b"new"
+    assert whole == (moves == 2)
+    assert whole or RunFolder.unfinished(tmp_path / "run").ledger.is_file()

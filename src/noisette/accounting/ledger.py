@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from noisette._check import count
 from noisette.accounting.events import Event, check_events
@@ -102,6 +102,7 @@ class Ledger:
         self._tallies: dict[Event, Tally] = {}
         self._unused: Counter[Event] = Counter()
         self._file = None if self.path is None else LedgerFile(self.path)
+        self._owner = os.getpid()
         if self._file is not None:
             try:
                 self._replay(self._file.content(), self._file.path)
@@ -258,11 +259,18 @@ class Ledger:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ledger cannot be copied: what is spent in the copy would be missing; share the one there is")
+
     def _spend(self, kind: Kind, event: Event, steps: int) -> None:
         check_events({**self.events, event: steps})  # a mixture would have no price
         self._append(kind, event, steps, durable=True)
 
     def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
+        if os.getpid() != self._owner:
+            raise PrivacyRefusal(
+                f"the ledger belongs to process {self._owner}, from which this one was forked; spend there"
+            )
         entry, end = Entry(kind, self.dataset, event, steps), self._end
         if self._file is not None:
             line, end = entry.line(end)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
@@ -34,12 +35,13 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """What one line says."""
+    """What one line says. Its random mark tells two ledgers apart that say the same."""
 
     kind: Kind
     dataset: str
     event: Event
     steps: int
+    mark: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the end it makes."""
@@ -49,6 +51,7 @@ class Entry:
             "dataset": self.dataset,
             "steps": self.steps,
             **facts_of(self.event),
+            "mark": self.mark,
             "previous": after.head,
         }
         sealed = json.dumps(facts)
@@ -65,7 +68,7 @@ class Entry:
         """
         facts = json.loads(line)
         count(steps=facts["steps"])
-        return cls(Kind(facts["kind"]), str(facts["dataset"]), event_of(facts), facts["steps"])
+        return cls(Kind(facts["kind"]), str(facts["dataset"]), event_of(facts), facts["steps"], str(facts["mark"]))
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:

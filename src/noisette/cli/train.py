@@ -260,6 +260,8 @@ def _resume(place: Path) -> tuple[Facts, Path]:
     keep_freed_memory()
     folder = RunFolder.unfinished(place)
     settings = folder.settings
+    if missing := {"recipe", "data_dir"} - settings.keys():
+        raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
     recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
     data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
     data = _load(recipe.data, data_dir)

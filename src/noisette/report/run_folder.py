@@ -17,8 +17,8 @@ from noisette import durable
 from noisette.accounting import Ledger
 from noisette.accounting.ledger import LEDGER_FILE
 
-_FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json"}
 _CHECKPOINT, _SETTINGS = "checkpoint", "settings.json"
+_FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", _CHECKPOINT}
 _SAVED = "checkpoint.json"  # there from the first checkpoint on; its room would bring torch with it
 _UNFINISHED = re.compile(r"(.+)\.unfinished-\d+")
 
@@ -39,14 +39,8 @@ class RunFolder:
         self.out = out.resolve()
         self._making: Path | None = None
         self._resumed = self._whole = False
-        if not self.out.exists():
-            return
-        if not self.out.is_dir() or not (self.out / "run.json").is_file():
-            raise ValueError(f"{out} exists and is not a run; choose another --out, or move it away")
-        if foreign := sorted({entry.name for entry in self.out.iterdir()} - _FILES):
-            raise ValueError(
-                f"{out} holds other files than those of a run, such as {foreign[0]}; choose another --out, or move them"
-            )
+        if self.out.exists():
+            _check_is_run(self.out, str(out))
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:
@@ -125,15 +119,19 @@ class RunFolder:
         self._take_place()
 
     def _take_place(self) -> None:
-        """Exchange the folders. What is no part of a finished run goes to a third one first, and back on a failure."""
+        """Exchange the folders; back on a failure. The checkpoint goes last, so that a crash leaves what can go on."""
         older = _fresh_sibling(self.out, "replaced")
-        moves = [(self.checkpoint, older / _CHECKPOINT), (self.out, older / "run"), (self.place, self.out)]
-        moves = [(source, target) for source, target in moves if source.exists()]
+        moves = [(self.out, older / "run")] if self.out.exists() else []
+        moves.append((self.place, self.out))
+        if self.checkpoint.exists():
+            moves.append((self.out / _CHECKPOINT, older / _CHECKPOINT))
         done: list[tuple[Path, Path]] = []
         try:
             for source, target in moves:
                 os.replace(source, target)
                 done.append((source, target))
+                if source == self.out and target.name == "run":
+                    _check_is_run(target, str(self.out))  # others may have put files there meanwhile
         except BaseException:
             for source, target in reversed(done):
                 os.replace(target, source)
@@ -168,6 +166,15 @@ class RunFolder:
                 folder.rmdir()
 
 
+def _check_is_run(folder: Path, name: str) -> None:
+    if not folder.is_dir() or not (folder / "run.json").is_file():
+        raise ValueError(f"{name} exists and is not a run; choose another --out, or move it away")
+    if foreign := sorted({entry.name for entry in folder.iterdir()} - _FILES):
+        raise ValueError(
+            f"{name} holds other files than those of a run, such as {foreign[0]}; choose another --out, or move them"
+        )
+
+
 def unfinished_runs(out: Path) -> list[Path]:
     """The folders of runs that were begun for this place, were saved, and did not finish."""
     out = out.resolve()
@@ -185,7 +192,7 @@ def _only_one_unfinished(out: Path) -> Path:
         case [folder]:
             return folder
         case []:
-            finished = "it is finished; there is nothing to go on with" if out.exists() else "there is no such run"
+            finished = "it is finished" if (out / "run.json").is_file() else "there is no such run"
             raise ValueError(f"no unfinished run was begun for {out}: {finished}")
         case several:
             raise ValueError(f"several unfinished runs were begun for {out}; say which: {', '.join(map(str, several))}")

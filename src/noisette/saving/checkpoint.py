@@ -112,12 +112,13 @@ def _number(path: Path) -> int:
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON, with the name of a tensor in its place. A mapping is a list of pairs: its keys keep a type."""
+    """The value as JSON, with a tensor's number in its place. A mapping is a list of pairs: its keys keep a type."""
     match value:
         case Tensor():
+            place = str(len(tensors))
             # A copy of its own: the format knows no tensors that share memory.
-            tensors[name] = value.detach().cpu().clone().contiguous()
-            return {"tensor": name}
+            tensors[place] = value.detach().cpu().clone().contiguous()
+            return {"tensor": place}
         case None | bool() | int() | float() | str():
             return value
         case Mapping():
