@@ -55,4 +55,6 @@ def epsilon_of(path: str, delta: float) -> float:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3 or not 0 < float(sys.argv[2]) < 1:
+        sys.exit("give a ledger and a delta between 0 and 1: python reprice.py ledger.jsonl 1e-5")
     print(epsilon_of(sys.argv[1], float(sys.argv[2])))

@@ -5,7 +5,7 @@ import mpmath
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from noisette.accounting import PldAccountant, PoissonGaussian, RdpAccountant, SeenByGroup
+from noisette.accounting import PldAccountant, PoissonGaussian, RdpAccountant, SeenByGroup, pld
 
 
 def gaussian_delta(noise, steps, epsilon):
@@ -155,3 +155,18 @@ def test_rounding_stays_below_its_allowance(steps):
 def test_coarseness_is_positive(coarseness):
     with pytest.raises(ValueError, match="coarseness"):
         PldAccountant(coarseness=coarseness)
+
+
+def test_ten_million_releases_of_much_noise_have_a_price():
+    """A search would not end if the library composed so small a distribution in one go."""
+    release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=300.0)
+    price = PldAccountant().price({release: 10**7}).epsilon(delta=1e-5)
+    assert price == pytest.approx(RdpAccountant().price({release: 10**7}).epsilon(delta=1e-5), rel=0.2)
+    assert 0 <= PldAccountant().price({}).epsilon(delta=1e-300) < 10
+
+
+def test_composition_in_two_stages_is_that_in_one(monkeypatch):
+    release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
+    whole = PldAccountant().price({release: 2_345}).epsilon(delta=1e-5)
+    monkeypatch.setattr(pld, "AT_ONCE", 100)
+    assert PldAccountant().price({release: 2_345}).epsilon(delta=1e-5) == pytest.approx(whole, rel=1e-4)

@@ -224,3 +224,8 @@ def test_low_orders_are_exact_where_the_library_finds_no_sum(rate, order):
     (ours,) = RdpAccountant(orders=(order,)).price({PoissonGaussian(rate, 1.0): 1}).divergences
     truth = max(divergence_of_mixtures(rate, 1.0, 0.0, 1.0, order), divergence_of_mixtures(rate, 0.0, 1.0, 1.0, order))
     assert ours == pytest.approx(truth, rel=1e-8, abs=5e-12)  # what the sum over the grid resolves
+
+
+def test_fixed_size_batches_with_hardly_any_noise_have_no_finite_price():
+    event = FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=5e-4)
+    assert RdpAccountant().price({event: 10}).epsilon(delta=1e-5) == math.inf

@@ -142,6 +142,8 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
             return group_divergences(event, orders)
         case PoissonGaussian() if event.sampling_rate < 1 and priced_noise(event) > 0:
             return _poisson_divergences(event, orders)
+        case FixedSizeGaussian() if priced_noise(event) == 0:
+            return np.full(len(orders), math.inf)
         case _:
             return _library_divergences(event, orders)
 

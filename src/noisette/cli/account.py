@@ -42,7 +42,7 @@ def account(
         float | None, typer.Option(help="Say the delta at this epsilon, instead of epsilon at a delta: above 0.")
     ] = None,
     group_size: Annotated[
-        int, typer.Option(help="Records that one person may have: the price is for all of them at once.")
+        int, typer.Option(max=100_000, help="Records that one person may have: the price is for all of them at once.")
     ] = 1,
     accountant: AccountantChoice = AccountantName.PLD,
     as_json: AsJson = False,

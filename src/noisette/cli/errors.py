@@ -22,6 +22,6 @@ def plain_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, OSError, PrivacyRefusal) as error:
+    except (ValueError, TypeError, OverflowError, OSError, PrivacyRefusal) as error:
         typer.echo("\n".join([f"Error: {error}", *getattr(error, "__notes__", [])]), err=True)
         raise typer.Exit(EXIT_CODE) from None

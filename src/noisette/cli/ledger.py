@@ -50,7 +50,10 @@ Chosen = Annotated[
     typer.Option("--accountant", help="What prices the releases. All that can, side by side, unless one is named."),
 ]
 GroupSize = Annotated[
-    int, typer.Option(help="Records that are added or removed together, such as all of one person: at least 1.")
+    int,
+    typer.Option(
+        max=100_000, help="Records that are added or removed together, such as all of one person: at least 1."
+    ),
 ]
 
 

@@ -22,7 +22,7 @@ from noisette.accounting.plan import Setting, with_noise, within_budget
 from noisette.cli.accountants import OPTIMISTIC, AccountantName
 from noisette.cli.errors import INTERRUPTED, plain_errors
 from noisette.cli.plot import PlotFile, check_plot
-from noisette.cli.prices import EPSILON, AsJson, Price, rounded_up
+from noisette.cli.prices import EPSILON, AsJson, Price, json_number, rounded_up
 
 if TYPE_CHECKING:
     from noisette.report.plan_figures import Line, Panel
@@ -146,10 +146,14 @@ class _Found:
             "neighbouring": price.event.relation,
             "sampling": price.event.sampling,
             "within_budget": [asdict(setting) for setting in self.affordable],
-            "by_noise": [asdict(setting) for setting in self.priced],
+            "by_noise": [asdict(setting) | {"epsilon": json_number(setting.epsilon)} for setting in self.priced],
             "chosen": asdict(self.chosen),
             "by_accountant": [
-                {"accountant": name.value, "epsilon": value, "upper_bound": name not in OPTIMISTIC}
+                {
+                    "accountant": name.value,
+                    "epsilon": value and json_number(value),
+                    "upper_bound": name not in OPTIMISTIC,
+                }
                 for name, value in price.values().items()
             ],
         }

@@ -38,6 +38,12 @@ AccountantChoice = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
 
+
+def json_number(value: float) -> float | str:
+    """The value, or the word for one that is no JSON number; ``float()`` reads both."""
+    return value if math.isfinite(value) else str(value)
+
+
 _SHOWN = 1e-9  # of a line's end: a delta below that would only make the axis longer
 _QUICK = PldAccountant(coarseness=4)  # for the course of a line, at most 0.3 % above the price at its end
 
@@ -75,7 +81,7 @@ class Price:
         numbers = ("sampling_rate", "batch_size", "size", "noise_multiplier")
         return {
             "found": self.found,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else str(self.epsilon),  # float() reads the word
+            "epsilon": json_number(self.epsilon),
             "delta": self.delta,
             **{name: getattr(release, name) for name in numbers if hasattr(release, name)},
             "steps": self.steps,
