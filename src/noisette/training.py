@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.accounting import Ledger, PldAccountant, PoissonGaussian, epsilon_curve, steps_for
-from noisette.accounting.calibrate import together
+from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.data import DataSet
 from noisette.learner import Learner, layers_of, principal_components_of
 from noisette.private_run import PrivateRun, privatize
@@ -240,16 +239,12 @@ def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: L
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
     if noise_multiplier is None:
         return sampling_rate, steps
-    delta, accountant = delta_to_calibrate(privacy.delta, ledger), ACCOUNTANTS[privacy.accountant]
-    planned = together(ledger.events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
-    if accountant.price(planned).epsilon(delta=delta) <= privacy.epsilon:
-        return sampling_rate, steps  # one price, where a search takes many
     affordable = steps_for(
         epsilon=privacy.epsilon,
-        delta=delta,
+        delta=delta_to_calibrate(privacy.delta, ledger),
         sampling_rate=sampling_rate,
         noise_multiplier=noise_multiplier,
-        accountant=accountant,
+        accountant=ACCOUNTANTS[privacy.accountant],
         besides=ledger.events,
     )
     if affordable == 0:
@@ -259,7 +254,7 @@ def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: L
             + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
             + "; give more of either"
         )
-    return sampling_rate, affordable
+    return sampling_rate, min(steps, affordable)
 
 
 def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
