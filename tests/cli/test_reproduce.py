@@ -76,10 +76,14 @@ def test_bad_input_writes_nothing(arguments: list[str], message: str, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
-def test_data_that_cannot_be_had_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "empty" / "mnist").mkdir(parents=True)
-    done = reproduce("--figure", "3", "--data-dir", str(tmp_path / "empty"), out=tmp_path / "out")
+def test_data_that_cannot_be_had_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError("no such data")
+
+    monkeypatch.setattr("noisette.data.load", absent)
+    done = reproduce("--figure", "3", out=tmp_path / "out")
     assert done.exit_code == 2
+    assert "no such data" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
