@@ -28,7 +28,7 @@ ORDER = [
     ["preflight", "principal_components", "optimizer_checks", "terms"],
     ["saving", "spending"],
     ["private_run"],
-    ["explanation"],
+    ["explanation", "unclaimed"],
     ["nn"],
     ["models", "recipe", "data"],
     ["learner"],
