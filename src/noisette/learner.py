@@ -62,14 +62,19 @@ class _Examples(TensorDataset):
 
 
 def _model(recipe: Recipe, data: DataSet) -> nn.Module:
-    """A model, fresh or with public weights, or behind a projection that is yet to be set."""
+    """A model, fresh or with public weights, behind word vectors, or behind a projection that is yet to be set."""
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
+    if components and data.vectors is not None:
+        raise ValueError(f"{data.name} is text, of which there are no principal components; leave the projection out")
     if components:
         return models.projected(recipe.model.name, shape, data.classes, components)
+    words = None if data.vectors is None else nn.Embedding.from_pretrained(torch.as_tensor(data.vectors), freeze=True)
+    if words:
+        shape = (*shape, words.embedding_dim)
     model = models.build(recipe.model.name, shape, data.classes)
-    if recipe.model.weights is None:
-        return model
-    return models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
+    if recipe.model.weights is not None:
+        model = models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
+    return models.FixedFeatures(words, model) if words else model
 
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger) -> Tensor:
@@ -111,7 +116,7 @@ def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tens
 
 @torch.no_grad()
 def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
-    shape = fixed(torch.zeros(1, *inputs.shape[1:], device=device)).shape[1:]
+    shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
     features = torch.empty(len(inputs), *shape, device=device)
     pairs = zip(features.split(_FEATURES_AT_ONCE), inputs.split(_FEATURES_AT_ONCE), strict=True)
     for place, part in pairs:
