@@ -1,0 +1,31 @@
+"""A model whose first part is fixed."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor, nn
+
+
+class FixedFeatures(nn.Module):
+    """A model whose first part is fixed, so that its outputs can be computed once for a whole data set.
+
+    The fixed part is always in evaluation mode: dropout and running statistics stand still.
+
+    Guarantee: ``features`` has nothing to train and treats each example alone, so computing it beforehand changes
+    nothing about what training reveals.
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+        self.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.features.eval()
+        return self

@@ -1,0 +1,97 @@
+"""The models that come with noisette, by name, and models of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+
+import torch
+from torch import Tensor, nn
+
+from noisette.models.fixed_features import FixedFeatures
+from noisette.models.lenet import lenet_5, lenet_300_100
+from noisette.models.norms import batch_norm, layer_norm
+from noisette.models.shapes import Shape, numbers_of
+from noisette.models.small import cnn, linear, mlp, mlp1000, scattering
+from noisette.models.tutorial import cifar_tutorial
+
+_MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "cifar-tutorial": cifar_tutorial,
+    "cnn": cnn,
+    "lenet-300-100": lenet_300_100,
+    "bn-lenet-300-100": partial(lenet_300_100, norm=batch_norm),
+    "ln-lenet-300-100": partial(lenet_300_100, norm=layer_norm),
+    "lenet-5": lenet_5,
+    "bn-lenet-5": partial(lenet_5, norm=batch_norm),
+    "ln-lenet-5": partial(lenet_5, norm=layer_norm),
+    "linear": linear,
+    "mlp": mlp,
+    "mlp1000": mlp1000,
+    "scattering": scattering,
+}
+
+
+def names() -> tuple[str, ...]:
+    """Names of the models that come with noisette."""
+    return tuple(_MODELS)
+
+
+def build(name: str, shape: Shape, classes: int) -> nn.Module:
+    """A fresh model: one of :func:`names`, or ``package.module:callable`` called with (shape, classes).
+
+    Raises:
+        ValueError: there is no such model, or it does not give one score per class for an example of this shape.
+    """
+    factory = _MODELS.get(name) or _imported(name)
+    try:
+        model = factory(shape, classes)
+    except TypeError as error:
+        raise ValueError(f"the model {name!r} is called with (shape of an example, classes), but: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
+    try:
+        scores = _trial(model, torch.zeros(2, *shape))
+    except RuntimeError as error:
+        raise ValueError(f"the model {name!r} cannot take examples of shape {tuple(shape)}: {error}") from error
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(
+            f"the output of model {name!r} does not fit the labels: {classes} classes, output for 2: {got}"
+        )
+    return model
+
+
+@torch.no_grad()
+def _trial(model: nn.Module, inputs: Tensor) -> object:
+    """What the model gives for these inputs, which leave no trace in running statistics."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        return model.eval()(inputs)
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _imported(name: str) -> Callable[[Shape, int], nn.Module]:
+    module, _, attribute = name.partition(":")
+    if not attribute:
+        raise ValueError(
+            f"no model {name!r}; there are {', '.join(_MODELS)}, or give your own as package.module:callable"
+        )
+    try:
+        return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"no model {name!r}: {error}") from error
+
+
+def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFeatures:
+    """A model behind a fixed projection of the flattened example, whose weight is yet to be set: (components, numbers).
+
+    Raises:
+        ValueError: there are more components than numbers in an example, or the model does not fit them.
+    """
+    if components > numbers_of(shape):
+        raise ValueError(f"expected components <= {numbers_of(shape)}, the numbers of an example, got {components}")
+    projection = nn.Linear(numbers_of(shape), components, bias=False).requires_grad_(False)
+    return FixedFeatures(nn.Sequential(nn.Flatten(), projection), build(name, (components,), classes))

@@ -1,0 +1,100 @@
+"""Small models to start from, built from a data set's shape. All of them look at one example at a time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from noisette.models.fixed_features import FixedFeatures
+from noisette.models.initial import truncated_normal
+from noisette.models.shapes import Shape, need_images, numbers_of
+from noisette.nn import Scattering
+from noisette.nn.scattering import CHANNELS
+
+
+def linear(shape: Shape, classes: int) -> nn.Module:
+    """Multinomial logistic regression."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(numbers_of(shape), classes))
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """Two hidden layers of 128 tanh units."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(numbers_of(shape), 128),
+        nn.Tanh(),
+        nn.Linear(128, 128),
+        nn.Tanh(),
+        nn.Linear(128, classes),
+    )
+
+
+def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
+    """One hidden layer of ReLU units, no biases: behind 60 principal components, the network of the MNIST study.
+
+    Weights begin as normal numbers of variance 1 / inputs, cut at two deviations.
+    Source: Abadi et al. 2016, section 5.2, and their published code.
+    """
+    numbers = numbers_of(shape)
+    return nn.Sequential(
+        nn.Flatten(),
+        truncated_normal(nn.Linear(numbers, units, bias=False), 1 / math.sqrt(numbers)),
+        nn.ReLU(),
+        truncated_normal(nn.Linear(units, classes, bias=False), 1 / math.sqrt(units)),
+    )
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two convolutions with group norm and tanh, then two linear layers; 8 x 8 pixels and larger.
+
+    Tanh keeps activations, and so gradients, of one size, which clipping rewards (Papernot et al. 2021).
+    """
+    need_images("cnn", shape)
+    small = max(shape[1:]) < 16
+    features = nn.Sequential(Centred(), *(_small_features(shape[0]) if small else _features(shape[0])))
+    with torch.no_grad():
+        flat = features(torch.zeros(1, *shape)).numel()
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes))
+
+
+def scattering(shape: Shape, classes: int) -> nn.Module:
+    """Fixed wavelet features, normalised for each example, and one linear layer: strong at small budgets, and quick.
+
+    Source: Tramèr & Boneh 2021.
+    """
+    need_images("scattering", shape)
+    normalised = nn.Sequential(Scattering(), nn.GroupNorm(27, CHANNELS * shape[0], affine=False), nn.Flatten())
+    with torch.no_grad():
+        numbers = normalised(torch.zeros(1, *shape)).numel()
+    return FixedFeatures(normalised, nn.Linear(numbers, classes))
+
+
+class Centred(nn.Module):
+    """Pixels in [0, 1] moved to [-1, 1]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x - 1
+
+
+def _small_features(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.GroupNorm(8, 32),
+        nn.Tanh(),
+    ]
+
+
+def _features(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 8, stride=2, padding=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2),
+        nn.Tanh(),
+        nn.MaxPool2d(2, 1),
+    ]

@@ -1,0 +1,53 @@
+"""The networks of Abadi et al. 2016."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette import models
+
+
+def trained_scalars(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def test_networks_have_the_layers_of_the_paper() -> None:
+    cifar = models.build("cifar-tutorial", (3, 32, 32), 10)
+    assert trained_scalars(cifar) == 1_144_138
+    assert cifar.features[:5](torch.rand(2, 3, 32, 32)).shape == (2, 64, 12, 12)
+    assert cifar.features[:8](torch.rand(2, 3, 32, 32)).shape == (2, 64, 6, 6)
+    assert [layer.out_features for layer in cifar.head if isinstance(layer, nn.Linear)] == [384, 384, 10]
+    mnist = models.build("mlp1000", (60,), 10)
+    assert [p.shape for p in mnist.parameters()] == [(1000, 60), (10, 1000)]
+
+
+def test_cifar_network_sees_the_middle_of_the_image_alone_and_neither_its_brightness_nor_its_contrast() -> None:
+    model, image = models.build("cifar-tutorial", (3, 32, 33), 10), torch.rand(1, 3, 32, 33)
+    padded = image.clone()
+    padded[..., :4, :] = padded[..., 28:, :] = padded[..., :4] = padded[..., 28:] = 7.0
+    torch.testing.assert_close(model(padded), model(image))
+    torch.testing.assert_close(model(0.3 * image + 0.5), model(image), rtol=1e-3, atol=1e-3)
+    middle = model.features[:2](image)
+    assert middle.shape == (1, 3, 24, 24)
+    torch.testing.assert_close(middle.mean(), torch.tensor(0.0), rtol=0, atol=1e-5)
+    torch.testing.assert_close(middle.var(correction=0), torch.tensor(1.0), rtol=1e-3, atol=0)
+
+
+def test_networks_begin_with_normal_weights_cut_at_two_deviations() -> None:
+    cifar, mnist = models.build("cifar-tutorial", (3, 32, 32), 10), models.build("mlp1000", (60,), 10)
+    expected: list[tuple[Tensor, float]] = [
+        (cifar.features.conv1.weight, 0.05),
+        (cifar.features.conv2.weight, 0.05),
+        (cifar.head.fc1.weight, 0.04),
+        (cifar.head.fc2.weight, 0.04),
+        (cifar.head.scores.weight, 1 / 384),
+        (mnist[1].weight, 60**-0.5),
+        (mnist[3].weight, 1000**-0.5),
+    ]
+    for weight, deviation in [(weight.detach(), deviation) for weight, deviation in expected]:
+        assert float(weight.abs().max()) <= 2 * deviation
+        assert float(weight.std()) == pytest.approx(0.87962 * deviation, rel=0.06)  # of a normal number cut there
+    biases = {name: float(value.detach().unique()) for name, value in cifar.named_parameters() if "bias" in name}
+    assert list(biases.values()) == pytest.approx([0, 0.1, 0.1, 0.1, 0])
