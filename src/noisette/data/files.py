@@ -6,12 +6,14 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pooch
 
 from noisette.data.dataset import DataSet
 from noisette.data.errors import DataError
 
+Found = TypeVar("Found")
 Files = tuple[str, ...]
 Reader = Callable[[Path], DataSet]  # the folder of the data set -> the data set
 
@@ -46,21 +48,33 @@ def read(
     Raises:
         DataError: says which files to put where, if they are absent and cannot be fetched.
     """
-    layouts = {source.files: official} | dict(copies or {})
-    folders = [parent / name for parent in _parents(data_dir)]
-    for folder in folders:
-        for files, reader in layouts.items():
-            if all((folder / file).is_file() for file in files):
-                return reader(folder)
+    found = first(name, {source.files: official} | dict(copies or {}), data_dir=data_dir)
+    if found is not None:
+        return found
+    places = folders(name, data_dir)
     for file, checksum in source.checksums.items():
         try:
-            pooch.retrieve(source.address + file, known_hash=checksum, fname=file, path=folders[-1])
+            pooch.retrieve(source.address + file, known_hash=checksum, fname=file, path=places[-1])
         except (OSError, ValueError) as error:
             raise DataError(
                 f"{name} is not on this machine and could not be downloaded ({_reason(error)}): "
-                f"put {', '.join(source.files)} from {source.address} into {folders[0]}"
+                f"put {', '.join(source.files)} from {source.address} into {places[0]}"
             ) from error
-    return official(folders[-1])
+    return official(places[-1])
+
+
+def first(name: str, layouts: Mapping[Files, Callable[[Path], Found]], *, data_dir: Path | None) -> Found | None:
+    """What lies in the first of :func:`folders` with all files of a layout, earlier layouts first; or nothing."""
+    for folder in folders(name, data_dir):
+        for files, reader in layouts.items():
+            if all((folder / file).is_file() for file in files):
+                return reader(folder)
+    return None
+
+
+def folders(name: str, data_dir: Path | None) -> list[Path]:
+    """Where files of this name are looked for, in this order; downloads go to the last."""
+    return [parent / name for parent in _parents(data_dir)]
 
 
 def _parents(data_dir: Path | None) -> list[Path]:

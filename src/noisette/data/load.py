@@ -6,7 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
-from noisette.data import adult, cifar10, csv, digits, emnist, folder, mnist, npz
+from noisette.data import adult, ag_news, cifar10, csv, digits, emnist, folder, mnist, npz
 from noisette.data.dataset import DataSet
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError
@@ -19,6 +19,7 @@ BUILT_IN: dict[str, Callable[[Path | None], DataSet]] = {
     "emnist-letters": emnist.letters,
     "cifar10": cifar10.cifar10,
     "adult": adult.adult,
+    "ag-news": ag_news.ag_news,
 }
 OWN: dict[str, Callable[[Path, Declaration], DataSet]] = {
     ".csv": csv.read,

@@ -1,0 +1,99 @@
+"""GloVe word vectors, learnt from public texts: Wikipedia of 2014 and the Gigaword corpus of news.
+
+Source: Pennington, Socher & Manning 2014.
+"""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from noisette.data import files
+from noisette.data.errors import DataError, refuse
+from noisette.data.words import Vocabulary
+
+WHOLE = "glove.6B.100d.txt"
+MOST_FREQUENT = "glove.6B.50d.top2445.npz"
+ADDRESS = "https://nlp.stanford.edu/data/glove.6B.zip"  # 0.8 GB, with no checksum published: left to the user
+
+_WORDS = 400_000
+
+
+def glove(data_dir: Path | None) -> Vocabulary:
+    """400,000 words with vectors of 100 numbers; or from a smaller copy, the 2,445 most frequent ones with 50.
+
+    The files are looked for in ``glove/`` under the folders where those of data sets are.
+
+    Raises:
+        DataError: they are absent or damaged; the message says what to put where.
+    """
+    layouts = {
+        (WHOLE,): lambda folder: read_text(folder / WHOLE, words=_WORDS, dims=100),
+        (MOST_FREQUENT,): lambda folder: read_npz(folder / MOST_FREQUENT),
+    }
+    found = files.first("glove", layouts, data_dir=data_dir)
+    if found is None:
+        place = files.folders("glove", data_dir)[0]
+        raise DataError(f"the GloVe word vectors are not on this machine: put {WHOLE} out of {ADDRESS} into {place}")
+    return found
+
+
+def read_text(path: Path, *, words: int, dims: int) -> Vocabulary:
+    """The vocabulary in a text of ``words`` lines or more: a word and ``dims`` numbers, with one space between each.
+
+    Raises:
+        DataError: lists the lines that are something else; there are fewer, as in a file that was cut.
+    """
+    found: list[str] = []
+    numbers = array("f")
+    problems = []
+    with path.open("rb") as stream:
+        for line, content in enumerate(stream, start=1):
+            word, *fields = content.rstrip(b"\n").split(b" ")
+            try:
+                values = array("f", map(float, fields))
+                found.append(word.decode())
+            except ValueError:
+                problems.append(f"line {line} has something in the place of a number or word")
+                continue
+            if len(values) == dims:
+                numbers.extend(values)
+            else:
+                problems.append(f"line {line} has {len(values)} numbers instead of {dims}")
+    if len(found) < words:
+        problems.append(f"there are {len(found)} words instead of {words:,}")
+    refuse(f"{path} is not GloVe as published; get it anew", problems)
+    return _vocabulary(path, found, np.frombuffer(numbers, np.float32).reshape(-1, dims), note="")
+
+
+def read_npz(path: Path) -> Vocabulary:
+    """The vocabulary in arrays ``words`` (words,) and ``vectors`` (words, dims), of the most frequent words.
+
+    Raises:
+        DataError: the file is damaged or holds something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            words, vectors = archive["words"], archive["vectors"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged ({error}); get it anew") from error
+    if words.dtype.kind != "U" or vectors.dtype != np.float32 or vectors.ndim != 2 or words.shape != vectors.shape[:1]:
+        got = f"words {words.dtype} {words.shape} and vectors {vectors.dtype} {vectors.shape}"
+        raise DataError(f"{path}: expected words, texts (n,), and vectors, float32 (n, dims), got {got}; get it anew")
+    note = (
+        f"word vectors of no more than the {len(words):,} most frequent words of GloVe, {vectors.shape[1]} numbers each"
+    )
+    return _vocabulary(path, words.tolist(), vectors, note=note)
+
+
+def _vocabulary(path: Path, words: list[str], vectors: np.ndarray, *, note: str) -> Vocabulary:
+    """The vocabulary, if its words are all different and its vectors finite."""
+    problems = [f"the vector of word {row + 1} is not finite" for row in np.flatnonzero(~np.isfinite(vectors).all(1))]
+    if len(set(words)) < len(words):
+        problems.append(f"{len(words) - len(set(words))} words are there twice")
+    refuse(f"{path} is damaged; get it anew", problems)
+    return Vocabulary(words, vectors, note)
