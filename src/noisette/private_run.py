@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Self
 
-import torch
-from torch import Tensor
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from noisette.accounting import Accountant, Ledger, PldAccountant, PoissonGaussian, noise_multiplier_for
 from noisette.bounding.base import GradientBound
-from noisette.errors import PrivacyRefusal
 from noisette.keystream import SecretKey
-from noisette.optimizer_checks import check_coverage, check_optimizer, held_by
-from noisette.piece_size import MeasuredSize, memory_of
+from noisette.noisy_run import NoisyRun
+from noisette.optimizer_checks import check_optimizer
 from noisette.preflight import ProvenFirst, refuse_mixing_modules
-from noisette.release import GaussianRelease, parts_of
-from noisette.sampling import Batch, PoissonSampler, gatherer
+from noisette.release import parts_of
 from noisette.saving import Fingerprint, SavedRun
 from noisette.schedule import check_delta, check_numbers, schedule
 from noisette.spending import Spending, delta_to_calibrate
@@ -119,12 +115,11 @@ def privatize(
     return run
 
 
-class PrivateRun:
-    """A training run under way: draws its batches, bounds and releases its gradients, and knows what was spent.
+class PrivateRun(NoisyRun):
+    """A training run with a claim: each of its steps is on record before its batch is drawn, and has its price.
 
-    Made by :func:`privatize`, or by :meth:`resume` from what :meth:`save` kept. A ``with`` block, or ``close()``,
-    leaves model and optimizer as they were. Of its planned ``steps``, ``steps_taken`` have moved the weights, and
-    ``steps_lost`` are paid for but went down with a process that died; ``extras`` is what :meth:`save` was given.
+    Made by :func:`privatize`, or by :meth:`resume` from what :meth:`save` kept. The ``steps_lost`` with a process that
+    died are paid for like the others; ``extras`` is what :meth:`save` was given.
     """
 
     def __init__(
@@ -140,109 +135,37 @@ class PrivateRun:
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.bound = bound
-        self.optimizer = optimizer
+        dimensions = sum(p.numel() for part in bound.take() for p in part.params)
+        self._spending = Spending(terms, accountant, ledger, dimensions)
+        super().__init__(
+            bound,
+            optimizer,
+            dataset,
+            key=SecretKey(),
+            sampling_rate=terms.event.sampling_rate,
+            noise_multiplier=terms.event.noise_multiplier,
+            expected_batch_size=terms.expected_batch_size,
+            steps=terms.steps,
+            steps_taken=steps_taken,
+            steps_lost=steps_lost,
+        )
         self.terms = terms
         self.accountant = accountant
         self.ledger = ledger
-        self.steps_taken = steps_taken
-        self.steps_lost = steps_lost
         self.extras = extras
-        key = SecretKey()
-        size, self._gather = gatherer(dataset)
         self._dataset = dataset
-        self._sampler = PoissonSampler(size=size, sampling_rate=self.event.sampling_rate, key=key)
-        self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
-        self._release = GaussianRelease(key, self.noise_multiplier, terms.expected_batch_size)
-        dimensions = sum(p.numel() for part in bound.take() for p in part.params)
-        self._spending = Spending(terms, accountant, ledger, dimensions)
         self._beside = terms.beside(ledger.events)
-        self._names = {id(p): name for name, p in bound.parameters.items()}
-        self._batch: Batch | None = None
-        self._step_due = False
         self._reserved = 0
-        self._written: dict[int, Tensor | None] = {}
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
-        self._handles = (
-            optimizer.register_step_pre_hook(self._before_step),
-            register_optimizer_step_pre_hook(self._before_any_step),
-            bound.model.register_forward_pre_hook(ProvenFirst(bound), prepend=True, with_kwargs=True),
-        )
+        first = bound.model.register_forward_pre_hook(ProvenFirst(bound), prepend=True, with_kwargs=True)
+        self._handles.append(first)
 
     @property
     def event(self) -> PoissonGaussian:
         """The release of one step."""
         return self.terms.event
-
-    @property
-    def steps(self) -> int:
-        """Number of steps that the run was planned with."""
-        return self.terms.steps
-
-    @property
-    def steps_spent(self) -> int:
-        """How far the run has come on its way to ``steps``: those taken and those lost."""
-        return self.steps_taken + self.steps_lost
-
-    @property
-    def steps_left(self) -> int:
-        """Number of steps that may follow."""
-        return max(0, self.steps - self.steps_spent)
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Standard deviation of the noise in units of the bound."""
-        return self.event.noise_multiplier
-
-    def batches(self) -> Iterator[Batch]:
-        """The logical batches that remain, drawn by Poisson sampling; each may be empty and each needs one step.
-
-        Raises:
-            PrivacyRefusal: a batch was left without ``optimizer.step()``.
-        """
-        while self.steps_left:
-            self._check_step_done()
-            self._reserve_step()
-            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._gather, self._measured)
-            self._step_due = True
-            yield self._batch
-        self._check_step_done()
-
-    def backward(self, losses: Tensor) -> None:
-        """Add the bounded gradients of the piece in hand to the pending sum.
-
-        Where memory runs out in a piece of ``batch.pieces("auto")``, nothing is added and the piece comes again in
-        halves.
-
-        Args:
-            losses: one value per example of the piece, shape (b,).
-
-        Raises:
-            PrivacyRefusal: losses that are not those of the piece in hand, a second backward of one piece, or what the
-                bound refuses.
-        """
-        if self._batch is None or self._batch.piece is None:
-            raise PrivacyRefusal(
-                "backward needs a piece of a batch: call it once for each piece in `for ... in batch.pieces(size)`, "
-                "within `for batch in run.batches()`. Examples drawn in another way carry no claim."
-            )
-        if losses.dim() == 1 and losses.shape[0] != self._batch.piece:
-            raise PrivacyRefusal(
-                f"the piece in hand has {self._batch.piece} examples, but there are {losses.shape[0]} losses: "
-                "give one loss for each example of the piece"
-            )
-        try:
-            self.bound.backward(losses)
-        except torch.OutOfMemoryError:
-            if not self._batch.give_back():
-                raise
-            if not losses._is_view():
-                losses.detach_()  # the caller holds on to the losses, and so to all activations of the piece
-        else:
-            self._batch.bounded += self._batch.piece
-            self._batch.piece = None
 
     def epsilon(self, *, delta: float) -> float:
         """What all that is recorded in the ledger costs at this delta, for adding or removing one record.
@@ -371,7 +294,7 @@ class PrivateRun:
         self._spending.check_budget(self.steps_left)
         self._beside = self.terms.beside(self.ledger.events)
 
-    def _reserve_step(self) -> None:
+    def _before_batch(self) -> None:
         """The ledger knows of a step before its batch is drawn, so no crash can hide what was spent."""
         if self._reserved == 0:
             if self.terms.beside(self.ledger.events) != self._beside:
@@ -380,60 +303,9 @@ class PrivateRun:
             self.ledger.reserve(self.event, lease)
             self._reserved = lease
 
-    def _check_step_done(self) -> None:
-        if self._step_due:
-            raise PrivacyRefusal(
-                "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
-                "whether a step happens must not depend on the data"
-            )
-
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Release the batch: what the optimizer finds in ``.grad`` is noised, and the ledger knows."""
-        if args[1:] or kwargs.get("closure") is not None:  # the first argument is the optimizer
-            raise PrivacyRefusal(
-                "optimizer.step(closure) computes gradients that are not private; call step() without a closure"
-            )
-        if not self._step_due:
-            raise PrivacyRefusal(
-                "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
-            )
-        self._check_gradients()
-        assert self._batch is not None
-        self._batch.check_bounded(len(self._batch.indices))
-        check_coverage(optimizer, self.bound)
-        # All of this first: a release that breaks off half-way is paid for, and its noise is never drawn again.
+    def _before_release(self) -> None:
         self.ledger.commit(self.event)
-        step = self.steps_taken
-        self._step_due, self._batch = False, None
-        self.steps_taken += 1
         self._reserved -= 1
-        self._release(self.bound.take(), self._names, step=step)
-        for p in self.bound.parameters.values():
-            self._written[id(p)] = _call_gradient_hooks(p)
-
-    def _before_any_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Another optimizer must not move parameters that this run answers for."""
-        if optimizer is not self.optimizer and (shared := held_by(optimizer) & self._names.keys()):
-            raise PrivacyRefusal(
-                f"a second optimizer ({type(optimizer).__name__}) steps {self._listed(shared)}, which a private run "
-                "trains; give it other parameters, or close the run first"
-            )
-
-    def _check_gradients(self) -> None:
-        stray = {
-            id(p)
-            for p in self.bound.parameters.values()
-            if p.grad is not None and p.grad is not self._written.get(id(p))
-        }
-        if stray:
-            raise PrivacyRefusal(
-                f".grad of {self._listed(stray)} holds a gradient that is not private: losses.backward() was called, "
-                "or .grad was set. Call run.backward(losses) instead, and clear these with optimizer.zero_grad()"
-            )
-
-    def _listed(self, ids: set[int]) -> str:
-        names = sorted(self._names[i] for i in ids)
-        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
     def close(self) -> None:
         """Leave model and optimizer as they were; give back what was reserved and not used."""
@@ -446,27 +318,3 @@ class PrivateRun:
                 self._own_ledger.close()
         if self._saved_in is not None and not self.steps_left:
             Fingerprint.remove(self._saved_in)
-
-    def _let_go(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _call_gradient_hooks(p: Tensor) -> Tensor | None:
-    """The user's gradient hooks of a parameter see the noised gradient, as they would any other; what is left of it."""
-    hooks: Mapping[int, Any] = p._backward_hooks or {}
-    for hook in list(hooks.values()):
-        if p.grad is not None and (changed := hook(p.grad)) is not None:
-            p.grad = changed
-    after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
-    for hook in list(after.values()):
-        hook(p)
-    return p.grad
