@@ -63,8 +63,8 @@ def unclaimed(
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     >>> clip = PerExampleClip(model, max_grad_norm=1.0, engine=Loop())
-    >>> run = unclaimed(clip, sgd, torch.randn(8, 2), expected_batch_size=8, sampling_rate=1, steps=2,
-    ...                 noise_multiplier=1.0)
+    >>> records = torch.arange(16.0).reshape(8, 2)
+    >>> run = unclaimed(clip, sgd, records, expected_batch_size=8, sampling_rate=1, steps=2, noise_multiplier=1.0)
     >>> for batch in run.batches():
     ...     for x in batch.pieces(max(1, len(batch.indices))):
     ...         run.backward(model(x).square().sum(1))
