@@ -1,7 +1,7 @@
 """From the gradients of derived weights back to the gradients of the parameters they come from.
 
-A slice or a transpose has the gradient norms of its part of the parameter, exactly. Any other derivation gets each
-example's gradient pushed back through it by autograd.
+A slice or a transpose has the gradient norms of its part of the parameter, exactly, and a parameter with a constant
+added has those of the sum. Any other derivation gets each example's gradient pushed back through it by autograd.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from torch import Tensor
 from noisette.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, add, kept
 from noisette.rules.embedding import touched_rows
 from noisette.tape import DerivedWeight
+
+_SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+_DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,8 @@ def _pull_back(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tens
     if isinstance(form, PerExampleRow) and _is_expansion(weight):
         source = weight.args[0]
         return [(source, _summed_to(source, form))]
+    if terms := _terms(weight):
+        return [(term, form) for term in terms]
     gradients = torch.autograd.grad(
         weight.tensor,
         weight.parents,
@@ -174,6 +179,17 @@ def _is_expansion(weight: DerivedWeight) -> bool:
     return weight.operation in (Tensor.expand, Tensor.expand_as, torch.broadcast_to) and isinstance(
         weight.args[0], Tensor
     )
+
+
+def _terms(weight: DerivedWeight) -> list[Tensor]:
+    """The parameters that a sum or difference hands its gradient on to as it is; none where it hands on another."""
+    if weight.kwargs or weight.operation not in _SUMS + _DIFFERENCES:
+        return []
+    terms = [term for term in weight.args if isinstance(term, Tensor) and term.requires_grad]
+    # What was computed before may have been written into since, so that its own derivation is another by now.
+    like = all(p.is_leaf and p.shape == weight.tensor.shape and p.dtype == weight.tensor.dtype for p in terms)
+    negated = weight.operation in _DIFFERENCES and terms[-1] is weight.args[1]
+    return terms if like and not negated else []
 
 
 def _summed_to(source: Tensor, form: PerExampleRow) -> Dense:
