@@ -23,6 +23,7 @@ def facts() -> Facts:
         note="",
         declared_size=1437,
         input_shape=(1, 8, 8),
+        word_vectors=(),
         classes=10,
         model="cnn",
         public_weights="",

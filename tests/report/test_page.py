@@ -83,3 +83,11 @@ def test_a_run_stopped_before_its_first_point_has_a_page(facts: Facts) -> None:
     outline = Outline(page(replace(facts, completed=False, test_accuracy=None, points=())))
     assert "svg" not in outline.tags
     assert "Privacy statement" in outline.text
+
+
+def test_a_model_of_words_is_loaded_behind_vectors_of_their_shape(facts: Facts) -> None:
+    text = Outline(page(replace(facts, input_shape=(20,), word_vectors=(2447, 50), model="mlp", classes=4))).text
+    assert "example 20 words, 4 classes" in text
+    assert "model = models.FixedFeatures(nn.Embedding(2447, 50), models.build('mlp', (20, 50), 4))" in text
+    assert "nothing is promised to a single word of it" in text
+    assert "FixedFeatures" not in page(facts)

@@ -24,6 +24,7 @@ class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
 
     ``max_grad_norm`` is the bound of all ``layers`` together, each of which is clipped to an equal part of it;
+    ``word_vectors`` are how many public ones there are and how many numbers each has, () where inputs are no words;
     ``components`` counts the private principal components that the records were projected on, 0 for none;
     ``public_weights`` is the SHA-256 of the file whose weights the model began with, "" if it began with random ones.
     ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps`` are those that ``epsilon``
@@ -39,6 +40,7 @@ class Facts:
     note: str
     declared_size: int
     input_shape: tuple[int, ...]
+    word_vectors: tuple[int, ...]
     classes: int
     model: str
     public_weights: str
@@ -98,6 +100,7 @@ def facts_of(outcome: Outcome) -> Facts:
         note=data.note,
         declared_size=data.declared_size,
         input_shape=tuple(data.train.inputs.shape[1:]),
+        word_vectors=() if data.vectors is None else data.vectors.shape,
         classes=data.classes,
         model=recipe.model.name,
         public_weights=_sha256(recipe.model.weights),

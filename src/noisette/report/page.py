@@ -48,7 +48,7 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
             [
                 ("data", facts.data),
                 ("declared size", f"{facts.declared_size:,} examples"),
-                ("example", f"{' × '.join(map(str, facts.input_shape))} numbers, {facts.classes} classes"),
+                ("example", f"{_example(facts)}, {facts.classes} classes"),
                 ("model", facts.model),
                 ("trained parameters", f"{facts.parameters:,}"),
                 *_start(facts),
@@ -104,15 +104,22 @@ def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _example(facts: Facts) -> str:
+    return f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
+
+
 def _loading(facts: Facts) -> str:
-    shape = repr(facts.input_shape)
-    model = f"build({facts.model!r}, {shape}, {facts.classes})"
+    shape = repr((*facts.input_shape, *facts.word_vectors[1:]))
+    model = f"models.build({facts.model!r}, {shape}, {facts.classes})"
     if facts.components:
-        model = f"projected({facts.model!r}, {shape}, {facts.classes}, {facts.components})"
+        model = f"models.projected({facts.model!r}, {shape}, {facts.classes}, {facts.components})"
+    if facts.word_vectors:
+        model = f"models.FixedFeatures(nn.Embedding{facts.word_vectors}, {model})"
     return (
         "from noisette import models\n"
-        "from safetensors.torch import load_file\n\n"
-        f"model = models.{model}\n"
+        "from safetensors.torch import load_file\n"
+        + ("from torch import nn\n" if facts.word_vectors else "")
+        + f"\nmodel = {model}\n"
         'model.load_state_dict(load_file("model.safetensors"))\n'
         "model.eval()\n"
     )

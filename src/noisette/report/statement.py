@@ -71,6 +71,7 @@ def _mechanism(facts: Facts) -> Section:
         "How it is kept",
         (
             *_start(facts),
+            *_words(facts),
             *_projection(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
             f"{facts.sampling_rate:.6g}. Batches may be empty; an empty one is released like any other.",
@@ -116,6 +117,16 @@ def _start(facts: Facts) -> list[str]:
     return [
         f"First weights: from a file with the SHA-256 {facts.public_weights}. Nothing is promised to the records that "
         "it was learnt from: they are taken to be public."
+    ]
+
+
+def _words(facts: Facts) -> list[str]:
+    if not facts.word_vectors:
+        return []
+    words, numbers = facts.word_vectors
+    return [
+        f"Words: {words:,} vectors of {numbers} numbers each, taken to be public and not trained, stand for the words. "
+        "One record is one whole text: nothing is promised to a single word of it, nor to all texts of one author."
     ]
 
 
