@@ -10,7 +10,7 @@ from noisette.data import DataError, Declaration, load, names
 
 
 def test_built_in_names() -> None:
-    assert names() == ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult")
+    assert names() == ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult", "ag-news")
 
 
 def test_unknown_name_lists_all_and_a_close_one() -> None:

@@ -77,9 +77,9 @@ def read_npz(path: Path) -> Vocabulary:
         DataError: the file is damaged or holds something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             words, vectors = archive["words"], archive["vectors"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); get it anew") from error
     if words.dtype.kind != "U" or vectors.dtype != np.float32 or vectors.ndim != 2 or words.shape != vectors.shape[:1]:
         got = f"words {words.dtype} {words.shape} and vectors {vectors.dtype} {vectors.shape}"
