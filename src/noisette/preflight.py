@@ -55,12 +55,12 @@ def mixing_modules(model: nn.Module) -> list[str]:
 
 
 def _mixing(module: nn.Module) -> str:
-    """How the module mixes examples, empty if it does not."""
+    """How the module mixes examples, empty if it does not. A module may say so itself, in ``mixes_examples``."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return "mixes examples: use GroupNorm, or call .eval() on it"
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
         return "mixes examples in its running statistics: set track_running_stats=False, or call .eval() on it"
-    return ""
+    return getattr(module, "mixes_examples", "")
 
 
 def refuse_mixing_modules(model: nn.Module) -> None:

@@ -133,11 +133,12 @@ class Tape:
         self.parameters = {name: p for name, p in root.named_parameters() if p.requires_grad}
         self.record = Record()
         self._depth = 0
+        self._arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}  # before other hooks change them
         self._recorder: _Recorder | None = None
         hook = _RootHook(self, root)
         self._handles = (
-            root.register_forward_pre_hook(hook.opens, prepend=True),
-            root.register_forward_hook(hook.closes, always_call=True, with_kwargs=True),
+            root.register_forward_pre_hook(hook.opens, prepend=True, with_kwargs=True),
+            root.register_forward_hook(hook.closes, always_call=True),
         )
 
     def clear(self) -> Record:
@@ -152,22 +153,24 @@ class Tape:
         self._stop()  # an interrupt may have left a call half done
         self.clear()
 
-    def open(self) -> None:
-        """Start recording one call of the root module; calls inside that call change nothing."""
+    def open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Start recording one call of the root module with these arguments; calls inside that call change nothing."""
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
+        self._arguments = args, kwargs
         self._recorder = _Recorder(self.record, self.parameters.values(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
 
-    def shut(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
-        """Stop recording the call of the root module that took these arguments and returned ``output``."""
+    def shut(self, output: object) -> None:
+        """Stop recording the call of the root module that returned ``output``."""
         if not self._depth:
             return  # a hook that runs before ours has stopped the call before it was opened
         self._depth -= 1
         if self._depth or self._recorder is None:
             return
         self._stop()
+        (args, kwargs), self._arguments = self._arguments, ((), {})
         returned = {
             place: Output(leaf, get_gradient_edge(leaf), leaf._version)
             for place, leaf in enumerate(tree_flatten(output)[0])
@@ -207,13 +210,13 @@ class _RootHook:
     def _records(self, module: nn.Module) -> Tape | None:
         return self._tape if self._root is not None and self._root() is module else None
 
-    def opens(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def opens(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if tape := self._records(module):
-            tape.open()
+            tape.open(args, kwargs)
 
-    def closes(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object) -> None:
+    def closes(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if tape := self._records(module):
-            tape.shut(args, kwargs, output)
+            tape.shut(output)
 
 
 def _autocast(tensors: Iterable[Tensor]) -> dict[str, torch.dtype]:

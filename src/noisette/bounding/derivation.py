@@ -15,6 +15,7 @@ from torch import Tensor
 
 from noisette.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, add, kept
 from noisette.rules.embedding import touched_rows
+from noisette.rules.public_statistics import OPERANDS
 from noisette.tape import DerivedWeight
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
@@ -159,6 +160,8 @@ def _pull_back(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tens
     """Each example's gradient of a derived weight as gradients of its parents."""
     if weight.operation is torch.nn.functional.embedding and (rows := _embedded_rows(weight, form)) is not None:
         return [rows]
+    if operands := OPERANDS.get(weight.operation):
+        return [(of, gradient) for of, gradient in operands(form.explicit(), *weight.args) if of.requires_grad]
     if isinstance(form, PerExampleRow) and _is_expansion(weight):
         source = weight.args[0]
         return [(source, _summed_to(source, form))]

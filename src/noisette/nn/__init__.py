@@ -1,3 +1,11 @@
-"""Modules a user puts into a model."""
+"""Modules that a user puts into a model."""
 
+from noisette.nn.channel_norm import FrozenBatchNorm as FrozenBatchNorm
+from noisette.nn.channel_norm import PerExampleBatchNorm as PerExampleBatchNorm
+from noisette.nn.channel_norm import PublicBatchNorm as PublicBatchNorm
+from noisette.nn.conversion import convert_batch_norm as convert_batch_norm
+from noisette.nn.conversion import to_batch_norm as to_batch_norm
+from noisette.nn.conversion import use_public_batch as use_public_batch
+from noisette.nn.joint_batch import ExactPerExampleBatchNorm as ExactPerExampleBatchNorm
+from noisette.nn.joint_batch import MixtureBatchNorm as MixtureBatchNorm
 from noisette.nn.scattering import Scattering as Scattering

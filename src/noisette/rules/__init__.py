@@ -11,6 +11,7 @@ from noisette.rules import joining as joining
 from noisette.rules import likeness as likeness
 from noisette.rules import linear as linear
 from noisette.rules import normalization as normalization
+from noisette.rules import public_statistics as public_statistics
 from noisette.rules import recurrent as recurrent
 from noisette.rules._examples import Examples as Examples
 from noisette.rules._registry import find_rule as find_rule

@@ -8,10 +8,11 @@ Axes: b example, t position within an example, o output feature, i input feature
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
-from typing import Protocol
+from functools import partial, singledispatch
+from itertools import combinations
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -202,14 +203,13 @@ class Total:
     parts: tuple[ExampleGradients, ...]
 
     def squared_norms(self) -> Tensor:
-        match self.parts:
-            case (Rows() as rows, Outer() as outer) | (Outer() as outer, Rows() as rows):
-                apart = rows.squared_norms() + outer.squared_norms()
-                # Where the two cancel, rounding can hide as much as it does in a Gram product.
-                slack = _GRAM_SLACK * torch.finfo(apart.dtype).eps * apart
-                return (apart + 2 * _inner(rows, outer)).clamp(min=0) + slack
-            case _:
-                return _square_sums(self.explicit())
+        products = [inner(one, other) for one, other in combinations(self.parts, 2)]
+        if not all(products):
+            return _square_sums(self.explicit())
+        apart = torch.stack([part.squared_norms() for part in self.parts]).sum(0)
+        across = torch.stack([product() for product in products if product]).sum(0)
+        # Where parts cancel, rounding can hide as much as it does in a Gram product.
+        return (apart + 2 * across).clamp(min=0) + _GRAM_SLACK * torch.finfo(apart.dtype).eps * apart
 
     def explicit(self) -> Tensor:
         return torch.stack([part.explicit() for part in self.parts]).sum(0)
@@ -233,9 +233,33 @@ def gram_product(left: Tensor, right: Tensor) -> Tensor:
     return (left * right).sum((1, 2)).clamp(min=0) + slack * diagonal
 
 
-def _inner(rows: Rows, outer: Outer) -> Tensor:
-    """Inner product of the two gradients of each example, shape (b,), without forming either."""
-    # <row id_s of G, rows_s> with G = sum_t left_t right_t^T, whose row id_s is sum_t left_t[id_s] right_t.
+Product = Callable[[Any, Any], Tensor]
+_PRODUCTS: dict[tuple[type, type], Product] = {}
+
+
+def inner_product(one: type, other: type) -> Callable[[Product], Product]:
+    """Register how to find the inner product of two kinds of gradients of each example, shape (b,)."""
+
+    def register(product: Product) -> Product:
+        _PRODUCTS[one, other] = product
+        return product
+
+    return register
+
+
+def inner(one: ExampleGradients, other: ExampleGradients) -> Callable[[], Tensor] | None:
+    """What finds the inner product of two gradients of each example without adding them up, if anything does."""
+    if product := _PRODUCTS.get((type(one), type(other))):
+        return partial(product, one, other)
+    if product := _PRODUCTS.get((type(other), type(one))):
+        return partial(product, other, one)
+    return None
+
+
+@inner_product(Rows, Outer)
+def _(rows: Rows, outer: Outer) -> Tensor:
+    """Without forming either: <row id_s of G, rows_s> with G = sum_t left_t right_t^T."""
+    # Row id_s of G is sum_t left_t[id_s] right_t.
     index = rows.ids.clamp(min=0).unsqueeze(1).expand(-1, outer.positions, -1)
     picked = outer.left.gather(2, index)  # (b, t, s)
     return (picked * torch.bmm(outer.right, rows.rows.transpose(1, 2))).sum((1, 2))

@@ -20,7 +20,7 @@ Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
 _CACHED = 2**19
 
 
-def _of_scale(
+def of_scale(
     examples: Examples,
     dy: Tensor,
     input: Tensor,
@@ -56,7 +56,7 @@ def layer_norm_weight(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return _of_scale(examples, dy, input, weight, lambda x: F.layer_norm(x, normalized_shape, eps=eps), reduced)
+    return of_scale(examples, dy, input, weight, lambda x: F.layer_norm(x, normalized_shape, eps=eps), reduced)
 
 
 @rule(F.layer_norm, operand="bias")
@@ -83,7 +83,7 @@ def rms_norm_weight(
     eps: float | None = None,
 ) -> ExampleGradients:
     """G = sum_t dy_t x_hat_t."""
-    return _of_scale(examples, dy, input, weight, lambda x: F.rms_norm(x, normalized_shape, eps=eps), reduced)
+    return of_scale(examples, dy, input, weight, lambda x: F.rms_norm(x, normalized_shape, eps=eps), reduced)
 
 
 @rule(F.group_norm, operand="weight")
@@ -97,7 +97,7 @@ def group_norm_weight(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """G_c = sum over positions of dy_c x_hat_c."""
-    return _of_scale(examples, dy, input, weight, lambda x: torch.group_norm(x, num_groups, eps=eps), reduced_channels)
+    return of_scale(examples, dy, input, weight, lambda x: torch.group_norm(x, num_groups, eps=eps), reduced_channels)
 
 
 @rule(F.group_norm, operand="bias")
@@ -134,7 +134,7 @@ def instance_norm_weight(
     def normalise(x: Tensor) -> Tensor:
         return F.instance_norm(x, running_mean, running_var, use_input_stats=use_input_stats, eps=eps)
 
-    return _of_scale(examples, dy, input, weight, normalise, reduced_channels)
+    return of_scale(examples, dy, input, weight, normalise, reduced_channels)
 
 
 @rule(F.instance_norm, operand="bias")
@@ -184,7 +184,7 @@ def batch_norm_weight(
     def normalise(x: Tensor) -> Tensor:
         return F.batch_norm(x, running_mean, running_var, eps=eps)
 
-    return _of_scale(examples, dy, input, weight, normalise, reduced_channels)
+    return of_scale(examples, dy, input, weight, normalise, reduced_channels)
 
 
 @rule(F.batch_norm, operand="bias")

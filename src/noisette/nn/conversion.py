@@ -1,0 +1,218 @@
+"""From batch norm to a norm that private training can use, in the user's own model, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from noisette import _check
+from noisette.errors import PrivacyRefusal
+from noisette.nn.channel_norm import ChannelNorm, FrozenBatchNorm, PublicBatchNorm, PublicNorm
+from noisette.nn.joint_batch import ExactPerExampleBatchNorm, JointBatch
+from noisette.nn.public_batch import PublicBatch, norms_of
+
+Model = TypeVar("Model", bound=nn.Module)
+Norm = type[ChannelNorm] | type[nn.GroupNorm] | type[nn.LayerNorm] | type[_InstanceNorm]
+Inputs = Tensor | Sequence[Tensor]
+
+_MOST_GROUPS, _LEAST_CHANNELS = 32, 16
+
+
+def convert_batch_norm(
+    model: Model, *, to: Norm, public: Inputs | None = None, private: Inputs | None = None, every: int = 1
+) -> Model:
+    """Put another norm in the place of every batch norm of a model; scale, shift and names of the state dict stay.
+
+    Args:
+        model: changed in place.
+        to: :class:`PublicBatchNorm`, :class:`PerExampleBatchNorm`, :class:`ExactPerExampleBatchNorm` or
+            :class:`MixtureBatchNorm`, which need ``public``; :class:`FrozenBatchNorm`, which keeps the statistics that
+            the model has unless ``public`` is given; or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example)
+            or ``InstanceNorm1d`` to ``3d``, which look at one example alone.
+        public: a batch of public inputs, or several tensors where the model takes several.
+        private: the private inputs, if they are at hand: no public example may be one of them.
+        every: statistics are taken anew at every so many changes of the weights.
+
+    Returns:
+        The model, or the new norm where the model is a batch norm itself.
+
+    Raises:
+        ValueError: ``public`` is missing, is given for nothing, has fewer than two examples or values that are not
+            finite, or ``to`` is not one of these; all problems are listed.
+        PrivacyRefusal: an example stands in ``public`` and in ``private``.
+
+    >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    >>> convert_batch_norm(model, to=nn.GroupNorm)[1]
+    GroupNorm(1, 4, eps=1e-05, affine=True)
+    """
+    inputs = () if public is None else _inputs(public)
+    _check.all_of(
+        lambda: _check_target(to, inputs),
+        lambda: _check_public(inputs) if inputs else None,
+        lambda: _check.count(every=every),
+    )
+    if private is not None:
+        _refuse_overlap(inputs, _inputs(private))
+    made: dict[_BatchNorm, nn.Module] = {}
+
+    def converted(norm: _BatchNorm) -> nn.Module:
+        if norm not in made:
+            made[norm] = _made(to, norm)
+        return made[norm]
+
+    model = _replaced(model, _BatchNorm, converted)
+    if made and issubclass(to, PublicNorm):
+        PublicBatch.attach(model, inputs, every)
+    elif made and issubclass(to, ExactPerExampleBatchNorm):
+        JointBatch.attach(model, inputs)
+    elif made and inputs:
+        _freeze_at(model, inputs)
+    return model
+
+
+def use_public_batch(model: Model, public: Inputs, *, every: int = 1) -> Model:
+    """Give the public norms that a model was built with their public batch.
+
+    Args:
+        model: has :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm` in it.
+        public: a batch of public inputs, or several tensors where the model takes several.
+        every: statistics are taken anew at every so many changes of the weights.
+
+    Raises:
+        ValueError: the model has no such norm, or the batch cannot serve; see :func:`convert_batch_norm`.
+    """
+    inputs = _inputs(public)
+    _check.all_of(lambda: _check_public(inputs), lambda: _check.count(every=every))
+    if not norms_of(model):
+        raise ValueError("the model has no PublicBatchNorm or PerExampleBatchNorm that a public batch could serve")
+    PublicBatch.attach(model, inputs, every)
+    return model
+
+
+def to_batch_norm(model: Model) -> Model:
+    """Put ``torch.nn`` batch norms in evaluation mode in the place of public and frozen ones, with their statistics.
+
+    Outputs stay the same, bit for bit, and the public batch is needed no more.
+
+    Raises:
+        ValueError: the model has norms whose statistics differ from example to example.
+    """
+    odd = [name for name, part in model.named_modules() if isinstance(part, ChannelNorm) and not _is_constant(part)]
+    if odd:
+        raise ValueError(
+            f"{', '.join(odd)}: the statistics differ from example to example, so no batch norm gives the same outputs"
+        )
+    model.state_dict()  # takes the statistics of the weights of now
+    for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), PublicBatch):
+                hooks.pop(key)
+    return _replaced(model, ChannelNorm, _plain)
+
+
+def _inputs(given: Inputs) -> tuple[Tensor, ...]:
+    return (given,) if isinstance(given, Tensor) else tuple(given)
+
+
+def _check_target(to: Norm, inputs: Sequence[Tensor]) -> None:
+    from_public = issubclass(to, PublicNorm | ExactPerExampleBatchNorm)
+    if not from_public and not issubclass(to, FrozenBatchNorm | nn.GroupNorm | nn.LayerNorm | _InstanceNorm):
+        raise ValueError(
+            f"expected `to` to be PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm, "
+            f"MixtureBatchNorm, torch.nn.GroupNorm, LayerNorm or InstanceNorm, got {to.__name__}"
+        )
+    if from_public and not inputs:
+        raise ValueError(f"{to.__name__} takes its statistics from public examples: give a batch of them as public")
+    if inputs and not from_public and not issubclass(to, FrozenBatchNorm):
+        raise ValueError(f"{to.__name__} looks at one example alone; leave public out")
+
+
+def _check_public(inputs: Sequence[Tensor]) -> None:
+    counts = {len(x) if x.dim() else 0 for x in inputs}
+    if len(counts) > 1:
+        raise ValueError(f"the public inputs have {', '.join(map(str, sorted(counts)))} examples; give as many of each")
+    if counts.pop() < 2:
+        raise ValueError("statistics need at least two public examples; a hundred or more serve well")
+    if not all(bool(x.isfinite().all()) for x in inputs if x.is_floating_point()):
+        raise ValueError("the public batch holds values that are not finite")
+
+
+def _refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
+    seen = {_row(rows) for rows in zip(*private, strict=True)}
+    if shared := [k for k, rows in enumerate(zip(*public, strict=True)) if _row(rows) in seen]:
+        raise PrivacyRefusal(
+            f"{len(shared)} public examples are private records too (the first is number {shared[0]}): nothing is "
+            "promised to what stands in the public batch; take other examples"
+        )
+
+
+def _row(tensors: Sequence[Tensor]) -> bytes:
+    return b"".join(x.detach().cpu().double().contiguous().numpy().tobytes() for x in tensors)
+
+
+def _replaced(model: Model, kind: type[nn.Module], replacement: Callable[..., nn.Module]) -> Model:
+    """The model with every module of this kind replaced; the replacement itself where the model is of this kind."""
+    if isinstance(model, kind):
+        return replacement(model)  # pyright: ignore[reportReturnType]
+    for part in list(model.modules()):
+        for name, child in part._modules.items():
+            if isinstance(child, kind):
+                part._modules[name] = replacement(child)
+    return model
+
+
+def _made(to: Norm, norm: _BatchNorm) -> nn.Module:
+    if issubclass(to, ChannelNorm):
+        return to.of(norm)
+    if issubclass(to, nn.GroupNorm | nn.LayerNorm):
+        groups = _groups(norm.num_features) if issubclass(to, nn.GroupNorm) else 1
+        made: nn.Module = nn.GroupNorm(groups, norm.num_features, norm.eps, norm.affine)
+    else:
+        made = to(norm.num_features, norm.eps, affine=norm.affine)
+    made.weight, made.bias = norm.weight, norm.bias
+    return made.train(norm.training)
+
+
+def _groups(channels: int) -> int:
+    """Groups of at least 16 channels, at most 32 of them: small groups would wipe out what few channels tell.
+
+    Source: Wu & He 2018.
+    """
+    most = max(1, min(_MOST_GROUPS, channels // _LEAST_CHANNELS))
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
+
+
+def _freeze_at(model: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Statistics of the public batch under the present weights, once and for all, from the first norm to the last."""
+    frozen = [norm for norm in model.modules() if isinstance(norm, FrozenBatchNorm)]
+
+    def take(norm: FrozenBatchNorm, args: tuple[Tensor, ...]) -> None:
+        axes = [axis for axis in range(args[0].dim()) if axis != 1]
+        norm.running_mean.copy_(args[0].mean(axes))
+        norm.running_var.copy_(args[0].var(axes, correction=0))
+
+    handles = [norm.register_forward_pre_hook(take) for norm in frozen]
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_constant(norm: ChannelNorm) -> bool:
+    return isinstance(norm, FrozenBatchNorm | PublicBatchNorm)
+
+
+def _plain(norm: ChannelNorm) -> nn.Module:
+    if norm.batch_norm is None:
+        raise ValueError(f"this {type(norm).__name__} has met no input yet, so it is not known how many axes it takes")
+    plain = norm.batch_norm(norm.num_features, norm.eps, affine=norm.weight is not None)
+    plain.weight, plain.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
+    plain.running_mean, plain.running_var = norm.running_mean, norm.running_var
+    return plain.eval()
