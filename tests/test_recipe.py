@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from noisette import models
-from noisette.recipe import PrivacySection, ProjectionSection, Recipe, TrainingSection
+from noisette.recipe import (
+    BATCH_NORMS,
+    DataSection,
+    ModelSection,
+    PrivacySection,
+    ProjectionSection,
+    PublicSection,
+    Recipe,
+    TrainingSection,
+)
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 
@@ -81,9 +92,77 @@ def test_new_numbers_outside_their_domain_are_listed_together() -> None:
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
 def test_committed_recipes_are_the_defaults_they_claim_to_be(path: Path) -> None:
-    assert Recipe.read(path) == Recipe.default_for(path.stem)
+    default = Recipe.default_for(path.stem)
+    assert Recipe.read(path) == replace(default, privacy=replace(default.privacy, epsilon=default.privacy.budget))
 
 
 def test_every_default_names_a_model_that_exists() -> None:
     for data in ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult", "other"):
         assert Recipe.default_for(data).model.name in models.names()
+
+
+PUBLIC = PublicSection("kmnist")
+WITHOUT_CLAIM = PrivacySection(noise_multiplier=1.0)
+
+
+def of(batch_norm: str | None, **changes: Any) -> Recipe:
+    return Recipe(**{"data": DataSection("mnist"), "model": ModelSection("lenet-5", batch_norm=batch_norm)} | changes)
+
+
+def test_norms_and_public_examples_fit_in_a_file(tmp_path: Path) -> None:
+    recipe = read(tmp_path, '[model]\nbatch_norm = "public"\n[public]\ndata = "kmnist"\nexamples = 64\nseed = 3\n')
+    assert recipe.model.batch_norm == "public"
+    assert recipe.public == PublicSection("kmnist", 64, 3)
+    assert not recipe.model.couples
+    assert PublicSection().examples == 128
+
+
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_only_the_mixture_couples_the_examples(name: str) -> None:
+    needs_public = name not in ("group", "layer", "instance")
+    privacy = WITHOUT_CLAIM if name == "mixture" else PrivacySection()
+    recipe = of(name, public=PUBLIC if needs_public else PublicSection(), privacy=privacy)
+    assert recipe.model.couples == (name == "mixture")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (lambda: of("batch"), "one of public, per-example, per-example-exact, frozen, mixture, group, layer, instance"),
+        (lambda: of("public"), "takes its statistics from public examples; name their set"),
+        (lambda: of("frozen"), "name their set"),
+        (lambda: of(None, public=PUBLIC), "not None; leave them out"),
+        (lambda: of("group", public=PUBLIC), "not group; leave them out"),
+        (lambda: of("public", public=PublicSection("mnist")), "is the set that is trained on"),
+        (lambda: of("public", public=PublicSection("./mnist")), "is the set that is trained on"),
+        (lambda: of("public", public=PublicSection("kmnist", examples=0)), "got examples=0"),
+        (lambda: of("public", public=PublicSection("kmnist", examples=1)), "fewer have no variance"),
+        (lambda: of("public", public=PublicSection("kmnist", seed=-1)), "seed >= 0"),
+    ],
+)
+def test_norms_without_their_public_examples_and_such_examples_without_a_norm_are_refused(
+    recipe: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe()
+
+
+def test_statistics_may_come_with_the_weights() -> None:
+    of("frozen", model=ModelSection("lenet-5", weights="a.safetensors", batch_norm="frozen"))
+
+
+def test_what_only_a_claim_could_give_is_refused_without_one_all_at_once() -> None:
+    with pytest.raises(ValueError) as error:
+        of("mixture", privacy=PrivacySection(epsilon=2.0), projection=ProjectionSection(60, 7.0), public=PUBLIC)
+    for told in (
+        "no privacy claim",
+        "leave out epsilon=2",
+        "give privacy.noise_multiplier",
+        "leave out the projection",
+    ):
+        assert told in str(error.value)
+    assert 'take batch_norm = "public"' in str(error.value)
+
+
+def test_a_budget_is_three_unless_given() -> None:
+    assert (PrivacySection().budget, PrivacySection(epsilon=0.5).budget) == (3.0, 0.5)

@@ -1,4 +1,4 @@
-"""A run as data: a TOML file of five short tables, read into frozen dataclasses."""
+"""A run as data: a TOML file of six short tables, read into frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -33,13 +33,29 @@ class ModelSection:
     name: str = "cnn"
     weights: str | None = None  # a safetensors file of weights that were learnt from public records
     frozen: tuple[str, ...] = ("features",)  # parts with such weights that are not trained
+    batch_norm: str | None = None  # one of BATCH_NORMS that takes the place of each batch norm; all stay if left out
+
+    @property
+    def couples(self) -> bool:
+        """Whether one example's statistics depend on the others, so that nothing can be promised to any."""
+        return self.batch_norm == "mixture"
+
+
+@dataclass(frozen=True)
+class PublicSection:
+    """The public examples that a norm takes its statistics from; nothing is promised to them."""
+
+    data: str | None = None  # a built-in set, a folder of images or an .npz: other examples than those trained on
+    examples: int = 128  # so many of its training examples
+    seed: int = 0  # which ones
+    classes: int | tuple[str, ...] | None = None  # those of files of your own, which are read with their labels
 
 
 @dataclass(frozen=True)
 class PrivacySection:
     """The budget of all that is learned from the records, and the bound on one example."""
 
-    epsilon: float = 3.0
+    epsilon: float | None = None  # 3 if left out, where there is a claim
     delta: float = 1e-5
     noise_multiplier: float | None = (
         None  # calibrated to the budget if left out; given, it ends the run with the budget
@@ -48,6 +64,11 @@ class PrivacySection:
     per_layer: bool = False  # bound and noise multiplier are those of each layer, not of all together
     accountant: str = "pld"
     allow_large_delta: bool = False
+
+    @property
+    def budget(self) -> float:
+        """The epsilon that a run with a claim may spend."""
+        return 3.0 if self.epsilon is None else self.epsilon
 
 
 @dataclass(frozen=True)
@@ -83,15 +104,19 @@ class Recipe:
     privacy: PrivacySection = PrivacySection()
     training: TrainingSection = TrainingSection()
     projection: ProjectionSection = ProjectionSection()
+    public: PublicSection = PublicSection()
 
     def __post_init__(self) -> None:
         projection, privacy, training = self.projection, self.privacy, self.training
-        noise, lr_end = privacy.noise_multiplier, training.lr_end
+        epsilon, noise, lr_end = privacy.epsilon, privacy.noise_multiplier, training.lr_end
         _check.all_of(
             lambda: projection == ProjectionSection() or _check.count(components=projection.components),
             lambda: projection == ProjectionSection() or _check.positive(noise_multiplier=projection.noise_multiplier),
             lambda: _check_start(self.model, projection),
-            lambda: _check.positive(epsilon=privacy.epsilon),
+            lambda: _check_batch_norm(self.model.batch_norm),
+            lambda: _check_public(self.public, self.model, self.data),
+            lambda: not self.model.couples or _check_unclaimed(privacy, projection),
+            lambda: epsilon is None or _check.positive(epsilon=epsilon),
             lambda: _check.open_fraction(delta=privacy.delta),
             lambda: noise is None or _check.positive(noise_multiplier=noise),
             lambda: _check.positive(max_grad_norm=privacy.max_grad_norm),
@@ -147,9 +172,61 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
 }
 
 
+# What may take the place of batch norm, and which of these takes its statistics from public examples.
+_NEED_PUBLIC = ("public", "per-example", "per-example-exact", "frozen", "mixture")
+BATCH_NORMS = (*_NEED_PUBLIC, "group", "layer", "instance")
+
+
 def _check_start(model: ModelSection, projection: ProjectionSection) -> None:
     if model.weights is not None and projection.components:
         raise ValueError("public weights were learnt on the data itself, not on its projection; leave out one of them")
+
+
+def _check_batch_norm(name: str | None) -> None:
+    if name is not None and name not in BATCH_NORMS:
+        raise ValueError(f"expected batch_norm to be one of {', '.join(BATCH_NORMS)}, got {name!r}")
+
+
+def _check_public(public: PublicSection, model: ModelSection, data: DataSection) -> None:
+    """There are public examples where the norm needs them and nowhere else, and they are not those trained on."""
+    if model.batch_norm not in _NEED_PUBLIC:
+        if public != PublicSection():
+            raise ValueError(
+                f"public examples are for batch_norm {', '.join(_NEED_PUBLIC)}, not {model.batch_norm}; leave them out"
+            )
+        return
+    if public.data is None:
+        if model.batch_norm == "frozen" and model.weights is not None:
+            return  # the statistics come with the weights
+        raise ValueError(
+            f'batch_norm = "{model.batch_norm}" takes its statistics from public examples; name their set, such as '
+            '[public] data = "kmnist"'
+        )
+    if Path(public.data).resolve() == Path(data.name).resolve():
+        raise ValueError(
+            f"public data {public.data!r} is the set that is trained on, whose examples are private; name another"
+        )
+    if public.examples < 2:
+        raise ValueError(f"expected examples >= 2, got examples={public.examples}: fewer have no variance")
+    if public.seed < 0:
+        raise ValueError(f"expected seed >= 0, got seed={public.seed}")
+
+
+def _check_unclaimed(privacy: PrivacySection, projection: ProjectionSection) -> None:
+    """Nothing is asked of a run without a claim that only a claim could give."""
+    problems = []
+    if privacy.epsilon is not None:
+        problems.append(f"leave out epsilon={privacy.epsilon:g}, since no budget can be kept")
+    if privacy.noise_multiplier is None:
+        problems.append("give privacy.noise_multiplier, since there is no budget to find it from")
+    if projection != ProjectionSection():
+        problems.append("leave out the projection, since nothing would be paid for its components")
+    if problems:
+        raise ValueError(
+            'batch_norm = "mixture" couples the examples, so a run with it has no privacy claim: '
+            + ", ".join(problems)
+            + '; or take batch_norm = "public", which has one'
+        )
 
 
 def _check_accountant(name: str) -> None:
@@ -191,7 +268,7 @@ def _read_fields(owner: type, table: Mapping[str, Any], where: str, problems: li
     return values
 
 
-_SECTIONS = (DataSection, ModelSection, ProjectionSection, PrivacySection, TrainingSection)
+_SECTIONS = (DataSection, ModelSection, ProjectionSection, PrivacySection, PublicSection, TrainingSection)
 
 
 def _typed(value: Any, expected: Any, known: Field[Any], where: str, problems: list[str]) -> Any:

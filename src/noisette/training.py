@@ -110,7 +110,7 @@ def train(
             expected_batch_size=recipe.training.batch_size,
             sampling_rate=sampling_rate,
             steps=steps,
-            epsilon=recipe.privacy.epsilon,
+            epsilon=recipe.privacy.budget,
             noise_multiplier=learner.noise_multiplier,
             delta=recipe.privacy.delta,
             accountant=ACCOUNTANTS[recipe.privacy.accountant],
@@ -173,7 +173,7 @@ class _Training:
         self._learner, self._outcome, self._checkpoint, self._start = learner, outcome, checkpoint, start
         self._places = places
         self._taken_before = outcome.run.steps_taken
-        self._costs = _costs(outcome.run, outcome.recipe.privacy.epsilon, outcome.recipe.privacy.delta, places)
+        self._costs = _costs(outcome.run, outcome.recipe.privacy.budget, outcome.recipe.privacy.delta, places)
 
     def whole(self, on_step: Watch) -> Outcome:
         """What became of the run at its end, or when Ctrl-C was pressed."""
@@ -240,7 +240,7 @@ def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: L
     if noise_multiplier is None:
         return sampling_rate, steps
     affordable = steps_for(
-        epsilon=privacy.epsilon,
+        epsilon=privacy.budget,
         delta=delta_to_calibrate(privacy.delta, ledger),
         sampling_rate=sampling_rate,
         noise_multiplier=noise_multiplier,
@@ -249,7 +249,7 @@ def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: L
     )
     if affordable == 0:
         raise ValueError(
-            f"epsilon={privacy.epsilon:g} at delta={privacy.delta:g} does not pay for one step of rate "
+            f"epsilon={privacy.budget:g} at delta={privacy.delta:g} does not pay for one step of rate "
             f"{sampling_rate:.4g} with noise_multiplier={noise_multiplier:.4g}"
             + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
             + "; give more of either"

@@ -107,7 +107,7 @@ def facts_of(outcome: Outcome) -> Facts:
         parameters=outcome.parameters,
         epsilon=outcome.epsilon,
         delta=recipe.privacy.delta,
-        budget=recipe.privacy.epsilon,
+        budget=recipe.privacy.budget,
         accountant=run.accountant.name,
         accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
         neighbouring=run.event.neighbouring.value,
