@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -13,27 +14,81 @@ from noisette import models
 from noisette.bounding import PerExampleClip
 from noisette.preflight import Call, prove
 
+IMAGE, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (20, 100)
+# Shape of an example, classes, and the numbers to train: those of the published networks where there is one.
+NETWORKS = {
+    "linear": ((113,), 10, 113 * 10 + 10),
+    "mlp": ((113,), 10, 113 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10),
+    "mlp1000": ((60,), 10, 70_000),
+    "cnn": (IMAGE, 10, 26_010),
+    "scattering": (IMAGE, 10, 81 * 7 * 7 * 10 + 10),
+    "lenet-300-100": (IMAGE, 10, 266_610),
+    "bn-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),
+    "ln-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),
+    "lenet-5": (IMAGE, 10, 61_706),
+    "bn-lenet-5": (IMAGE, 10, 61_706 + 2 * (6 + 16 + 120 + 84 + 10)),
+    "ln-lenet-5": (IMAGE, 10, 61_706 + 2 * (6 + 16 + 120 + 84 + 10)),
+    "cifar-tutorial": (COLOUR, 10, 1_144_138),
+    "bn-cifar-tutorial": (COLOUR, 10, 1_144_138 + 2 * (64 + 64 + 384 + 384 + 10)),
+    "ln-cifar-tutorial": (COLOUR, 10, 1_144_138 + 2 * (64 + 64 + 384 + 384 + 10)),
+    "tf-tutorial": (COLOUR, 10, 1_068_298),
+    "bn-tf-tutorial": (COLOUR, 10, 1_068_298 + 2 * (64 + 64 + 384 + 192 + 10)),
+    "ln-tf-tutorial": (COLOUR, 10, 1_068_298 + 2 * (64 + 64 + 384 + 192 + 10)),
+    "resnet-18": (COLOUR, 10, 11_173_962),
+    "resnet-18-mod": (COLOUR, 10, 11_173_962 - 2 * 512),
+    "bn-resnet-18": (COLOUR, 10, 11_173_962 + 2 * 10),
+    "vgg-16": (COLOUR, 10, 14_728_266),
+    "vgg-16-mod": (COLOUR, 10, 14_728_266 - 2 * 512),
+    "bn-vgg-16": (COLOUR, 10, 14_728_266 + 2 * 10),
+    "light-vgg": (COLOUR, 10, 2_462_282),
+    "bn-light-vgg": (COLOUR, 10, 2_462_282 + 2 * (2 * 64 + 2 * 128 + 4 * 256 + 512)),
+    "ln-light-vgg": (COLOUR, 10, 2_462_282 + 2 * (2 * 64 + 2 * 128 + 4 * 256 + 512)),
+    "bilstm-dl": (TEXT, 4, 34_564),
+    "ln-bilstm-dl": (TEXT, 4, 34_564 + 2 * 2 * (128 + 128 + 32)),
+}
+
+
+def test_every_name_is_known_here() -> None:
+    assert set(models.names()) == set(NETWORKS)
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "numbers"), [(name, *rest) for name, rest in NETWORKS.items()])
+def test_networks_have_as_many_numbers_to_train_as_published_and_one_row_of_scores_for_each_example(
+    name: str, shape: tuple[int, ...], classes: int, numbers: int
+) -> None:
+    with torch.device("meta"):
+        model = models.build(name, shape, classes)
+        assert model(torch.rand(3, *shape)).shape == (3, classes)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == numbers
+
 
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        *[(name, (1, 28, 28)) for name in models.names() if not name.startswith("bn-")],
+        *[(name, shape) for name, (shape, *_) in NETWORKS.items() if not re.search("bn-|resnet|vgg", name)],
         ("cnn", (1, 8, 8)),
-        ("cnn", (3, 32, 32)),
-        ("scattering", (3, 32, 32)),
-        ("cifar-tutorial", (3, 32, 32)),
-        ("mlp1000", (60,)),
-        ("mlp", (113,)),
+        ("cnn", COLOUR),
+        ("scattering", COLOUR),
+        ("lenet-5", COLOUR),
+        ("ln-lenet-5", COLOUR),
+        ("cifar-tutorial", IMAGE),
         ("linear", (5,)),
     ],
 )
-def test_scores_have_one_row_per_example_and_no_coupling(name: str, shape: tuple[int, ...]) -> None:
+def test_networks_look_at_one_example_at_a_time(name: str, shape: tuple[int, ...]) -> None:
     model = models.build(name, shape, 7)
-    inputs = torch.rand(8, *shape)
-    assert model(inputs).shape == (8, 7)
     clip = PerExampleClip(model, max_grad_norm=1.0)
-    prove(clip, Call((inputs,), {}))
+    prove(clip, Call((torch.rand(8, *shape),), {}))
     clip.close()
+
+
+def test_trying_a_model_out_leaves_no_trace_in_it() -> None:
+    model = models.build("bn-lenet-5", IMAGE, 10)
+    assert {type(m).__name__ for m in model.modules() if not m.training} == set()
+    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)):
+        assert int(norm.num_batches_tracked) == 0
+        assert not norm.running_mean.any()
+    assert not models.build("scattering", IMAGE, 10).features.training
 
 
 def test_fixed_features_have_nothing_to_train() -> None:
@@ -46,7 +101,7 @@ def test_fixed_features_have_nothing_to_train() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet", "there are .*cnn, .*linear, mlp, mlp1000, scattering"),
+        ("resnet", "there are linear, mlp, mlp1000, cnn, scattering, lenet-300-100, "),
         ("missing_package:net", "missing_package"),
         ("own:absent", "absent"),
         ("own:takes_one", "called with"),
@@ -75,11 +130,18 @@ def test_models_that_do_not_fit_are_refused(
     ("name", "shape", "message"),
     [
         ("cnn", (12,), "needs images"),
+        ("bilstm-dl", (3, 32, 32), r"needs texts as word vectors \(tokens, dimensions\), got .* \(3, 32, 32\)"),
+        ("ln-bilstm-dl", (20,), "needs texts"),
         ("cifar-tutorial", (12,), "needs images"),
+        ("lenet-5", (1, 28, 11), "12 x 12 pixels or more"),
+        ("vgg-16", (3, 28, 32), "32 x 32 pixels or more"),
+        ("light-vgg", (3, 7, 8), "8 x 8 pixels or more"),
+        ("resnet-18", (12,), "needs images"),
+        ("tf-tutorial", (3, 32, 23), "'tf-tutorial' needs images of 24 x 24"),
         ("cifar-tutorial", (3, 32, 23), "24 x 24 pixels or more, got examples of shape .3, 32, 23."),
     ],
 )
-def test_images_are_asked_for(name: str, shape: tuple[int, ...], message: str) -> None:
+def test_examples_that_the_network_cannot_take_are_named(name: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.build(name, shape, 2)
 

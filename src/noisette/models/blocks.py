@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from noisette.models.norms import Norm
 
 Activation = Callable[[], nn.Module]
 Part = tuple[str, nn.Module]
+Plan = TypeVar("Plan")
 
 
 def sequence(parts: Iterable[Part]) -> nn.Sequential:
@@ -19,21 +20,26 @@ def sequence(parts: Iterable[Part]) -> nn.Sequential:
     return nn.Sequential(OrderedDict(parts))
 
 
-def convolution(k: int, layer: nn.Conv2d, norm: Norm | None, activation: Activation) -> list[Part]:
-    """The k-th convolution of a network, its norm and its activation."""
-    return [(f"conv{k}", layer), *_normalised(k, layer.out_channels, 2, norm), (f"act{k}", activation())]
+def normalised(name: str, layer: nn.Conv2d | nn.Linear, norm: Norm | None) -> list[Part]:
+    """A layer, and a norm of its outputs if there is one."""
+    if norm is None:
+        return [(name, layer)]
+    outputs = (layer.out_channels, 2) if isinstance(layer, nn.Conv2d) else (layer.out_features, 0)
+    return [(name, layer), (f"{name}_norm", norm(*outputs))]
 
 
-def linears(layers: Sequence[nn.Linear], norm: Norm | None, activation: Activation, *, logits: bool) -> nn.Sequential:
+def linears(
+    layers: Sequence[nn.Linear], norm: Norm | None, activation: Activation = nn.ReLU, *, normalised_logits: bool
+) -> nn.Sequential:
     """Linear layers up to the scores, each followed by its norm, the last only if the logits are normalised too."""
-    *hidden, last = layers
-    parts = chain.from_iterable(
-        [(f"fc{k}", layer), *_normalised(k, layer.out_features, 0, norm), (f"act{k}", activation())]
-        for k, layer in enumerate(hidden, 1)
-    )
-    scores = [("scores", last), *_normalised(len(layers), last.out_features, 0, norm if logits else None)]
-    return sequence([*parts, *scores])
+    parts: list[Part] = []
+    for k, layer in enumerate(layers[:-1], 1):
+        parts += [*normalised(f"fc{k}", layer, norm), (f"act{k}", activation())]
+    return sequence([*parts, *normalised("scores", layers[-1], norm if normalised_logits else None)])
 
 
-def _normalised(k: int, channels: int, axes: int, norm: Norm | None) -> list[Part]:
-    return [(f"norm{k}", norm(channels, axes))] if norm else []
+def plan_of(depth: int, plans: Mapping[int, Plan]) -> Plan:
+    """The plan of a network of this depth; ValueError if there is none."""
+    if depth not in plans:
+        raise ValueError(f"expected depth to be one of {', '.join(map(str, plans))}, got {depth}")
+    return plans[depth]

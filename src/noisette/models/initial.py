@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from torch import nn
 
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
-def truncated_normal(layer: nn.Linear | nn.Conv2d, deviation: float, bias: float = 0.0) -> nn.Module:
+
+def truncated_normal(layer: Layer, deviation: float, bias: float = 0.0) -> Layer:
     """The layer with normal weights, cut at two deviations, and one value for all biases."""
     nn.init.trunc_normal_(layer.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
     if layer.bias is not None:

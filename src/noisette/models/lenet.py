@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from noisette.models.blocks import Activation, convolution, linears, sequence
+from noisette.models.blocks import Activation, linears, normalised, sequence
 from noisette.models.norms import Norm
 from noisette.models.shapes import Shape, need_images, numbers_of
 
@@ -26,7 +26,7 @@ def lenet_300_100(
     Source: LeCun et al. 1998; Davody et al. 2020, table 1.
     """
     layers = [nn.Linear(*widths) for widths in pairwise([numbers_of(shape), 300, 100, classes])]
-    head = linears(layers, norm, activation, logits=normalised_logits)
+    head = linears(layers, norm, activation, normalised_logits=normalised_logits)
     return sequence([("features", nn.Flatten()), ("head", head)])
 
 
@@ -50,17 +50,19 @@ def lenet_5(
     >>> from noisette import models
     >>> network = models.lenet_5((1, 28, 28), 10, norm=models.layer_norm, activation=nn.Tanh)
     >>> [name for name, _ in network.features.named_children()]
-    ['conv1', 'norm1', 'act1', 'pool1', 'conv2', 'norm2', 'act2', 'pool2', 'flat']
+    ['conv1', 'conv1_norm', 'act1', 'pool1', 'conv2', 'conv2_norm', 'act2', 'pool2', 'flat']
     """
     need_images("lenet-5", shape, pixels=12)
     features = [
-        *convolution(1, nn.Conv2d(shape[0], 6, 5, padding=2), norm, activation),
+        *normalised("conv1", nn.Conv2d(shape[0], 6, 5, padding=2), norm),
+        ("act1", activation()),
         ("pool1", nn.MaxPool2d(2)),
-        *convolution(2, nn.Conv2d(6, 16, 5), norm, activation),
+        *normalised("conv2", nn.Conv2d(6, 16, 5), norm),
+        ("act2", activation()),
         ("pool2", nn.MaxPool2d(2)),
         ("flat", nn.Flatten()),
     ]
     height, width = ((pixels // 2 - 4) // 2 for pixels in shape[1:])
     layers = [nn.Linear(*widths) for widths in pairwise([16 * height * width, 120, 84, classes])]
-    head = linears(layers, norm, activation, logits=normalised_logits)
+    head = linears(layers, norm, activation, normalised_logits=normalised_logits)
     return sequence([("features", sequence(features)), ("head", head)])

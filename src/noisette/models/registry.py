@@ -9,26 +9,45 @@ from importlib import import_module
 import torch
 from torch import Tensor, nn
 
+from noisette.models.bilstm import bilstm_dl, ln_bilstm_dl
 from noisette.models.fixed_features import FixedFeatures
 from noisette.models.lenet import lenet_5, lenet_300_100
 from noisette.models.norms import batch_norm, layer_norm
+from noisette.models.resnets import resnet
 from noisette.models.shapes import Shape, numbers_of
 from noisette.models.small import cnn, linear, mlp, mlp1000, scattering
-from noisette.models.tutorial import cifar_tutorial
+from noisette.models.tutorial import cifar_tutorial, tf_tutorial
+from noisette.models.vggs import light_vgg, vgg
 
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    "cifar-tutorial": cifar_tutorial,
+    "linear": linear,
+    "mlp": mlp,
+    "mlp1000": mlp1000,
     "cnn": cnn,
+    "scattering": scattering,
     "lenet-300-100": lenet_300_100,
     "bn-lenet-300-100": partial(lenet_300_100, norm=batch_norm),
     "ln-lenet-300-100": partial(lenet_300_100, norm=layer_norm),
     "lenet-5": lenet_5,
     "bn-lenet-5": partial(lenet_5, norm=batch_norm),
     "ln-lenet-5": partial(lenet_5, norm=layer_norm),
-    "linear": linear,
-    "mlp": mlp,
-    "mlp1000": mlp1000,
-    "scattering": scattering,
+    "cifar-tutorial": cifar_tutorial,
+    "bn-cifar-tutorial": partial(cifar_tutorial, norm=batch_norm),
+    "ln-cifar-tutorial": partial(cifar_tutorial, norm=layer_norm),
+    "tf-tutorial": tf_tutorial,
+    "bn-tf-tutorial": partial(tf_tutorial, norm=batch_norm),
+    "ln-tf-tutorial": partial(tf_tutorial, norm=layer_norm),
+    "resnet-18": resnet,
+    "resnet-18-mod": partial(resnet, last_norm=False),
+    "bn-resnet-18": partial(resnet, normalised_logits=True),
+    "vgg-16": vgg,
+    "vgg-16-mod": partial(vgg, last_norm=False),
+    "bn-vgg-16": partial(vgg, normalised_logits=True),
+    "light-vgg": light_vgg,
+    "bn-light-vgg": partial(light_vgg, norm=batch_norm),
+    "ln-light-vgg": partial(light_vgg, norm=layer_norm),
+    "bilstm-dl": bilstm_dl,
+    "ln-bilstm-dl": ln_bilstm_dl,
 }
 
 

@@ -1,47 +1,95 @@
-"""The networks that the CIFAR-10 studies took from a tutorial of TensorFlow."""
+"""The networks that the CIFAR-10 studies took from a tutorial of TensorFlow, as one study has it and as it was."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from itertools import pairwise
 
 from torch import Tensor, nn
 
+from noisette.models.blocks import Part, linears, normalised, sequence
 from noisette.models.initial import truncated_normal
+from noisette.models.norms import Norm
 from noisette.models.shapes import Shape, need_images
 
 _CROP = 24  # pixels a side of what the networks see
+_FEATURES = 64 * (_CROP // 4) ** 2  # numbers behind the second pooling
 
 
-def cifar_tutorial(shape: Shape, classes: int) -> nn.Module:
+def cifar_tutorial(
+    shape: Shape, classes: int, *, norm: Norm | None = None, normalised_logits: bool = True
+) -> nn.Module:
     """Two convolutions and three linear layers over the 24 x 24 pixels in the middle: that of the CIFAR-10 study.
 
     Its parts are called ``features`` (``conv1``, ``conv2``) and ``head`` (``fc1``, ``fc2``, ``scores``). The study
     learnt the features from public images, see :func:`pretrained`, and privately no more than the head. It distorted
-    its training images at random, which this network does not.
+    its training images at random, which this network does not. With a norm, each convolution and linear layer is
+    followed by one, the last only if ``normalised_logits``.
 
     Source: Abadi et al. 2016, section 5.3; initial weights are those of the TensorFlow tutorial that it builds on.
+
+    Raises:
+        ValueError: examples are no images of 24 x 24 pixels or more.
     """
     need_images("cifar-tutorial", shape, pixels=_CROP)
-    features: dict[str, nn.Module] = {
-        "crop": CentreCrop(_CROP),
-        "standardised": nn.GroupNorm(1, shape[0], affine=False),
-        "conv1": truncated_normal(nn.Conv2d(shape[0], 64, 5, padding=2), 0.05),
-        "relu1": nn.ReLU(),
-        "pool1": nn.MaxPool2d(2),
-        "conv2": truncated_normal(nn.Conv2d(64, 64, 5, padding=2), 0.05, bias=0.1),
-        "relu2": nn.ReLU(),
-        "pool2": nn.MaxPool2d(2),
-        "flat": nn.Flatten(),
-    }
-    head: dict[str, nn.Module] = {
-        "fc1": truncated_normal(nn.Linear(64 * (_CROP // 4) ** 2, 384), 0.04, bias=0.1),
-        "relu1": nn.ReLU(),
-        "fc2": truncated_normal(nn.Linear(384, 384), 0.04, bias=0.1),
-        "relu2": nn.ReLU(),
-        "scores": truncated_normal(nn.Linear(384, classes), 1 / 384),
-    }
-    parts = {"features": nn.Sequential(OrderedDict(features)), "head": nn.Sequential(OrderedDict(head))}
-    return nn.Sequential(OrderedDict(parts))
+    features = [
+        *_first(shape[0], norm),
+        ("pool1", nn.MaxPool2d(2)),
+        *_second(norm),
+        ("pool2", nn.MaxPool2d(2)),
+        ("flat", nn.Flatten()),
+    ]
+    return sequence([("features", sequence(features)), ("head", _head(384, classes, norm, normalised_logits))])
+
+
+def tf_tutorial(shape: Shape, classes: int, *, norm: Norm | None = None, normalised_logits: bool = True) -> nn.Module:
+    """The network of the TensorFlow tutorial itself: 1,068,298 trainable numbers for 10 classes of colour images.
+
+    Unlike in :func:`cifar_tutorial`, poolings overlap, responses are normalised across channels at each place, and the
+    second linear layer has 192 units.
+
+    Source: the code that Abadi et al. 2016 and Davody et al. 2020 build on; Krizhevsky et al. 2012, section 3.3, for
+    the responses.
+
+    Raises:
+        ValueError: examples are no images of 24 x 24 pixels or more.
+    """
+    need_images("tf-tutorial", shape, pixels=_CROP)
+    features = [
+        *_first(shape[0], norm),
+        ("pool1", nn.MaxPool2d(3, 2, ceil_mode=True)),
+        ("responses1", _responses()),
+        *_second(norm),
+        ("responses2", _responses()),
+        ("pool2", nn.MaxPool2d(3, 2, ceil_mode=True)),
+        ("flat", nn.Flatten()),
+    ]
+    return sequence([("features", sequence(features)), ("head", _head(192, classes, norm, normalised_logits))])
+
+
+def _first(channels: int, norm: Norm | None) -> list[Part]:
+    """The standardised middle of an image, and the first convolution."""
+    return [
+        ("crop", CentreCrop(_CROP)),
+        ("standardised", nn.GroupNorm(1, channels, affine=False)),
+        *normalised("conv1", truncated_normal(nn.Conv2d(channels, 64, 5, padding=2), 0.05), norm),
+        ("act1", nn.ReLU()),
+    ]
+
+
+def _second(norm: Norm | None) -> list[Part]:
+    layer = truncated_normal(nn.Conv2d(64, 64, 5, padding=2), 0.05, bias=0.1)
+    return [*normalised("conv2", layer, norm), ("act2", nn.ReLU())]
+
+
+def _responses() -> nn.Module:
+    """Of nine channels 0.001 / 9 for each: torch divides by their number."""
+    return nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
+
+
+def _head(units: int, classes: int, norm: Norm | None, normalised_logits: bool) -> nn.Module:
+    hidden = [truncated_normal(nn.Linear(*widths), 0.04, bias=0.1) for widths in pairwise([_FEATURES, 384, units])]
+    scores = truncated_normal(nn.Linear(units, classes), 1 / units)
+    return linears([*hidden, scores], norm, normalised_logits=normalised_logits)
 
 
 class CentreCrop(nn.Module):
