@@ -97,7 +97,17 @@ def test_committed_recipes_are_the_defaults_they_claim_to_be(path: Path) -> None
 
 
 def test_every_default_names_a_model_that_exists() -> None:
-    for data in ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult", "other"):
+    for data in (
+        "digits",
+        "mnist",
+        "fashion-mnist",
+        "kmnist",
+        "emnist-letters",
+        "cifar10",
+        "adult",
+        "ag-news",
+        "other",
+    ):
         assert Recipe.default_for(data).model.name in models.names()
 
 

@@ -245,6 +245,7 @@ _KNOWN_TO_WORK = {
     "kmnist": (_FEATURES, _FEW_IMAGES, "scattering"),
     "emnist-letters": (_FEATURES, _FEW_IMAGES, "scattering"),
     "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
+    "ag-news": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9), "bilstm-dl"),
 }
 
 
