@@ -154,8 +154,8 @@ class PublicNorm(ChannelNorm):
         [slope] = torch.autograd.grad(statistic.sum(), [layer.weight], retain_graph=True, allow_unused=True)
         if slope is None:
             return None
-        turned = isinstance(layer, nn.modules.conv._ConvNd) and layer.transposed
-        channels = Channels(slope.shape, layer.groups if turned else None)
+        groups = layer.groups if not isinstance(layer, nn.Linear) and layer.transposed else None
+        channels = Channels(slope.shape, groups)
         dtype = layer.weight.dtype
         return Statistic(statistic.detach().to(dtype), channels.rows(slope.unsqueeze(0))[0].to(dtype), channels)
 
@@ -187,7 +187,8 @@ class PublicBatchNorm(PublicNorm):
         mean, variance = self.statistics()
         if mean is self.running_mean:
             return self.with_constants(input)
-        return normalise_channels(input, mean, variance, self.weight, self.bias, self.eps)
+        affine = [] if self.weight is None or self.bias is None else [self.weight, self.bias]
+        return normalise_channels(input, [mean, variance, *affine], self.eps)
 
 
 class PerExampleBatchNorm(PublicNorm):

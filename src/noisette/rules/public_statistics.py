@@ -8,7 +8,7 @@ Axes: b example, c channel, r numbers of one channel in a weight.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,85 +77,37 @@ OPERANDS: dict[Callable[..., Any], Callable[..., list[tuple[Tensor, ExampleGradi
 }
 
 
-def normalise_channels(
-    input: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Scale times (input - mean) / sqrt(variance + eps), plus shift, with one of each for each channel on axis 1."""
-    operands = (input, mean, variance, weight, bias)
+def normalise_channels(input: Tensor, weights: Sequence[Tensor], eps: float) -> Tensor:
+    """Scale times (input - mean) / sqrt(variance + eps), plus shift, with one of each for each channel on axis 1.
+
+    Args:
+        input: (b, c, ...).
+        weights: mean and variance, and after them scale and shift if there are any; (c,) each.
+        eps: added to the variance.
+    """
+    operands = (input, *weights)
     if has_torch_function(operands):
-        return handle_torch_function(normalise_channels, operands, input, mean, variance, weight, bias, eps)
-    scale = _scale(variance, weight, eps)
-    shift = -mean * scale if bias is None else bias - mean * scale
+        return handle_torch_function(normalise_channels, operands, input, weights, eps)
+    mean, scale = weights[0], _scale(weights, eps)
+    shift = -mean * scale if len(weights) == 2 else weights[3] - mean * scale
     places = [1] * (input.dim() - 2)
     return torch.addcmul(shift.view(-1, *places), input, scale.view(-1, *places))
 
 
-def _across(examples: Examples, dy: Tensor, input: Tensor, mean: Tensor) -> Tensor:
-    """Sum over positions of dy_c (x_c - mean_c), shape (b, c)."""
+def _scale(weights: Sequence[Tensor], eps: float) -> Tensor:
+    """What a channel is multiplied with."""
+    scale = (weights[1] + eps).rsqrt()
+    return scale if len(weights) == 2 else scale * weights[2]
+
+
+@rule(normalise_channels, operand="weights")
+def normalised_weights(
+    examples: Examples, dy: Tensor, input: Tensor, weights: Sequence[Tensor], eps: float
+) -> list[ExampleGradients]:
+    """All from two sums over positions: of dy_c, and of dy_c (x_c - mean_c)."""
+    mean, scale, power = weights[0], _scale(weights, eps), 1 / (weights[1] + eps)
     centre = mean.view(-1, *[1] * (input.dim() - 2))
-    return of_scale(examples, dy, input, mean, lambda x: x - centre, reduced_channels).explicit()
-
-
-def _scale(variance: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    scale = (variance + eps).rsqrt()
-    return scale if weight is None else scale * weight
-
-
-@rule(normalise_channels, operand="bias")
-def normalised_bias(
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor,
-    eps: float,
-) -> ExampleGradients:
-    """G_c = sum over positions of dy_c."""
-    return reduced_channels(examples, dy, bias)
-
-
-@rule(normalise_channels, operand="mean")
-def normalised_mean(
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> ExampleGradients:
-    """G_c = -scale_c times the sum over positions of dy_c."""
-    return Dense(-_scale(variance, weight, eps) * reduced_channels(examples, dy, mean).explicit())
-
-
-@rule(normalise_channels, operand="weight")
-def normalised_weight(
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-) -> ExampleGradients:
-    """G_c = sum over positions of dy_c x_hat_c."""
-    return Dense(_across(examples, dy, input, mean) * _scale(variance, None, eps))
-
-
-@rule(normalise_channels, operand="variance")
-def normalised_variance(
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    variance: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> ExampleGradients:
-    """G_c = -1/2 scale_c / (variance_c + eps) times the sum over positions of dy_c (x_c - mean_c)."""
-    return Dense(_across(examples, dy, input, mean) * _scale(variance, weight, eps) / (-2 * (variance + eps)))
+    total = reduced_channels(examples, dy, mean).explicit()
+    across = of_scale(examples, dy, input, mean, lambda x: x - centre, reduced_channels).explicit()
+    found = [-scale * total, -0.5 * scale * power * across, power.sqrt() * across, total]
+    return [Dense(gradients) for gradients in found[: len(weights)]]
