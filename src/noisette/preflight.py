@@ -329,6 +329,8 @@ class _Stilled(TorchFunctionMode):
             return (args[0] >= 0.5).to(output.dtype)
         if func is Tensor.bernoulli_:
             return output.fill_(1.0)
+        if func is Tensor.normal_:
+            return output.fill_(0.0)
         return output
 
 

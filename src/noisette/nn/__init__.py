@@ -9,3 +9,4 @@ from noisette.nn.conversion import use_public_batch as use_public_batch
 from noisette.nn.joint_batch import ExactPerExampleBatchNorm as ExactPerExampleBatchNorm
 from noisette.nn.joint_batch import MixtureBatchNorm as MixtureBatchNorm
 from noisette.nn.scattering import Scattering as Scattering
+from noisette.nn.weight_noise import WeightNoise as WeightNoise

@@ -1,0 +1,171 @@
+"""Noise on weights: the parameters of a model are means, and each forward pass works with weights drawn around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
+
+from noisette.nn._time_steps import TimeSteps
+
+_WEIGHTED = (
+    nn.Linear,
+    nn.Bilinear,
+    nn.modules.conv._ConvNd,
+    nn.RNNBase,
+    nn.modules.rnn.RNNCellBase,
+    nn.MultiheadAttention,
+)
+
+
+class WeightNoise:
+    """Adds fresh Gaussian noise to the weights and biases of a model's layers, in each of its forward passes.
+
+    The parameters are the means mu; a forward pass works with mu + sigma * eps, eps ~ N(0, I), in training and in
+    evaluation mode alike. One draw serves all examples of the batch. The gradient at mu is that at the noisy weights.
+    It is no privacy mechanism: it looks at no data, and no epsilon follows from it.
+
+    Linear, bilinear and convolutional layers, recurrent layers and cells, and the projections of attention have noise;
+    norms, embeddings and parameters of the model's own have none. Parameters, optimizers and the keys of the state dict
+    stay as they are. A deep copy of the model has noise of its own. Noise follows torch's random state
+    (``torch.manual_seed``).
+
+    The noise is drawn before any other hook on the model, so statistics that are taken from a public batch before a
+    call (:class:`PublicBatchNorm`) are those of the weights of that call. Running averages of batch norm belong to no
+    weights in particular: in evaluation mode they do not fit.
+
+    Args:
+        model: any module; its calls draw. A part of it that is called on its own works with the noise of the last call.
+            To add noise to a part only, give that part.
+        sigma: standard deviation of the noise, in units of the weights; 0 leaves the model as it is.
+        each_time_step: draw at each time step of a recurrent layer, and at each call of any other layer, instead of
+            once for each call of the model. Recurrent layers are taken apart for that, which takes more time and
+            memory, and public statistics before them are those of other draws.
+
+    Source: Davody et al. 2020, section 2.
+
+    Raises:
+        ValueError: sigma is negative or not finite, the model has no such layer, or some cannot have noise (their
+            weights have no shape yet, are computed from others, or have noise already); all such layers are listed.
+
+    >>> model = nn.Linear(3, 1)
+    >>> noise = WeightNoise(model, 0.1)
+    >>> x = torch.ones(2, 3)
+    >>> bool((model(x) == model(x)).any())
+    False
+    >>> noise.remove()
+    >>> bool((model(x) == model(x)).all())
+    True
+    """
+
+    def __init__(self, model: nn.Module, sigma: float, *, each_time_step: bool = False) -> None:
+        if not 0 <= sigma < math.inf:
+            raise ValueError(f"expected a finite sigma >= 0, got sigma={sigma}")
+        layers = _layers(model)
+        _check_layers(layers, in_steps=each_time_step)
+        self.model = model
+        self.sigma = sigma
+        self._handles: list[Any] = []
+        self._in_steps: list[nn.Module] = []
+        if not sigma:
+            return
+        draw = partial(_draw, sigma=sigma)
+        for layer in layers.values():
+            if each_time_step and isinstance(layer, nn.RNNBase):
+                layer.forward = TimeSteps(layer, sigma)
+                self._in_steps.append(layer)
+                continue
+            for part, name, mean in list(_means(layer)):
+                part.register_buffer(_noise_name(name), torch.zeros_like(mean), persistent=False)
+            if each_time_step:
+                self._handles.append(layer.register_forward_pre_hook(draw))
+            self._handles.append(layer.register_forward_pre_hook(_put_on))
+            self._handles.append(layer.register_forward_hook(_take_off, always_call=True))
+        if not each_time_step:
+            self._handles.append(model.register_forward_pre_hook(draw, prepend=True))
+
+    def remove(self) -> None:
+        """Take the noise off again; the model works with the means."""
+        for handle in self._handles:
+            handle.remove()
+        for part, name, *_ in list(_noised(self.model)):
+            delattr(part, _noise_name(name))
+        for layer in self._in_steps:
+            vars(layer).pop("forward", None)
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers with weights, by name; one that is part of another belongs to that."""
+    layers = {name: part for name, part in model.named_modules() if isinstance(part, _WEIGHTED)}
+    inner = {part for layer in layers.values() for part in layer.modules() if part is not layer}
+    return {name: layer for name, layer in layers.items() if layer not in inner}
+
+
+def _means(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Each parameter that has noise, and the module that holds it under this name."""
+    for part in layer.modules():
+        if isinstance(part, _WEIGHTED):
+            yield from ((part, name, mean) for name, mean in part._parameters.items() if mean is not None)
+
+
+def _noised(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor]]:
+    """The same with its noise."""
+    for part, name, mean in _means(module):
+        if (noise := part._buffers.get(_noise_name(name))) is not None:
+            yield part, name, mean, noise
+
+
+def _noise_name(name: str) -> str:
+    return f"{name}_noise"
+
+
+def _draw(module: nn.Module, args: Any, *, sigma: float) -> None:
+    """New noise for all of the module; a parameter that has several places has one."""
+    drawn: dict[int, Tensor] = {}
+    for _, _, mean, noise in _noised(module):
+        if (known := drawn.setdefault(id(mean), noise)) is noise:
+            noise.normal_(0.0, sigma)
+        else:
+            noise.copy_(known)
+
+
+def _put_on(layer: nn.Module, args: Any) -> None:
+    """An attribute stands before the parameter of its name, which stays registered."""
+    for part, name, mean, noise in _noised(layer):
+        vars(part)[name] = mean + noise
+
+
+def _take_off(layer: nn.Module, args: Any, output: Any) -> None:
+    for part, name, _ in _means(layer):
+        vars(part).pop(name, None)
+
+
+def _check_layers(layers: dict[str, nn.Module], *, in_steps: bool) -> None:
+    if not layers:
+        raise ValueError("the model has no linear, convolutional or recurrent layer to add noise to")
+    found = {name: _problem(layer, in_steps=in_steps) for name, layer in layers.items()}
+    if problems := [f"{name or 'the model'}: {problem}" for name, problem in found.items() if problem]:
+        raise ValueError(f"{len(problems)} layers cannot have weight noise:\n  " + "\n  ".join(problems))
+
+
+def _problem(layer: nn.Module, *, in_steps: bool) -> str:
+    parts = [part for part in layer.modules() if isinstance(part, _WEIGHTED)]
+    if any(is_lazy(mean) for _, _, mean in _means(layer)):
+        return "its weights have no shape yet; call the model once first"
+    if any(
+        parametrize.is_parametrized(part) or any(isinstance(v, Tensor) for v in vars(part).values()) for part in parts
+    ):
+        return "its weights are computed from others; remove the parametrization first"
+    if isinstance(vars(layer).get("forward"), TimeSteps):
+        return "it has noise already; remove that first"
+    if in_steps and isinstance(layer, nn.RNNBase) and not TimeSteps.fit(layer):
+        return "it has a projection or a forward of its own, so it cannot be taken apart; use each_time_step=False"
+    if taken := [_noise_name(name) for part, name, _ in _means(layer) if hasattr(part, _noise_name(name))]:
+        return f"it has {', '.join(taken)} already; remove its noise first"
+    return ""
