@@ -177,6 +177,6 @@ def test_an_interrupt_before_the_first_step_leaves_nothing_to_keep(monkeypatch: 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("noisette.training._Training._train", interrupted)
+    monkeypatch.setattr("noisette.training.loop._Training._train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(quick())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
@@ -13,12 +16,21 @@ from torch.utils.data import TensorDataset
 
 from noisette import models
 from noisette.accounting import Ledger
-from noisette.bounding import PerExampleClip, PerLayer
+from noisette.bounding import BookKeeping, Loop, PerExampleClip, PerLayer
 from noisette.bounding.clipping_rules import Group
 from noisette.data import DataSet, Split
-from noisette.recipe import PrivacySection, Recipe
+from noisette.nn import (
+    ExactPerExampleBatchNorm,
+    FrozenBatchNorm,
+    MixtureBatchNorm,
+    PerExampleBatchNorm,
+    PublicBatchNorm,
+    convert_batch_norm,
+)
+from noisette.recipe import Recipe
 
 _FEATURES_AT_ONCE = 100
+_EVALUATED_AT_ONCE = 2000
 
 
 class Learner:
@@ -27,26 +39,43 @@ class Learner:
     Args:
         recipe: the settings.
         data: the records.
+        public: the data set of the public examples, if the recipe has any.
         components: gives the private principal components, (components, numbers), if the recipe asks for them.
+
+    Raises:
+        ValueError: model, weights or public examples do not fit the records or each other.
+        PrivacyRefusal: a public example is one of the records.
     """
 
-    def __init__(self, recipe: Recipe, data: DataSet, components: Callable[[], Tensor]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: DataSet,
+        public: DataSet | None = None,
+        components: Callable[[], Tensor] | None = None,
+    ) -> None:
         settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(settings.seed)
         model = _model(recipe, data)
-        self.components = components() if recipe.projection.components else None
+        self.components = components() if components and recipe.projection.components else None
         if self.components is not None:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
         model.to(device)
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
-        self.bound, self.noise_multiplier = _bound(trained, recipe.privacy)
+        self.examples = _Examples(data.train, fixed, device)
+        self.test = _Examples(data.test, fixed, device).tensors if data.test else None
+        chosen = public_examples(recipe, data, public)
+        self.public_digest = "" if chosen is None else hashlib.sha256(chosen.numpy().tobytes()).hexdigest()
+        if recipe.model.batch_norm is not None:
+            given = chosen if chosen is None or fixed is None else _features(chosen, fixed, device)
+            replace_batch_norm(trained, recipe.model.batch_norm, given, self.examples.tensors[0])
+        self.at_once = _evaluated_at_once(recipe)
+        self.bound, self.noise_multiplier = _bound(trained, recipe)
         self.optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
         average = _warm_average(settings.averaging)
         self.averaged = AveragedModel(trained, avg_fn=average) if settings.averaging else None
         self.learned: nn.Module = self.averaged.module if self.averaged else trained
         self.published: nn.Module = models.FixedFeatures(fixed, self.learned) if fixed else self.learned
-        self.examples = _Examples(data.train, fixed, device)
-        self.test = _Examples(data.test, fixed, device).tensors if data.test else None
 
 
 class _Examples(TensorDataset):
@@ -86,16 +115,81 @@ def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger) -> Te
     return torch.as_tensor(found.components_)
 
 
-def _bound(model: nn.Module, privacy: PrivacySection) -> tuple[PerExampleClip, float | None]:
+def public_examples(recipe: Recipe, data: DataSet, public: DataSet | None) -> Tensor | None:
+    """The public examples of a recipe, (examples, ...), always the same ones; ``None`` if it has none.
+
+    Raises:
+        ValueError: there are too few, or they have not the shape of the records.
+    """
+    section = recipe.public
+    if section.data is None:
+        return None
+    if public is None:
+        raise ValueError(f"the recipe takes public examples of {section.data}; give that data set as public")
+    inputs = public.train.inputs
+    if inputs.shape[1:] != data.train.inputs.shape[1:]:
+        raise ValueError(
+            f"public examples of {section.data} have shape {inputs.shape[1:]}, those of {data.name} "
+            f"{data.train.inputs.shape[1:]}; name a public set of the same shape"
+        )
+    if len(inputs) < section.examples:
+        raise ValueError(f"{section.data} has {len(inputs)} examples, fewer than public examples={section.examples}")
+    order = np.random.default_rng(section.seed).permutation(len(inputs))
+    return torch.as_tensor(inputs[order[: section.examples]])
+
+
+_NORMS: Mapping[str, type[Any]] = {
+    "public": PublicBatchNorm,
+    "per-example": PerExampleBatchNorm,
+    "per-example-exact": ExactPerExampleBatchNorm,
+    "frozen": FrozenBatchNorm,
+    "mixture": MixtureBatchNorm,
+    "group": nn.GroupNorm,
+    "layer": nn.LayerNorm,
+}
+_INSTANCE_NORMS: Mapping[type[nn.Module], type[Any]] = {
+    nn.BatchNorm1d: nn.InstanceNorm1d,
+    nn.BatchNorm2d: nn.InstanceNorm2d,
+    nn.BatchNorm3d: nn.InstanceNorm3d,
+}
+
+
+def replace_batch_norm(
+    model: nn.Module, name: str, public: Tensor | None = None, private: Tensor | None = None
+) -> None:
+    """Put the norm that a recipe calls by this name in the place of every batch norm of a model.
+
+    Raises:
+        ValueError: the model has no batch norm, or one that the norm cannot stand for.
+        PrivacyRefusal: a public example is one of the private ones.
+    """
+    kinds = {type(part) for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
+    if not kinds:
+        raise ValueError(f'the model has no batch norm that batch_norm = "{name}" could replace; leave it out')
+    if name == "instance" and not (len(kinds) == 1 and kinds <= _INSTANCE_NORMS.keys()):
+        found = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ValueError(f'batch_norm = "instance" replaces batch norms of one kind, but the model has {found}')
+    to = _INSTANCE_NORMS[kinds.pop()] if name == "instance" else _NORMS[name]
+    convert_batch_norm(model, to=to, public=public, private=private if public is not None else None)
+
+
+def _evaluated_at_once(recipe: Recipe) -> int:
+    """How many test examples fit in memory, where each may come with all public ones."""
+    beside = recipe.public.examples if recipe.model.batch_norm in ("per-example-exact", "mixture") else 0
+    return max(1, _EVALUATED_AT_ONCE // (1 + beside))
+
+
+def _bound(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
     """What bounds one example, and the noise multiplier of all layers together if the recipe gives one.
 
     Noise of sigma C on each of K layers that are clipped to C is one Gaussian mechanism: bound C sqrt(K), noise
     multiplier sigma / sqrt(K).
     """
+    privacy, engine = recipe.privacy, Loop() if recipe.model.couples else BookKeeping()
     if not privacy.per_layer:
-        return PerExampleClip(model, max_grad_norm=privacy.max_grad_norm), privacy.noise_multiplier
+        return PerExampleClip(model, max_grad_norm=privacy.max_grad_norm, engine=engine), privacy.noise_multiplier
     layers = len(layers_of(model))
-    clip = PerExampleClip(model, clipping=PerLayer(privacy.max_grad_norm * math.sqrt(layers)))
+    clip = PerExampleClip(model, clipping=PerLayer(privacy.max_grad_norm * math.sqrt(layers)), engine=engine)
     noise = privacy.noise_multiplier
     return clip, noise if noise is None else noise / math.sqrt(layers)
 

@@ -1,108 +1,69 @@
-"""A recipe at work: builds the model, trains it privately, and keeps what may be published about the run."""
+"""The steps of a recipe: with a claim, or without one where the recipe asks for what can have none."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
+from noisette.accounting import Ledger
 from noisette.data import DataSet
-from noisette.learner import Learner, layers_of, principal_components_of
+from noisette.learner import Learner, principal_components_of
+from noisette.noisy_run import NoisyRun
 from noisette.private_run import PrivateRun, privatize
 from noisette.recipe import ACCOUNTANTS, Recipe, TrainingSection
 from noisette.saving import SavedRun
-from noisette.schedule import schedule
-from noisette.spending import delta_to_calibrate
+from noisette.training.outcome import Outcome, Point, Watch
+from noisette.training.pricing import costs, length
+from noisette.unclaimed import unclaimed
 
 F = nn.functional
-
-_EVALUATED_AT_ONCE = 2000
-
-
-@dataclass(frozen=True)
-class Point:
-    """What may be known of a run after a step: its cost, and its accuracy on the public test set if there is one.
-
-    ``step`` counts those that are paid for, whether they moved the weights or were lost with a process that died.
-    """
-
-    step: int
-    epsilon: float
-    test_accuracy: float | None
-
-
-@dataclass
-class Outcome:
-    """A finished or interrupted run."""
-
-    recipe: Recipe
-    data: DataSet
-    model: nn.Module
-    run: PrivateRun
-    points: list[Point] = field(default_factory=list)
-    seconds: float = 0.0  # of calibration, training and evaluation
-    interrupted: bool = False
-    resumed: int = 0  # how many times
-
-    @property
-    def parameters(self) -> int:
-        """Number of trained scalars."""
-        return sum(p.numel() for p in self.run.bound.parameters.values())
-
-    @property
-    def layers(self) -> int:
-        """How many layers are clipped on their own; 1 where all are clipped together."""
-        return len(layers_of(self.run.bound.model)) if self.recipe.privacy.per_layer else 1
-
-    @property
-    def epsilon(self) -> float:
-        """What the whole run cost at the recipe's delta."""
-        return self.run.epsilon(delta=self.recipe.privacy.delta)
-
-
-Watch = Callable[[PrivateRun, Point], None]
 
 
 def train(
     recipe: Recipe,
     data: DataSet,
     *,
+    public: DataSet | None = None,
     ledger_path: Path | None,
     on_step: Watch,
     checkpoint: Path | None = None,
     points: int = 20,
 ) -> Outcome:
-    """Train the recipe's model on ``data`` within the recipe's budget.
+    """Train the recipe's model on ``data``: within its budget, or without a claim if the model couples examples.
 
     Ctrl-C ends the run after the step at hand; the outcome then holds the model so far and is marked as interrupted.
 
     Args:
         recipe: the settings.
         data: what :func:`noisette.data.load` gave for the recipe's data section.
-        ledger_path: file the ledger is written to; in memory if ``None``.
+        public: the data set that the recipe's public examples come from, if it has any.
+        ledger_path: file the ledger is written to; in memory if ``None``. A run without a claim has no ledger.
         on_step: called after each step with the run and the latest point (epsilon never under the true one). Where it
             raises ``SystemExit``, the run is saved before that goes on.
         checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
-            not saved if ``None``.
+            not saved if ``None``. A run without a claim is never saved.
         points: how many places in the run epsilon and test accuracy are taken at, evenly spaced.
 
-    Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
+    Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome;
+    none where ``recipe.model.couples``.
 
     Raises:
-        ValueError: a model or a number that does not fit.
-        PrivacyRefusal: the model mixes examples.
+        ValueError: a model, a number or public examples that do not fit.
+        PrivacyRefusal: the model mixes examples though the recipe does not ask for that, or public examples are private
+            records too.
     """
     start = time.perf_counter()
+    if recipe.model.couples:
+        return _train_unclaimed(recipe, data, public, on_step, start, points)
     with Ledger(ledger_path, dataset=data.name) as ledger:
-        learner = Learner(recipe, data, lambda: principal_components_of(recipe, data, ledger))
-        sampling_rate, steps = _length(recipe, data.declared_size, learner.noise_multiplier, ledger)
+        learner = Learner(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
+        sampling_rate, steps = length(recipe, data.declared_size, learner.noise_multiplier, ledger)
         run = privatize(
             learner.bound,
             learner.optimizer,
@@ -122,12 +83,34 @@ def train(
             return _Training(learner, outcome, checkpoint, start, points).whole(on_step)
 
 
-def resume(recipe: Recipe, data: DataSet, *, on_step: Watch, checkpoint: Path) -> Outcome:
+def _train_unclaimed(
+    recipe: Recipe, data: DataSet, public: DataSet | None, on_step: Watch, start: float, points: int
+) -> Outcome:
+    """The recipe asks for a model that couples its examples."""
+    learner = Learner(recipe, data, public)
+    assert learner.noise_multiplier is not None
+    with unclaimed(
+        learner.bound,
+        learner.optimizer,
+        learner.examples,
+        expected_batch_size=recipe.training.batch_size,
+        public_size=data.declared_size,
+        epochs=recipe.training.epochs,
+        noise_multiplier=learner.noise_multiplier,
+    ) as run:
+        outcome = Outcome(recipe, data, learner.published, run)
+        return _Training(learner, outcome, None, start, points).whole(on_step)
+
+
+def resume(
+    recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch, checkpoint: Path
+) -> Outcome:
     """Go on with a run that :func:`train` saved, with what is left of its steps, and save it there again.
 
     Args:
         recipe: that of the run.
         data: that of the run.
+        public: that of the run.
         on_step: as for :func:`train`.
         checkpoint: the folder where the run was saved.
 
@@ -135,12 +118,14 @@ def resume(recipe: Recipe, data: DataSet, *, on_step: Watch, checkpoint: Path) -
 
     Raises:
         FileNotFoundError: nothing was saved there, or the ledger is gone.
-        ValueError: a file was cut or altered, or recipe or data are not those of the run.
+        ValueError: a file was cut or altered, or recipe, data or public examples are not those of the run.
         PrivacyRefusal: the ledger is not that of the run, or is in use.
     """
     start = time.perf_counter()
     kept = SavedRun.read(checkpoint).extras
-    learner = Learner(recipe, data, lambda: kept["principal components"])
+    learner = Learner(recipe, data, public, lambda: kept["principal components"])
+    if learner.public_digest != kept["public examples"]:
+        raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     accountant = ACCOUNTANTS[recipe.privacy.accountant]
     run = PrivateRun.resume(checkpoint, learner.bound, learner.optimizer, learner.examples, accountant=accountant)
     with run:
@@ -173,7 +158,9 @@ class _Training:
         self._learner, self._outcome, self._checkpoint, self._start = learner, outcome, checkpoint, start
         self._places = places
         self._taken_before = outcome.run.steps_taken
-        self._costs = _costs(outcome.run, outcome.recipe.privacy.budget, outcome.recipe.privacy.delta, places)
+        run, steps = outcome.run, _evenly_spaced(outcome.run.steps, places)
+        priced = costs(run, outcome.recipe, steps) if isinstance(run, PrivateRun) else {}
+        self._costs = {step: priced.get(step) for step in steps}
 
     def whole(self, on_step: Watch) -> Outcome:
         """What became of the run at its end, or when Ctrl-C was pressed."""
@@ -199,7 +186,8 @@ class _Training:
         model, optimizer, averaged = run.bound.model, run.optimizer, self._learner.averaged
         _set_learning_rate(run, settings)
         for batch in run.batches():
-            for inputs, targets in batch.pieces(settings.piece_size):
+            together = len(batch.indices) if self._outcome.recipe.model.couples else settings.piece_size
+            for inputs, targets in batch.pieces(max(1, together)):
                 run.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
             optimizer.step()
             optimizer.zero_grad()
@@ -213,58 +201,42 @@ class _Training:
             latest = points[-1].test_accuracy if points else None
             on_step(run, Point(run.steps_spent, self._costs[following], latest))
 
-    def _add_point(self, epsilon: float) -> None:
-        accuracy = evaluate(self._learner.learned, *self._learner.test) if self._learner.test else None
+    def _add_point(self, epsilon: float | None) -> None:
+        learner = self._learner
+        accuracy = evaluate(learner.learned, *learner.test, at_once=learner.at_once) if learner.test else None
         self._outcome.points.append(Point(self._outcome.run.steps_spent, epsilon, accuracy))
 
     def _save(self) -> None:
         if self._checkpoint is None:
             return
         outcome, learner = self._outcome, self._learner
+        assert isinstance(outcome.run, PrivateRun), "no other is saved"
         extras: dict[str, Any] = {
             "averaged": learner.averaged.state_dict() if learner.averaged else None,
             "points": [asdict(point) for point in outcome.points],
             "places": self._places,
             "seconds": time.perf_counter() - self._start,
             "resumed": outcome.resumed,
+            "public examples": learner.public_digest,
         }
         if learner.components is not None:
             extras["principal components"] = learner.components
         outcome.run.save(self._checkpoint, extras)
 
 
-def _length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Ledger) -> tuple[float, int]:
-    """Sampling rate and steps: those of the recipe's epochs, or fewer where the noise is given and the budget ends."""
-    privacy, training = recipe.privacy, recipe.training
-    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
-    if noise_multiplier is None:
-        return sampling_rate, steps
-    affordable = steps_for(
-        epsilon=privacy.budget,
-        delta=delta_to_calibrate(privacy.delta, ledger),
-        sampling_rate=sampling_rate,
-        noise_multiplier=noise_multiplier,
-        accountant=ACCOUNTANTS[privacy.accountant],
-        besides=ledger.events,
-    )
-    if affordable == 0:
-        raise ValueError(
-            f"epsilon={privacy.budget:g} at delta={privacy.delta:g} does not pay for one step of rate "
-            f"{sampling_rate:.4g} with noise_multiplier={noise_multiplier:.4g}"
-            + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
-            + "; give more of either"
-        )
-    return sampling_rate, min(steps, affordable)
+def _evenly_spaced(steps: int, places: int) -> list[int]:
+    """So many of the steps, or all where there are fewer; the last one is among them."""
+    return sorted({max(1, round(steps * k / places)) for k in range(1, places + 1)})
 
 
-def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
+def _set_learning_rate(run: NoisyRun, settings: TrainingSection) -> None:
     """For the next step: a line to another learning rate, half a cosine to zero, or a constant.
 
     It follows the steps that are paid for, so a run that lost some ends where it was meant to.
     """
     spent, rate = run.steps_spent, settings.lr
     if settings.lr_end is not None:
-        moved = min(1.0, spent / round(settings.lr_epochs / run.event.sampling_rate))
+        moved = min(1.0, spent / round(settings.lr_epochs / run.sampling_rate))
         rate += (settings.lr_end - settings.lr) * moved
     elif settings.cosine:
         rate *= (1 + math.cos(math.pi * spent / run.steps)) / 2
@@ -272,25 +244,12 @@ def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
         group["lr"] = rate
 
 
-def _costs(run: PrivateRun, budget: float, delta: float, points: int) -> dict[int, float]:
-    """Epsilon at evenly spaced steps of the run, the last one included; the whole run costs no more than its budget."""
-    steps = sorted({max(1, round(run.steps * k / points)) for k in range(1, points + 1)})
-    epsilons = epsilon_curve(
-        run.event,
-        checkpoints=steps,
-        delta=run.delta_for_noise(delta),
-        accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
-        besides=run.terms.beside(run.ledger.events),
-    )
-    return {step: min(epsilon, budget) for step, epsilon in zip(steps, epsilons, strict=True)}
-
-
 @torch.no_grad()
-def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-    """Share of examples whose highest score is their class."""
+def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, *, at_once: int = 2000) -> float:
+    """Share of examples whose highest score is their class, with so many of them at once in memory."""
     was_training = model.training
     model.eval()
-    pairs = zip(inputs.split(_EVALUATED_AT_ONCE), targets.split(_EVALUATED_AT_ONCE), strict=True)
+    pairs = zip(inputs.split(at_once), targets.split(at_once), strict=True)
     right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
     model.train(was_training)
     return right / len(targets)
