@@ -16,11 +16,11 @@ IMAGE = (3, 8, 8)
 SMALL = {
     "lenet-300-100": (models.lenet_300_100, (1, 4, 4)),
     "lenet-5": (models.lenet_5, (1, 12, 13)),
-    "tf-tutorial": (models.tf_tutorial, (1, 24, 24)),
-    "cifar-tutorial": (models.cifar_tutorial, (1, 24, 24)),
     "light-vgg": (partial(models.light_vgg, width=2), IMAGE),
 }
 WITH_NORM = {
+    "tf-tutorial": (models.tf_tutorial, (1, 24, 24)),
+    "cifar-tutorial": (models.cifar_tutorial, (1, 24, 24)),
     "resnet-18": (partial(models.resnet, width=2), IMAGE),
     "resnet-50": (partial(models.resnet, width=2, depth=50), IMAGE),
     "resnet-18-mod": (partial(models.resnet, width=2, last_norm=False), IMAGE),

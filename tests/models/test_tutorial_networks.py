@@ -51,3 +51,35 @@ def test_networks_begin_with_normal_weights_cut_at_two_deviations() -> None:
         assert float(weight.std()) == pytest.approx(0.87962 * deviation, rel=0.06)  # of a normal number cut there
     biases = {name: float(value.detach().unique()) for name, value in cifar.named_parameters() if "bias" in name}
     assert list(biases.values()) == pytest.approx([0, 0.1, 0.1, 0.1, 0])
+
+
+# The network of the tutorial itself
+
+
+def test_poolings_of_the_tutorial_overlap_and_reach_over_the_lower_and_right_edge() -> None:
+    features, x = models.build("tf-tutorial", (3, 32, 32), 10).features, torch.randn(2, 3, 24, 24)
+    edged = torch.full((2, 3, 25, 25), -torch.inf)
+    edged[..., :24, :24] = x
+    windows = edged.unfold(2, 3, 2).unfold(3, 3, 2)
+    assert windows.shape[2:4] == (12, 12)
+    assert torch.equal(features.pool1(x), windows.amax((-1, -2)))
+    assert features.pool2(x[..., :12, :12]).shape == (2, 3, 6, 6)
+
+
+def test_responses_of_the_tutorial_are_divided_by_those_of_nine_channels() -> None:
+    responses, x = models.build("tf-tutorial", (3, 32, 32), 10).features.responses1, 30 * torch.randn(2, 12, 4, 4)
+    expected = torch.empty_like(x)
+    for c in range(12):
+        near = x[:, max(c - 4, 0) : c + 5].square().sum(1)
+        expected[:, c] = x[:, c] / (1 + 0.001 / 9 * near) ** 0.75
+    torch.testing.assert_close(responses(x), expected)
+
+
+def test_layers_of_the_tutorial_stand_in_its_order() -> None:
+    model = models.build("tf-tutorial", (3, 32, 32), 10)
+    names = [name for name, _ in model.features.named_children()]
+    assert names[2:] == ["conv1", "act1", "pool1", "responses1", "conv2", "act2", "responses2", "pool2", "flat"]
+    assert [layer.out_features for layer in model.head if isinstance(layer, nn.Linear)] == [384, 192, 10]
+    scores = model.head.scores.weight.detach()
+    assert float(scores.abs().max()) <= 2 / 192
+    assert float(scores.std()) == pytest.approx(0.87962 / 192, rel=0.06)

@@ -1,5 +1,6 @@
 """Models that come with noisette, one family a file, and what models are put together from."""
 
+from noisette.models.bilstm import LayerNormLSTM as LayerNormLSTM
 from noisette.models.bilstm import bilstm_dl as bilstm_dl
 from noisette.models.bilstm import ln_bilstm_dl as ln_bilstm_dl
 from noisette.models.fixed_features import FixedFeatures as FixedFeatures
