@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,11 +31,12 @@ class UseLine:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every use, and every reason to refuse the model."""
+    """Every use, every reason to refuse the model, and what else its modules say of themselves, in ``remark``."""
 
     uses: tuple[UseLine, ...]
     unused: tuple[str, ...]
     problems: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 def explain(model: nn.Module, *inputs: Any) -> Explanation:
@@ -70,7 +71,14 @@ def explain(model: nn.Module, *inputs: Any) -> Explanation:
         *dict.fromkeys(f"{u.parameter}: {u.problem}" for u in lines if u.problem),
         *stray,
     ]
-    return Explanation(tuple(lines), unused, tuple(problems))
+    return Explanation(tuple(lines), unused, tuple(problems), tuple(_remarks(model)))
+
+
+def _remarks(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        remark = getattr(module, "remark", "")
+        if isinstance(remark, str) and remark:
+            yield f"{name or 'the model itself'}  {type(module).__name__} {remark}"
 
 
 def _roots(weight: Tensor, derived: Any) -> tuple[Tensor, ...]:

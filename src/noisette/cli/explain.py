@@ -125,6 +125,8 @@ def _show(explanation: Explanation) -> None:
     console.print(table)
     for name in explanation.unused:
         console.print(f"{name}: not used here; counts as zero, and gets its noise", markup=False)
+    for remark in explanation.remarks:
+        console.print(remark, markup=False)
     if explanation.problems:
         console.print(f"\nRefused, for {len(explanation.problems)} reasons:", style="bold")
         for problem in explanation.problems:

@@ -49,9 +49,9 @@ class ChannelNorm(nn.Module):
         own.batch_norm = type(norm)
         own.weight, own.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
         own._keep_statistics(saved=norm.track_running_stats)
+        if (like := norm.running_mean if norm.weight is None else norm.weight) is not None:
+            own.to(like.device, like.dtype)
         own.load_state_dict(norm.state_dict(), strict=False)
-        if norm.running_mean is not None:
-            own.to(norm.running_mean.device, norm.running_mean.dtype)
         return own.train(norm.training)
 
     def with_constants(self, input: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from noisette import _check
 from noisette.errors import PrivacyRefusal
 from noisette.nn.channel_norm import ChannelNorm, FrozenBatchNorm, PublicBatchNorm, PublicNorm
 from noisette.nn.joint_batch import ExactPerExampleBatchNorm, JointBatch
-from noisette.nn.public_batch import PublicBatch, norms_of
+from noisette.nn.public_batch import PublicBatch, like, norms_of
 
 Model = TypeVar("Model", bound=nn.Module)
 Norm = type[ChannelNorm] | type[nn.GroupNorm] | type[nn.LayerNorm] | type[_InstanceNorm]
@@ -47,8 +47,8 @@ def convert_batch_norm(
         PrivacyRefusal: an example stands in ``public`` and in ``private``.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-    >>> convert_batch_norm(model, to=nn.GroupNorm)[1]
-    GroupNorm(1, 4, eps=1e-05, affine=True)
+    >>> type(convert_batch_norm(model, to=nn.GroupNorm)[1]).__name__
+    'GroupNorm'
     """
     inputs = () if public is None else _inputs(public)
     _check.all_of(
@@ -58,6 +58,8 @@ def convert_batch_norm(
     )
     if private is not None:
         _refuse_overlap(inputs, _inputs(private))
+    if inputs and any(isinstance(part, _BatchNorm) for part in model.modules()):
+        _try(model, inputs)
     made: dict[_BatchNorm, nn.Module] = {}
 
     def converted(norm: _BatchNorm) -> nn.Module:
@@ -151,6 +153,20 @@ def _refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None
         )
 
 
+def _try(model: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """The model takes the public batch; nothing in it changes."""
+    modes = {part: part.training for part in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()(*(like(x, model) for x in inputs))
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+        raise ValueError(f"the model does not take the public batch, of shape {shapes}: {error}") from error
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
 def _row(tensors: Sequence[Tensor]) -> bytes:
     return b"".join(x.detach().cpu().double().contiguous().numpy().tobytes() for x in tensors)
 
@@ -199,7 +215,7 @@ def _freeze_at(model: nn.Module, inputs: Sequence[Tensor]) -> None:
     handles = [norm.register_forward_pre_hook(take) for norm in frozen]
     try:
         with torch.no_grad():
-            model(*inputs)
+            model(*(like(x, model) for x in inputs))
     finally:
         for handle in handles:
             handle.remove()

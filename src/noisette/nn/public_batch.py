@@ -35,7 +35,7 @@ class PublicBatch:
     def __init__(self, inputs: Sequence[Tensor], every: int) -> None:
         self._inputs = tuple(inputs)
         self._every = every
-        self._changes = 0
+        self._age = 0  # of the statistics, in changes of the weights
         self._met: tuple[Any, ...] = ()  # versions of the weights that were met last
         self._taken: tuple[Any, ...] = ()  # versions of the weights that the statistics are those of
 
@@ -64,9 +64,8 @@ class PublicBatch:
         met = _versions(model)
         if met != self._met:
             self._met = met
-            self._changes += 1
-            due = not model.training or (self._changes - 1) % self._every == 0
-            if due and met != self._taken:
+            self._age += 1
+            if (self._age >= self._every or not model.training) and met != self._taken:
                 self._take(model)
 
     def before_saving(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
@@ -75,12 +74,13 @@ class PublicBatch:
             self._take(model)
 
     def _take(self, model: nn.Module) -> None:
-        inputs = [_like(x, model) for x in self._inputs]
+        inputs = [like(x, model) for x in self._inputs]
         # Modes are off, so that a recording of the private call does not hold the public one.
         plainly = torch._C.DisableTorchFunction()
         with _measured(model), torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), plainly:
             model.forward(*inputs)
         self._taken = self._met = _versions(model)
+        self._age = 0
 
     def _check_shapes(self, args: tuple[Any, ...]) -> None:
         for given, public in zip(args, self._inputs, strict=False):
@@ -136,7 +136,7 @@ def _versions(model: nn.Module) -> tuple[Any, ...]:
     return model.training, *((id(tensor), tensor._version) for tensor in tensors)
 
 
-def _like(x: Tensor, model: nn.Module) -> Tensor:
+def like(x: Tensor, model: nn.Module) -> Tensor:
     """The public input where the model is, in its precision."""
     parameter = next(model.parameters(), x)
     return x.to(parameter.device, parameter.dtype) if x.is_floating_point() else x.to(parameter.device)

@@ -1,0 +1,140 @@
+"""Norms that meet private and public examples in one pass, and how far one record can move each form's clipped sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine_check import ENGINES
+from noisette import Loop, MultiLoss, PerExampleClip, PrivacyRefusal
+from noisette.bounding import Engine
+from noisette.nn import (
+    ExactPerExampleBatchNorm,
+    FrozenBatchNorm,
+    MixtureBatchNorm,
+    PerExampleBatchNorm,
+    PublicBatchNorm,
+    convert_batch_norm,
+)
+from noisette.preflight import refuse_mixing_modules
+from norm_models import NETWORKS, losses, network
+
+C = 0.5
+SOUND = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm]
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+
+
+def total(model: nn.Module, values: Tensor, engine: Engine) -> Tensor:
+    clip = PerExampleClip(model, C, engine=engine)
+    try:
+        clip.backward(losses(model, values))
+        return torch.cat([g.flatten() for part in clip.take() for g in part.grads])
+    finally:
+        clip.close()
+
+
+class Steep(nn.Module):
+    """One weight behind a batch norm without scale or shift, and gradients far beyond the bound.
+
+    Examples are pairs of an activation and a sign.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(1, affine=False)
+        self.v = nn.Parameter(torch.zeros(1))
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        return 1e9 * pairs[:, 1] * self.v * self.norm(pairs[:, :1])[:, 0]
+
+
+# 31 private activations just above the mean of public zeros, and one far away that moves the mean beyond them.
+ALIKE = torch.tensor([[0.005, 1.0]]).expand(31, 2).double()
+OUTLIER = torch.tensor([[1.0, -1.0]]).double()
+PUBLIC = torch.zeros(128, 2).double()
+
+
+def steep_sums(to: Any, engine: Engine) -> tuple[float, float]:
+    model = Steep().double().train()
+    if issubclass(to, FrozenBatchNorm):
+        model.norm.running_mean.fill_(0.001)
+    convert_batch_norm(model, to=to, public=None if issubclass(to, FrozenBatchNorm) else PUBLIC)
+    sums = []
+    for batch in (ALIKE, torch.cat([ALIKE, OUTLIER])):
+        clip = PerExampleClip(model, C, engine=engine)
+        clip.backward(model(batch))
+        [part] = clip.take()
+        sums.append(float(part.grads[0]) / C)
+        clip.close()
+    return sums[0], sums[1]
+
+
+@pytest.mark.parametrize("engine", [Loop(), MultiLoss()], ids=["Loop", "MultiLoss"])
+def test_one_record_moves_the_printed_algorithm_by_63_bounds_at_a_lot_of_32(engine: Engine) -> None:
+    without, joined = steep_sums(MixtureBatchNorm, engine)
+    assert without == pytest.approx(31, rel=1e-5)
+    assert joined == pytest.approx(-32, rel=1e-5)
+
+
+@every_engine
+@pytest.mark.parametrize("to", SOUND)
+def test_one_record_moves_every_other_form_by_one_bound(to: Any, engine: Engine) -> None:
+    without, joined = steep_sums(to, engine)
+    assert abs(joined - without) <= 1 + 1e-9
+
+
+@every_engine
+@pytest.mark.parametrize("to", SOUND)
+@pytest.mark.parametrize("name", ["linear", "images"])
+def test_adversarial_neighbours_move_the_sum_by_no_more_than_the_bound(name: str, to: Any, engine: Engine) -> None:
+    model, public, x = network(name)
+    convert_batch_norm(model, to=to, public=public)
+    smallest = total(model, x[1:], engine)
+    for record in (x[:1], 1e4 * x[:1], torch.full_like(x[:1], -300.0), torch.zeros_like(x[:1])):
+        moved = total(model, torch.cat([record, x[1:]]), engine) - smallest
+        assert float(moved.norm()) <= C * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "volumes"])
+@every_engine
+def test_the_exact_form_gives_each_example_what_a_pass_of_its_own_would(name: str, engine: Engine) -> None:
+    model, public, x = network(name)
+    alone = [model(torch.cat([x[i : i + 1], public]))[:1] for i in range(len(x))]
+    rows = [
+        torch.autograd.grad(
+            (y - 0.3).square().sum(), list(model.parameters()), allow_unused=True, materialize_grads=True
+        )
+        for y in alone
+    ]
+    truth = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+    convert_batch_norm(model, to=ExactPerExampleBatchNorm, public=public)
+    torch.testing.assert_close(model(x), torch.cat(alone), rtol=1e-8, atol=1e-10)
+    expected = (truth * (C / truth.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    torch.testing.assert_close(total(model, x, engine), expected, rtol=1e-7, atol=1e-9)
+
+
+def test_the_mixture_is_batch_norm_over_private_and_public_examples_and_exact_in_evaluation() -> None:
+    model, public, x = network("images")
+    truth = model(torch.cat([x, public]))[: len(x)]
+    alone = [model(torch.cat([x[i : i + 1], public]))[:1] for i in range(len(x))]
+    convert_batch_norm(model, to=MixtureBatchNorm, public=public)
+    torch.testing.assert_close(model(x), truth, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(model.eval()(x), torch.cat(alone), rtol=1e-8, atol=1e-10)
+
+
+def test_the_mixture_is_refused_by_name_where_a_claim_is_made() -> None:
+    model, public, _ = network("images")
+    convert_batch_norm(model, to=MixtureBatchNorm, public=public)
+    with pytest.raises(PrivacyRefusal, match="bn1  MixtureBatchNorm mixes examples in its statistics, as published"):
+        refuse_mixing_modules(model)
+    refuse_mixing_modules(model.eval())
+
+
+def test_calls_with_other_inputs_than_the_public_batch_has_are_refused() -> None:
+    model, public, x = network("images")
+    convert_batch_norm(model, to=MixtureBatchNorm, public=public)
+    with pytest.raises(ValueError, match="0 positional and 1 named inputs"):
+        model(x=x)

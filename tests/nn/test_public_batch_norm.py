@@ -1,0 +1,299 @@
+"""Public batch norm against autograd by hand: values, gradients in every engine, and what of other examples shows."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engine_check import ENGINES
+from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, explain, privatize
+from noisette.bounding import Engine
+from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, use_public_batch
+from norm_models import NETWORKS, Residual, losses, network
+
+every_network = pytest.mark.parametrize("name", NETWORKS)
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+
+
+class ByHand:
+    """A model with batch norm, whose norms use the statistics of a public pass that each layer's own weight sees."""
+
+    def __init__(self, model: nn.Module, public: Tensor) -> None:
+        self.model = copy.deepcopy(model)
+        self.in_public = True
+        inputs: dict[nn.Module, Tensor] = {}
+        modules = list(self.model.modules())
+        for before, norm in itertools.pairwise(modules):
+            if isinstance(norm, _BatchNorm):
+                layer = before if isinstance(before, nn.Linear) or hasattr(before, "kernel_size") else None
+                if layer is not None:
+                    layer.register_forward_pre_hook(lambda layer, args: inputs.update({layer: args[0]}))
+                norm.forward = self._norm(norm, layer, inputs)
+        self.model(public)
+        self.in_public = False
+
+    def _norm(self, norm: _BatchNorm, layer: Any, inputs: dict[nn.Module, Tensor]) -> Any:
+        seen: dict[str, Tensor] = {}
+
+        def forward(z: Tensor) -> Tensor:
+            shape = [1, -1, *[1] * (z.dim() - 2)]
+            if self.in_public:
+                with torch.enable_grad():
+                    public = z.detach() if layer is None else type(layer).forward(layer, inputs[layer].detach())
+                    rows = public.transpose(0, 1).flatten(1)
+                    seen["mean"] = rows.mean(1)
+                    seen["variance"] = (rows - rows.mean(1, keepdim=True)).square().mean(1)
+            mean, variance = seen["mean"].view(shape), seen["variance"].view(shape)
+            hat = (z - mean) / (variance + norm.eps).sqrt()
+            return hat if norm.weight is None else hat * norm.weight.view(shape) + norm.bias.view(shape)
+
+        return forward
+
+    def gradients(self, x: Tensor) -> Tensor:
+        """Of each example alone, (b, parameters)."""
+        rows = [
+            torch.autograd.grad(
+                losses(self.model, x[i : i + 1]).sum(), list(self.model.parameters()), retain_graph=True
+            )
+            for i in range(len(x))
+        ]
+        return torch.stack([torch.cat([g.flatten() for g in row]) for row in rows])
+
+
+def clipped(gradients: Tensor, bound: float) -> Tensor:
+    return (gradients * (bound / gradients.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+
+
+def found(model: nn.Module, x: Tensor, bound: float, engine: Engine) -> Tensor:
+    clip = PerExampleClip(model, bound, engine=engine)
+    try:
+        clip.backward(losses(model, x))
+        [total] = clip.take()
+    finally:
+        clip.close()
+    return torch.cat([g.flatten() for g in total.grads])
+
+
+@every_network
+@every_engine
+def test_the_clipped_sum_is_that_of_each_example_by_hand(name: str, engine: Engine) -> None:
+    model, public, x = network(name)
+    truth = ByHand(model, public).gradients(x)
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    for bound in (float(2 * truth.norm(dim=1).max()), float(truth.norm(dim=1).median()), 1e-3):
+        expected = clipped(truth, bound)
+        torch.testing.assert_close(found(model, x, bound, engine), expected, rtol=1e-9, atol=1e-11)
+
+
+@every_network
+def test_outputs_are_those_by_hand_and_stay_in_evaluation(name: str) -> None:
+    model, public, x = network(name)
+    truth = ByHand(model, public).model(x)
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    torch.testing.assert_close(model(x), truth, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(model.eval()(x), truth, rtol=1e-10, atol=1e-12)
+
+
+@every_network
+def test_the_gradient_is_at_right_angles_to_the_weight_of_each_channel(name: str) -> None:
+    model, public, x = network(name)
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    for norm in model.modules():
+        if isinstance(norm, PublicBatchNorm):
+            norm.eps = 0.0
+    losses(model, x[:1]).sum().backward()
+    layers = {layer: norm for norm in model.modules() if isinstance(norm, PublicBatchNorm) for layer in norm._follows}
+    assert layers or name == "behind an activation"
+    for layer, norm in layers.items():
+        assert norm._variance_at is not None
+        pair = torch.stack([layer.weight, layer.weight.grad])
+        weight, gradient = norm._variance_at.channels.rows(pair)
+        assert float((weight * gradient).detach().sum(1).abs().max()) < 1e-10
+        assert layer.bias is None or float(layer.bias.grad.abs().max()) < 1e-10
+
+
+@pytest.mark.parametrize("to", [PublicBatchNorm, PerExampleBatchNorm])
+@every_network
+def test_what_an_example_adds_does_not_depend_on_the_others(name: str, to: Any) -> None:
+    model, public, x = network(name)
+    convert_batch_norm(model, to=to, public=public)
+    one = found(model, x[:1], 1.0, Loop())
+    others = torch.cat([x[:1], 1e6 * x[1:]])
+    rest = torch.cat([x[:1], -x[1:]])
+    for batch in (others, rest):
+        added = found(model, batch, 1.0, BookKeeping()) - found(model, batch[1:], 1.0, BookKeeping())
+        torch.testing.assert_close(added, one, rtol=1e-6, atol=1e-9)
+        assert torch.equal(model(batch)[0], model(x)[0])
+
+
+def test_values_of_one_example_and_a_public_batch_together_are_those_of_batch_norm() -> None:
+    torch.manual_seed(2)
+    layer, norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+    public, x = torch.randn(9, 2, 5, 5), 3 * torch.randn(4, 2, 5, 5)
+    together = [norm(layer(torch.cat([x[i : i + 1], public])))[:1] for i in range(4)]
+    model = convert_batch_norm(nn.Sequential(layer, nn.BatchNorm2d(3)), to=PerExampleBatchNorm, public=public)
+    torch.testing.assert_close(model(x), torch.cat(together), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(model.eval()(x), torch.cat(together), rtol=1e-4, atol=1e-5)
+
+
+def test_with_more_public_examples_the_own_one_matters_less() -> None:
+    torch.manual_seed(3)
+    public, x = torch.randn(4000, 3), torch.randn(5, 3)
+    apart = []
+    for count in (20, 200, 2000):
+        torch.manual_seed(4)
+        linear = nn.Linear(3, 2)
+        pair = [nn.Sequential(linear, nn.BatchNorm1d(2)) for _ in range(2)]
+        one, other = (
+            convert_batch_norm(model, to=to, public=public[:count])
+            for model, to in zip(pair, (PublicBatchNorm, PerExampleBatchNorm), strict=True)
+        )
+        apart.append(float((one(x) - other(x)).detach().abs().max()))
+    assert apart[0] > 5 * apart[1] > 25 * apart[2]
+
+
+def test_every_k_changes_of_the_weights_the_statistics_are_taken_anew() -> None:
+    torch.manual_seed(1)
+    public = torch.randn(6, 3)
+    model = nn.Sequential(nn.Linear(3, 2), PublicBatchNorm(2))
+    use_public_batch(model, public, every=3)
+    seen = []
+    for _ in range(7):
+        model(public)
+        seen.append(model[1].running_mean.clone())
+        with torch.no_grad():
+            model[0].weight.add_(0.1)
+    changed = [not torch.equal(a, b) for a, b in itertools.pairwise(seen)]
+    assert changed == [False, False, True, False, False, True]
+    model.eval()(public)
+    truth = (public @ model[0].weight.t() + model[0].bias).mean(0)
+    torch.testing.assert_close(model[1].running_mean, truth)
+
+
+def test_what_is_saved_are_the_statistics_of_what_is_saved() -> None:
+    model, public, x = network("images")
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1.5)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    fresh = Residual().double()
+    fresh.load_state_dict(saved)
+    assert torch.equal(fresh.eval()(x), model.eval()(x))  # bit for bit, without any public batch
+
+
+def test_evaluation_takes_no_public_pass_while_the_weights_stay() -> None:
+    model, public, x = network("images")
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    calls = []
+    model.eval()(x)
+    model.conv1.register_forward_hook(lambda *_: calls.append(1))
+    first = model(x)
+    assert calls == [1]
+    with torch.no_grad():
+        model.conv1.weight.add_(1)
+    assert not torch.equal(model(x), first)
+    assert len(calls) == 3
+
+
+def test_a_copy_has_statistics_of_its_own() -> None:
+    model, public, x = network("images")
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    before = model(x)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        copied.conv1.weight.add_(1)
+    moved = copied(x)
+    assert torch.equal(model(x), before)
+    assert not torch.equal(moved, before)
+    truth = ByHand(_as_batch_norm(copied), public).model(x)
+    torch.testing.assert_close(moved, truth, rtol=1e-10, atol=1e-12)
+
+
+def _as_batch_norm(model: nn.Module) -> nn.Module:
+    plain = Residual().double()
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
+def test_private_training_with_it_passes_the_preflight_and_learns() -> None:
+    torch.manual_seed(0)
+    model, public, _ = network("images")
+    model.float()
+    convert_batch_norm(model, to=PublicBatchNorm, public=public.float())
+    x, y = torch.randn(40, 2, 6, 6), torch.randint(0, 5, (40,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = privatize(
+        PerExampleClip(model, 1.0),
+        optimizer,
+        torch.utils.data.TensorDataset(x, y),
+        expected_batch_size=10,
+        sampling_rate=0.25,
+        steps=3,
+        noise_multiplier=1.0,
+    )
+    before = model.conv1.weight.detach().clone()
+    with run:
+        for batch in run.batches():
+            for inputs, targets in batch.pieces(4):
+                run.backward(nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+            optimizer.step()
+    assert not torch.equal(model.conv1.weight, before)
+
+
+def test_batch_norm_itself_stays_refused() -> None:
+    model, _, _ = network("images")
+    with pytest.raises(PrivacyRefusal, match="bn1  BatchNorm2d mixes examples"):
+        privatize(
+            PerExampleClip(model, 1.0),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            [],
+            expected_batch_size=10,
+            sampling_rate=0.25,
+            steps=3,
+            noise_multiplier=1.0,
+        )
+
+
+def test_explain_tells_where_statistics_are_constants() -> None:
+    model, public, x = network("behind an activation")
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    [remark] = explain(model, x).remarks
+    assert remark.startswith("2  PublicBatchNorm does not directly follow a linear layer or a convolution")
+    model, public, x = network("images")
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    assert explain(model, x).remarks == ()
+
+
+def test_other_shapes_than_the_public_ones_are_refused() -> None:
+    model, public, _ = network("images")
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    with pytest.raises(ValueError, match=r"examples of shape \(2, 8, 8\), but those of its public batch are .*\(2, 6"):
+        model(torch.zeros(3, 2, 8, 8).double())
+
+
+def test_a_norm_without_a_public_batch_says_so() -> None:
+    with pytest.raises(RuntimeError, match="has no public batch yet"):
+        nn.Sequential(nn.Linear(2, 2), PublicBatchNorm(2))(torch.zeros(3, 2))
+
+
+def test_a_norm_in_two_places_is_refused() -> None:
+    norm = PublicBatchNorm(2)
+    with pytest.raises(ValueError, match="called twice in one pass of the public batch"):
+        use_public_batch(nn.Sequential(nn.Linear(2, 2), norm, nn.Linear(2, 2), norm), torch.randn(5, 2))
+
+
+def test_a_frozen_layer_in_front_leaves_constants() -> None:
+    model, public, x = network("linear")
+    model[0].weight.requires_grad_(False)
+    truth = ByHand(model, public).model(x)
+    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    torch.testing.assert_close(model(x), truth, rtol=1e-10, atol=1e-12)
+    reference = found(model, x, 1.0, Loop())
+    torch.testing.assert_close(found(model, x, 1.0, BookKeeping()), reference, rtol=1e-9, atol=1e-11)
