@@ -70,6 +70,19 @@ def test_head_on_frozen_features_is_trained_privately(tmp_path: Path) -> None:
     assert moved == {f"head.{layer}.{kind}" for layer in ("fc2", "scores") for kind in ("weight", "bias")}
 
 
+def test_batch_norm_of_frozen_features_keeps_the_statistics_of_the_file(tmp_path: Path) -> None:
+    public = models.build("bn-cifar-tutorial", (3, 32, 32), 100)
+    public(torch.rand(9, 3, 32, 32))
+    path = saved(public, tmp_path / "public.safetensors")
+    model = models.pretrained(models.build("bn-cifar-tutorial", (3, 32, 32), 10), path)
+    assert isinstance(model, models.FixedFeatures)
+    for _ in range(2):
+        model.train()(torch.rand(5, 3, 32, 32))
+        for name, value in public.features.state_dict().items():
+            assert torch.equal(model.features.state_dict()[name], value)
+    assert public.features.conv1_norm.running_mean.any()
+
+
 def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_loaded(tmp_path: Path) -> None:
     model = models.build("cifar-tutorial", (3, 32, 32), 10)
     before = {name: value.clone() for name, value in model.state_dict().items()}
