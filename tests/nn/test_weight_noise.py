@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 from torch.utils.checkpoint import checkpoint
 
+import noisette.nn
 from engine_check import measured
 from lstm_by_hand import lstm_by_hand
 from model_cases import Forward, cnn, cross_entropy, mlp, squares
 from noisette import BookKeeping, Loop, MultiLoss, PerExampleClip, PrivacyRefusal, Reweight, Vmap, privatize
-from noisette.nn import PublicBatchNorm, WeightNoise, convert_batch_norm
+from noisette.nn import WeightNoise, convert_batch_norm
 from noisette.preflight import Call, prove
 from oracle import clipped_sum
 
@@ -263,6 +264,25 @@ def test_a_call_that_fails_leaves_the_parameters_in_their_place(error: type[Base
     assert torch.equal(model(x), plain(x))
 
 
+class Wide(nn.Linear):
+    """A layer that calls a layer of its own and reads its weight besides."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.inner, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(self.norm(self.inner(input))) + nn.functional.linear(input, self.inner.weight)
+
+
+def test_a_layer_within_a_layer_has_its_noise_as_long_as_that_runs() -> None:
+    model, x = Wide(), torch.randn(3, 4)
+    plain = copy.deepcopy(model)
+    WeightNoise(model, 0.5)
+    assert noised(model) == {"weight", "bias", "inner.weight", "inner.bias"}
+    torch.testing.assert_close(model(x), with_noise_as_weights(plain, model)(x))
+
+
 def test_a_parameter_in_several_places_has_one_noise() -> None:
     model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5, bias=False))
     model[2].weight = model[0].weight
@@ -345,15 +365,14 @@ def test_noise_is_not_for_an_engine_that_repeats_calls() -> None:
 
 
 @pytest.mark.parametrize("each_time_step", [False, True])
-@every_engine
-def test_a_noisy_model_trains_privately(engine, each_time_step: bool) -> None:
+def test_a_noisy_model_trains_privately(each_time_step: bool) -> None:
     model = Text()
     WeightNoise(model, 0.5, each_time_step=each_time_step)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.TensorDataset(torch.randn(20, 5, 4), torch.randint(0, 2, (20,)))
     before = [p.detach().clone() for p in model.parameters()]
     with privatize(
-        PerExampleClip(model, 1.0, engine=engine),
+        PerExampleClip(model, 1.0),
         optimizer,
         data,
         noise_multiplier=1.0,
@@ -402,7 +421,7 @@ def test_public_statistics_and_their_gradients_are_those_at_the_same_noise(noise
     linear, public, x = copy.deepcopy(model[0]), *(torch.randn(n, 6, dtype=torch.float64) for n in (9, 4))
     if noise_first:
         WeightNoise(model, 0.5)
-    convert_batch_norm(model, to=PublicBatchNorm, public=public)
+    convert_batch_norm(model, to=noisette.nn.PublicBatchNorm, public=public)
     if not noise_first:
         WeightNoise(model, 0.5)
 
@@ -421,6 +440,34 @@ def test_public_statistics_and_their_gradients_are_those_at_the_same_noise(noise
             torch.testing.assert_close(sums[name], expected)
     output = model.eval()(x)
     torch.testing.assert_close(output, by_hand(with_noise_as_weights(nn.Sequential(linear), model), x))
+
+
+EVERY_NORM = {
+    "public": noisette.nn.PublicBatchNorm,
+    "per example": noisette.nn.PerExampleBatchNorm,
+    "per example, exact": noisette.nn.ExactPerExampleBatchNorm,
+    "frozen": noisette.nn.FrozenBatchNorm,
+    "mixture": noisette.nn.MixtureBatchNorm,
+    "group": nn.GroupNorm,
+    "layer": nn.LayerNorm,
+    "instance": nn.InstanceNorm2d,
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("norm", EVERY_NORM.values(), ids=EVERY_NORM)
+def test_every_norm_works_on_the_noisy_weights(norm: type[nn.Module], training: bool) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 2, bias=False), nn.BatchNorm2d(4)
+    ).double()
+    own = issubclass(norm, noisette.nn.FrozenBatchNorm) or norm.__module__.startswith("torch.")
+    public = None if own else torch.randn(7, 2, 6, 6, dtype=torch.float64)
+    plain = convert_batch_norm(model, to=norm, public=public).train(training)
+    model, x = copy.deepcopy(plain), torch.randn(5, 2, 6, 6, dtype=torch.float64)
+    WeightNoise(model, 0.4)
+    for _ in range(2):
+        output = model(x)
+        torch.testing.assert_close(output, with_noise_as_weights(plain, model)(x))
 
 
 def test_a_transformer_has_noise_on_its_way_for_evaluation() -> None:

@@ -38,7 +38,9 @@ class WeightNoise:
 
     The noise is drawn before any other hook on the model, so statistics that are taken from a public batch before a
     call (:class:`PublicBatchNorm`) are those of the weights of that call. Running averages of batch norm belong to no
-    weights in particular: in evaluation mode they do not fit.
+    weights in particular: in evaluation mode they do not fit. Checkpointed parts run again with the noise of the last
+    call, so take the backward pass before the next one. ``noisette.Vmap`` repeats calls and therefore refuses noise;
+    every other engine takes it.
 
     Args:
         model: any module; its calls draw. A part of it that is called on its own works with the noise of the last call.
@@ -46,7 +48,7 @@ class WeightNoise:
         sigma: standard deviation of the noise, in units of the weights; 0 leaves the model as it is.
         each_time_step: draw at each time step of a recurrent layer, and at each call of any other layer, instead of
             once for each call of the model. Recurrent layers are taken apart for that, which takes more time and
-            memory, and public statistics before them are those of other draws.
+            memory, and statistics of a public batch are those of other draws.
 
     Source: Davody et al. 2020, section 2.
 
