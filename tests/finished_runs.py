@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+from noisette.report import Facts
 from noisette.reproduce.abadi_2016.setting import Plan
 
 
@@ -24,3 +26,9 @@ def write(plans: Iterable[Plan], folder: Path) -> Path:
     path = folder / "runs.jsonl"
     path.write_text("".join(line(plan) + "\n" for plan in plans))
     return path
+
+
+def with_claim(facts: Facts, **changes: Any) -> Facts:
+    """The facts of a run with another claim."""
+    assert facts.claim is not None
+    return replace(facts, claim=replace(facts.claim, **changes))

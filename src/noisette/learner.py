@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class Learner:
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         self.examples = _Examples(data.train, fixed, device)
         self.test = _Examples(data.test, fixed, device).tensors if data.test else None
-        chosen = public_examples(recipe, data, public)
+        chosen = _public_examples(recipe, data, public)
         self.public_digest = "" if chosen is None else hashlib.sha256(chosen.numpy().tobytes()).hexdigest()
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else _features(chosen, fixed, device)
@@ -115,27 +115,31 @@ def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger) -> Te
     return torch.as_tensor(found.components_)
 
 
-def public_examples(recipe: Recipe, data: DataSet, public: DataSet | None) -> Tensor | None:
-    """The public examples of a recipe, (examples, ...), always the same ones; ``None`` if it has none.
-
-    Raises:
-        ValueError: there are too few, or they have not the shape of the records.
-    """
+def _public_examples(recipe: Recipe, data: DataSet, public: DataSet | None) -> Tensor | None:
+    """The public examples of a recipe, which fit the records; ``None`` if it has none."""
     section = recipe.public
     if section.data is None:
         return None
     if public is None:
         raise ValueError(f"the recipe takes public examples of {section.data}; give that data set as public")
-    inputs = public.train.inputs
-    if inputs.shape[1:] != data.train.inputs.shape[1:]:
+    if public.train.inputs.shape[1:] != data.train.inputs.shape[1:]:
         raise ValueError(
-            f"public examples of {section.data} have shape {inputs.shape[1:]}, those of {data.name} "
+            f"public examples of {section.data} have shape {public.train.inputs.shape[1:]}, those of {data.name} "
             f"{data.train.inputs.shape[1:]}; name a public set of the same shape"
         )
-    if len(inputs) < section.examples:
-        raise ValueError(f"{section.data} has {len(inputs)} examples, fewer than public examples={section.examples}")
-    order = np.random.default_rng(section.seed).permutation(len(inputs))
-    return torch.as_tensor(inputs[order[: section.examples]])
+    return public_examples(public, examples=section.examples, seed=section.seed)
+
+
+def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
+    """So many inputs of a public data set, (examples, ...), always the same ones for a seed.
+
+    Raises:
+        ValueError: there are not so many.
+    """
+    inputs = public.train.inputs
+    if len(inputs) < examples:
+        raise ValueError(f"{public.name} has {len(inputs)} examples, fewer than the {examples} public ones asked for")
+    return torch.as_tensor(inputs[np.random.default_rng(seed).permutation(len(inputs))[:examples]])
 
 
 _NORMS: Mapping[str, type[Any]] = {
@@ -155,7 +159,7 @@ _INSTANCE_NORMS: Mapping[type[nn.Module], type[Any]] = {
 
 
 def replace_batch_norm(
-    model: nn.Module, name: str, public: Tensor | None = None, private: Tensor | None = None
+    model: nn.Module, name: str, public: Tensor | Sequence[Tensor] | None = None, private: Tensor | None = None
 ) -> None:
     """Put the norm that a recipe calls by this name in the place of every batch norm of a model.
 

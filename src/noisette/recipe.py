@@ -173,8 +173,8 @@ ACCOUNTANTS: Mapping[str, Accountant] = {
 
 
 # What may take the place of batch norm, and which of these takes its statistics from public examples.
-_NEED_PUBLIC = ("public", "per-example", "per-example-exact", "frozen", "mixture")
-BATCH_NORMS = (*_NEED_PUBLIC, "group", "layer", "instance")
+NEED_PUBLIC = ("public", "per-example", "per-example-exact", "frozen", "mixture")
+BATCH_NORMS = (*NEED_PUBLIC, "group", "layer", "instance")
 
 
 def _check_start(model: ModelSection, projection: ProjectionSection) -> None:
@@ -189,10 +189,10 @@ def _check_batch_norm(name: str | None) -> None:
 
 def _check_public(public: PublicSection, model: ModelSection, data: DataSection) -> None:
     """There are public examples where the norm needs them and nowhere else, and they are not those trained on."""
-    if model.batch_norm not in _NEED_PUBLIC:
-        if public != PublicSection():
+    if model.batch_norm not in NEED_PUBLIC:
+        if public != PublicSection() and model.batch_norm in (None, *BATCH_NORMS):
             raise ValueError(
-                f"public examples are for batch_norm {', '.join(_NEED_PUBLIC)}, not {model.batch_norm}; leave them out"
+                f"public examples are for batch_norm {', '.join(NEED_PUBLIC)}, not {model.batch_norm}; leave them out"
             )
         return
     if public.data is None:

@@ -51,9 +51,9 @@ def explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")
 
-    def run(name: str, shape: str | None = None) -> Result:
+    def run(name: str, shape: str | None = None, *options: str) -> Result:
         target = name if ":" in name else f"explained_models:{name}"
-        return CliRunner().invoke(app, ["explain", target, *(["--input-shape", shape] if shape else [])])
+        return CliRunner().invoke(app, ["explain", target, *(["--input-shape", shape] if shape else []), *options])
 
     return run
 
@@ -82,7 +82,26 @@ def test_a_callable_of_a_recipe_is_called_as_training_does(explain) -> None:
 def test_a_model_that_mixes_examples_is_refused(explain) -> None:
     shown = explain("normed", "6")
     assert shown.exit_code == 1
-    assert "BatchNorm1d mixes examples: use GroupNorm" in shown.output
+    assert "BatchNorm1d mixes examples: put PublicBatchNorm or GroupNorm" in shown.output
+
+
+@pytest.mark.parametrize("name", ["public", "per-example", "per-example-exact", "frozen", "group", "layer"])
+def test_a_norm_in_the_place_of_batch_norm_is_accepted(name: str, explain) -> None:
+    shown = explain("normed", "6", "--batch-norm", name)
+    assert shown.exit_code == 0, shown.output
+    assert "Accepted" in shown.output
+
+
+def test_the_mixture_in_the_place_of_batch_norm_is_refused_and_so_is_an_unknown_name(explain) -> None:
+    shown = explain("normed", "6", "--batch-norm", "mixture")
+    assert shown.exit_code == 1
+    assert "MixtureBatchNorm mixes examples" in shown.output
+    shown = explain("normed", "6", "--batch-norm", "batch")
+    assert shown.exit_code == 2
+    assert "expected --batch-norm to be one of public, per-example" in shown.output
+    shown = explain("mlp", "6", "--batch-norm", "public")
+    assert shown.exit_code == 2
+    assert "no batch norm" in shown.output
 
 
 def test_an_operation_without_a_rule_is_refused_and_an_idle_parameter_named(explain) -> None:

@@ -37,12 +37,15 @@ OPTIONS = {
         "--batch-size",
         "--lr",
         "--seed",
+        "--batch-norm",
+        "--public",
+        "--public-examples",
         "--classes",
         "--size",
         "--label",
         "--test",
     },
-    "explain": {"target", "--input-shape"},
+    "explain": {"target", "--input-shape", "--batch-norm"},
     "account": {
         "--sampling-rate",
         "--batch-size",
@@ -81,7 +84,7 @@ OPTIONS = {
         "--device",
         "--out",
     },
-    "reproduce": {"paper", "--figure", "--full", "--seeds", "--out", "--weights", "--data-dir"},
+    "reproduce": {"paper", "--figure", "--table", "--rows", "--full", "--seeds", "--out", "--weights", "--data-dir"},
 }
 
 

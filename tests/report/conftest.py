@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.report import Facts
+from noisette.report.facts import Claim
 from noisette.training import Point
 
 EVENT = PoissonGaussian(sampling_rate=0.15, noise_multiplier=3.2)
@@ -19,6 +22,19 @@ def facts() -> Facts:
     points = tuple(point(step, accuracy) for step, accuracy in ((60, 0.81), (120, 0.9), (180, 0.925), (240, 0.931)))
     return Facts(
         version="1.2.3",
+        claim=Claim(
+            epsilon=points[-1].epsilon or 0.0,
+            delta=DELTA,
+            budget=3.0,
+            accountant="pld",
+            accountant_version="dp-accounting 0.6.0",
+            neighbouring="add or remove one record",
+            tail_delta=1.7e-13,
+            allow_large_delta=False,
+            steps=240,
+            ledger_head="0123abcd",
+        ),
+        no_claim_because="",
         data="flowers",
         note="",
         declared_size=1437,
@@ -27,13 +43,11 @@ def facts() -> Facts:
         classes=10,
         model="cnn",
         public_weights="",
+        batch_norm="",
+        public_data="",
+        public_examples=0,
+        public_seed=0,
         parameters=21642,
-        epsilon=points[-1].epsilon,
-        delta=DELTA,
-        budget=3.0,
-        accountant="pld",
-        accountant_version="dp-accounting 0.6.0",
-        neighbouring="add or remove one record",
         sampling="Poisson",
         sampling_rate=EVENT.sampling_rate,
         noise_multiplier=EVENT.noise_multiplier,
@@ -41,15 +55,11 @@ def facts() -> Facts:
         layers=1,
         components=0,
         components_noise_multiplier=0.0,
-        tail_delta=1.7e-13,
-        allow_large_delta=False,
-        steps=240,
         steps_planned=240,
         steps_taken=240,
         steps_lost=0,
         resumed=0,
         completed=True,
-        ledger_head="0123abcd",
         expected_batch_size=216,
         epochs=36.0,
         seed=7,
@@ -60,3 +70,11 @@ def facts() -> Facts:
         device="cpu",
         points=points,
     )
+
+
+@pytest.fixture
+def unclaimed(facts: Facts) -> Facts:
+    """The same run, had it no claim."""
+    points = tuple(replace(point, epsilon=None) for point in facts.points)
+    norm = {"batch_norm": "mixture", "public_data": "kmnist", "public_examples": 128}
+    return replace(facts, claim=None, no_claim_because="one record moves the others", points=points, **norm)

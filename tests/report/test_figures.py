@@ -7,7 +7,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from noisette.report import Facts
-from noisette.report.figures import accuracy_against_epsilon, epsilon_against_steps
+from noisette.report.figures import accuracy_against_epsilon, accuracy_against_steps, epsilon_against_steps
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -67,3 +67,10 @@ def test_there_is_no_figure_without_points_or_test_examples(facts: Facts) -> Non
     assert epsilon_against_steps(replace(facts, points=())) == ""
     unmeasured = replace(facts, points=tuple(replace(p, test_accuracy=None) for p in facts.points))
     assert accuracy_against_epsilon(unmeasured) == ""
+
+
+def test_without_a_claim_accuracy_is_drawn_against_steps_alone(unclaimed: Facts) -> None:
+    assert epsilon_against_steps(unclaimed) == accuracy_against_epsilon(unclaimed) == ""
+    assert {"training step", "test accuracy (%)", "93.1 %"} <= set(texts(accuracy_against_steps(unclaimed)))
+    unmeasured = replace(unclaimed, points=tuple(replace(p, test_accuracy=None) for p in unclaimed.points))
+    assert accuracy_against_steps(unmeasured) == ""

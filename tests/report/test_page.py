@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from html.parser import HTMLParser
 
+from finished_runs import with_claim
 from noisette.report import Facts
 from noisette.report.page import page
 from noisette.report.statement import statement
@@ -75,7 +76,7 @@ def test_a_stopped_run_and_one_without_test_examples_say_so(facts: Facts) -> Non
 
 
 def test_an_unsafe_switch_is_named_at_the_top(facts: Facts) -> None:
-    text = Outline(page(replace(facts, allow_large_delta=True))).text
+    text = Outline(page(with_claim(facts, allow_large_delta=True))).text
     assert text.index("Unsafe switch: allow_large_delta") < text.index("Settings")
 
 
@@ -91,3 +92,22 @@ def test_a_model_of_words_is_loaded_behind_vectors_of_their_shape(facts: Facts) 
     assert "model = models.FixedFeatures(nn.Embedding(2447, 50), models.build('mlp', (20, 50), 4))" in text
     assert "nothing is promised to a single word of it" in text
     assert "FixedFeatures" not in page(facts)
+
+
+def test_a_run_without_a_claim_says_so_at_the_top_and_shows_no_price(unclaimed: Facts) -> None:
+    html = page(unclaimed)
+    outline = Outline(html)
+    assert "93.1 % test accuracy with no privacy claim" in outline.text
+    assert "<title>flowers, no privacy claim · noisette</title>" in html
+    assert outline.text.index("Nothing is promised to any training record") < outline.text.index("Settings")
+    assert "The reason: one record moves the others." in outline.text
+    assert "batch norm mixture, 128 examples of kmnist" in outline.text
+    assert "claim none" in outline.text
+    assert outline.tags.count("svg") == 1
+    assert not {"ε", "δ", "epsilon", "accountant", "ledger"} & {*outline.text.replace(".", " ").split()}
+
+
+def test_a_norm_with_a_claim_is_among_the_settings(facts: Facts) -> None:
+    text = Outline(page(replace(facts, batch_norm="public", public_data="kmnist", public_examples=64))).text
+    assert "batch norm public, 64 examples of kmnist" in text
+    assert "batch norm group" in Outline(page(replace(facts, batch_norm="group"))).text

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from finished_runs import with_claim
 from noisette.report import Facts
 from noisette.report.statement import as_text, statement
 
@@ -44,13 +45,13 @@ def test_it_says(claim: str, facts: Facts) -> None:
 
 
 def test_epsilon_is_rounded_upwards_wherever_it_stands(facts: Facts) -> None:
-    text = words(replace(facts, epsilon=2.9910001))
+    text = words(with_claim(facts, epsilon=2.9910001))
     assert "(3.00, 1e-4)" in text
     assert "2.99" not in text
 
 
 def test_a_run_that_was_stopped_says_so_and_names_the_budget(facts: Facts) -> None:
-    text = words(replace(facts, completed=False, steps=97, steps_taken=96))
+    text = words(with_claim(replace(facts, completed=False, steps_taken=96), steps=97))
     assert "stopped by hand after 96 of 240 steps" in text
     assert "97 reserved in the ledger" in text
     assert "the budget of the whole run holds: epsilon = 3." in text
@@ -58,7 +59,7 @@ def test_a_run_that_was_stopped_says_so_and_names_the_budget(facts: Facts) -> No
 
 
 def test_a_large_delta_is_stamped(facts: Facts) -> None:
-    text = words(replace(facts, delta=0.01, allow_large_delta=True))
+    text = words(with_claim(facts, delta=0.01, allow_large_delta=True))
     assert "Unsafe switches: allow_large_delta" in text
     assert "7.0e-4" in text or "7e-4" in text
 
@@ -66,3 +67,21 @@ def test_a_large_delta_is_stamped(facts: Facts) -> None:
 def test_the_text_fits_a_terminal(facts: Facts) -> None:
     lines = as_text(statement(facts), title="Privacy statement").splitlines()
     assert max(map(len, lines)) <= 88
+
+
+def test_public_examples_are_named_as_those_that_nothing_is_promised_to(facts: Facts) -> None:
+    text = words(replace(facts, batch_norm="public", public_data="kmnist", public_examples=64, public_seed=5))
+    assert '("public") takes statistics from 64 examples of kmnist, chosen by the seed 5' in text
+    assert "Nothing is promised to those" in text
+    assert "Batch norm" not in words(facts)
+
+
+def test_without_a_claim_nothing_is_promised_and_the_reason_stands_there(unclaimed: Facts) -> None:
+    text = words(unclaimed)
+    assert "What is promised ---------------- Nothing. This run has no privacy claim." in text
+    assert "The reason: one record moves the others." in text
+    assert "does not bound what one record changes" in text
+    assert "240 planned, 240 carried out" in text
+    assert "128 examples of kmnist" in text
+    for word in ("epsilon", "delta", "differentially", "ledger", "accountant", "Sensitivity"):
+        assert word not in text

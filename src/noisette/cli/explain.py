@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 2
 _CLASSES = 10
+_PUBLIC = 8
 _REFUSED = 1
 
 
@@ -38,6 +39,14 @@ def explain(
             metavar="N,N,..", help="Shape of one example, such as 3,32,32. Needed unless example inputs come back."
         ),
     ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What takes the place of each batch norm, as for noisette train; random inputs stand for public ones.",
+            show_default="batch norm stays, and is refused",
+        ),
+    ] = None,
 ) -> None:
     """Show each use of each parameter in a model: its rule, its cost, what is refused and why.
 
@@ -48,6 +57,8 @@ def explain(
 
     model, inputs = _model_and_inputs(target, _shape(input_shape))
     try:
+        if batch_norm is not None:
+            _replace_batch_norm(model, batch_norm, inputs)
         explanation = explain_model(model, *inputs)
     except PrivacyRefusal:
         raise
@@ -58,6 +69,21 @@ def explain(
     _show(explanation)
     if explanation.problems:
         raise typer.Exit(_REFUSED)
+
+
+def _replace_batch_norm(model: nn.Module, name: str, inputs: tuple[Any, ...]) -> None:
+    import torch
+
+    from noisette.learner import replace_batch_norm
+    from noisette.recipe import BATCH_NORMS, NEED_PUBLIC
+
+    if name not in BATCH_NORMS:
+        raise ValueError(f"expected --batch-norm to be one of {', '.join(BATCH_NORMS)}, got {name!r}")
+    public = [
+        torch.randn(_PUBLIC, *x.shape[1:]) if x.is_floating_point() else x[:1].expand(_PUBLIC, *x.shape[1:])
+        for x in inputs
+    ]
+    replace_batch_norm(model, name, public if name in NEED_PUBLIC else None)
 
 
 def _shape(given: str | None) -> tuple[int, ...] | None:

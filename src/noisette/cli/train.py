@@ -1,25 +1,21 @@
-"""``noisette train``: a recipe and options in, a run folder out."""
+"""``noisette train``: what it takes, and the recipe that comes of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from noisette._allocator import keep_freed_memory
-from noisette.cli.errors import INTERRUPTED, TERMINATED, plain_errors
+from noisette.cli.errors import plain_errors
+from noisette.cli.training import begin, go_on
 
 if TYPE_CHECKING:
-    from noisette.data import DataSet
-    from noisette.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
-    from noisette.report import Facts
+    from noisette.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
 
-Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "TrainingSection")
+Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
 
 
 @plain_errors()
@@ -138,6 +134,28 @@ def train(
             rich_help_panel="Training",
         ),
     ] = None,
+    batch_norm: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What takes the place of each batch norm of the model: public, per-example, per-example-exact, "
+            "frozen, group, layer, instance; or mixture, which has no privacy claim.",
+            show_default="batch norm stays, and is refused",
+            rich_help_panel="Batch norm",
+        ),
+    ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Data set of the public examples that give the statistics. Nothing is promised to it.",
+            rich_help_panel="Batch norm",
+        ),
+    ] = None,
+    public_examples: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Number of public examples.", show_default="128", rich_help_panel="Batch norm"),
+    ] = None,
     classes: Annotated[
         str | None,
         typer.Option(
@@ -177,7 +195,7 @@ def train(
     """
     if resume:
         _refuse_other_options(context)
-        _carry_out(lambda: _resume(resume))
+        go_on(resume)
         return
     from noisette.recipe import Recipe
 
@@ -185,7 +203,8 @@ def train(
     settings = replace(
         base,
         data=_with(base.data, {"name": data, "classes": _classes(classes), "size": size, "label": label, "test": test}),
-        model=_with(base.model, {"name": model}),
+        model=_with(base.model, {"name": model, "batch_norm": batch_norm}),
+        public=_with(base.public, {"data": public, "examples": public_examples}),
         privacy=_with(
             base.privacy,
             {
@@ -198,19 +217,7 @@ def train(
         training=_with(base.training, {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}),
     )
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0])
-    _carry_out(lambda: _run(settings, place, data_dir))
-
-
-def _carry_out(work: Callable[[], tuple[Facts, Path]]) -> None:
-    """Do the work and say what came of it, whole or stopped."""
-    try:
-        facts, place = work()
-    except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
-        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
-        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
-    _summarize(facts, place)
-    if not facts.completed:
-        raise typer.Exit(INTERRUPTED)
+    begin(settings, place, data_dir)
 
 
 def _refuse_other_options(context: typer.Context) -> None:
@@ -229,91 +236,3 @@ def _classes(given: str | None) -> int | tuple[str, ...] | None:
     if given is None:
         return None
     return int(given) if given.isdecimal() else tuple(name.strip() for name in given.split(","))
-
-
-def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
-    from noisette.cli.watch import Watch
-    from noisette.report import RunFolder, documents, facts_of, unfinished_runs
-    from noisette.training import train as train_privately
-
-    keep_freed_memory()
-    folder = RunFolder(out)
-    for begun in unfinished_runs(out):
-        typer.echo(f"An earlier run is unfinished. To go on with it: noisette train --resume {begun}", err=True)
-    data = _load(recipe.data, data_dir)
-    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        folder.keep_settings({"recipe": asdict(_anywhere(recipe)), "data_dir": data_dir and str(data_dir.resolve())})
-        outcome = train_privately(
-            recipe, data, ledger_path=folder.ledger, on_step=watch.on_step, checkpoint=folder.checkpoint
-        )
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    return facts, out
-
-
-def _resume(place: Path) -> tuple[Facts, Path]:
-    from noisette.cli.watch import Watch
-    from noisette.recipe import Recipe
-    from noisette.report import RunFolder, documents, facts_of
-    from noisette.training import resume
-
-    keep_freed_memory()
-    folder = RunFolder.unfinished(place)
-    settings = folder.settings
-    if missing := {"recipe", "data_dir"} - settings.keys():
-        raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
-    recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
-    data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
-    data = _load(recipe.data, data_dir)
-    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        outcome = resume(recipe, data, on_step=watch.on_step, checkpoint=folder.checkpoint)
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    return facts, folder.out
-
-
-def _anywhere(recipe: Recipe) -> Recipe:
-    """The recipe with such paths that they can be followed from any folder."""
-    from noisette.data import names
-
-    def whole(path: str | None) -> str | None:
-        return path and str(Path(path).resolve())
-
-    data, model = recipe.data, recipe.model
-    name = data.name if data.name in names() else whole(data.name)
-    return replace(
-        recipe,
-        data=_with(data, {"name": name, "test": whole(data.test)}),
-        model=_with(model, {"weights": whole(model.weights)}),
-    )
-
-
-def _load(section: DataSection, data_dir: Path | None) -> DataSet:
-    from noisette.data import Declaration, load
-
-    declaration = Declaration(
-        classes=section.classes,
-        size=section.size,
-        label=section.label,
-        test=Path(section.test) if section.test else None,
-        ranges=section.ranges,
-        categories=section.categories,
-    )
-    return load(section.name, data_dir=data_dir, declaration=declaration)
-
-
-def _summarize(facts: Facts, out: Path) -> None:
-    from noisette.report import duration, percent, power_of_ten, upward
-
-    accuracy = "not measured" if facts.test_accuracy is None else percent(facts.test_accuracy)
-    table = Table.grid(padding=(0, 2))
-    for name, value in (
-        ("test accuracy", accuracy),
-        ("privacy", f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(facts.delta)} ({facts.neighbouring})"),
-        ("accountant", f"{facts.accountant.upper()}, {facts.accountant_version}"),
-        ("steps", facts.progress),
-        ("time", duration(facts.seconds)),
-        ("report", str(out / "report.html")),
-    ):
-        table.add_row(name, value)
-    Console(soft_wrap=True).print(table)

@@ -13,7 +13,7 @@ from noisette.cli.errors import TERMINATED
 from noisette.report import percent, upward
 
 if TYPE_CHECKING:
-    from noisette.private_run import PrivateRun
+    from noisette.noisy_run import NoisyRun
     from noisette.training import Point
 
 
@@ -42,19 +42,20 @@ class Watch:
         self._asked_to_stop: BaseException | None = None
         self._stepping = False
 
-    def on_step(self, run: PrivateRun, point: Point) -> None:
+    def on_step(self, run: NoisyRun, point: Point) -> None:
         """A step is done.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed meanwhile.
             SystemExit: SIGTERM came meanwhile.
         """
+        price = "no privacy claim" if point.epsilon is None else f"epsilon {upward(point.epsilon)}"
         accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
         self._progress.update(
             self._task,
             total=run.steps,
             completed=point.step,
-            status=f"epsilon {upward(point.epsilon)}{accuracy}",
+            status=f"{price}{accuracy}",
         )
         if self._asked_to_stop:
             raise self._asked_to_stop

@@ -6,36 +6,66 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import noisette
+from noisette.accounting import PoissonGaussian
 
 if TYPE_CHECKING:
+    from noisette.private_run import PrivateRun
+    from noisette.recipe import PrivacySection
     from noisette.training import Outcome, Point
 
 _LIBRARY = "dp-accounting"  # prices the run
+_COUPLED = (
+    'with batch_norm = "mixture" the statistics are those of all examples of a batch together, so one record moves the '
+    "gradients of all others, and clipping each of them does not bound by how much"
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a run promises, and what that rests on; ``steps`` are those that ``epsilon`` pays for."""
+
+    epsilon: float
+    delta: float
+    budget: float
+    accountant: str
+    accountant_version: str
+    neighbouring: str
+    tail_delta: float
+    allow_large_delta: bool
+    steps: int
+    ledger_head: str
 
 
 @dataclass(frozen=True)
 class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
 
+    ``claim`` is ``None`` where nothing is promised, and ``no_claim_because`` says why, else "". In ``run.json`` the
+    claim is true or false, and its numbers stand beside it, all null where there is none.
     ``max_grad_norm`` is the bound of all ``layers`` together, each of which is clipped to an equal part of it;
     ``word_vectors`` are how many public ones there are and how many numbers each has, () where inputs are no words;
     ``components`` counts the private principal components that the records were projected on, 0 for none;
-    ``public_weights`` is the SHA-256 of the file whose weights the model began with, "" if it began with random ones.
-    ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps`` are those that ``epsilon``
-    pays for, ``steps_lost`` those of them that went down with a process that died; ``resumed`` counts how often the run
-    went on in another process; ``learning`` holds the settings that only shape what becomes of the noised gradients.
+    ``public_weights`` is the SHA-256 of the file whose weights the model began with, "" if it began with random ones;
+    ``batch_norm`` is what stands for it, "" if nothing does, and ``public_examples`` how many examples of
+    ``public_data``, chosen by ``public_seed``, gave it statistics.
+    ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps_lost`` are those paid for that
+    went down with a process that died; ``resumed`` counts how often the run went on in another process; ``learning``
+    holds the settings that only shape what becomes of the noised gradients.
 
-    Guarantee: no field depends on the training records but through the noise. There is no loss, gradient norm, batch
-    size or number of records here, and the only ways out of a run are this class, the weights and the ledger.
+    Guarantee: where there is a claim, no field depends on the training records but through the noise. There is no loss,
+    gradient norm, batch size or number of records here, and the only ways out of a run are this class, the weights and
+    the ledger.
     """
 
     version: str
+    claim: Claim | None
+    no_claim_because: str
     data: str
     note: str
     declared_size: int
@@ -44,13 +74,11 @@ class Facts:
     classes: int
     model: str
     public_weights: str
+    batch_norm: str
+    public_data: str
+    public_examples: int
+    public_seed: int
     parameters: int
-    epsilon: float
-    delta: float
-    budget: float
-    accountant: str
-    accountant_version: str
-    neighbouring: str
     sampling: str
     sampling_rate: float
     noise_multiplier: float
@@ -58,15 +86,11 @@ class Facts:
     layers: int
     components: int
     components_noise_multiplier: float
-    tail_delta: float
-    allow_large_delta: bool
-    steps: int
     steps_planned: int
     steps_taken: int
     steps_lost: int
     resumed: int
     completed: bool
-    ledger_head: str
     expected_batch_size: int
     epochs: float
     seed: int
@@ -85,17 +109,24 @@ class Facts:
 
     def as_json(self) -> str:
         """The text of ``run.json``."""
+        claim = asdict(self.claim) if self.claim else dict.fromkeys(part.name for part in fields(Claim))
         points = [asdict(point) for point in self.points]
-        return json.dumps(asdict(replace(self, points=())) | {"points": points}, indent=2) + "\n"
+        content = asdict(replace(self, points=())) | {"claim": self.claim is not None} | claim | {"points": points}
+        return json.dumps(content, indent=2) + "\n"
 
 
 def facts_of(outcome: Outcome) -> Facts:
     """What may be published about this run."""
+    from noisette.private_run import PrivateRun  # brings torch
+
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
     learning = asdict(recipe.training)
     last = outcome.points[-1] if outcome.points else None
+    public = recipe.public
     return Facts(
         version=noisette.__version__,
+        claim=_claim(run, recipe.privacy) if isinstance(run, PrivateRun) else None,
+        no_claim_because="" if isinstance(run, PrivateRun) else _COUPLED,
         data=data.name,
         note=data.note,
         declared_size=data.declared_size,
@@ -104,29 +135,23 @@ def facts_of(outcome: Outcome) -> Facts:
         classes=data.classes,
         model=recipe.model.name,
         public_weights=_sha256(recipe.model.weights),
+        batch_norm=recipe.model.batch_norm or "",
+        public_data=Path(public.data).name if public.data else "",
+        public_examples=public.examples if public.data else 0,
+        public_seed=public.seed,
         parameters=outcome.parameters,
-        epsilon=outcome.epsilon,
-        delta=recipe.privacy.delta,
-        budget=recipe.privacy.budget,
-        accountant=run.accountant.name,
-        accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
-        neighbouring=run.event.neighbouring.value,
-        sampling=run.event.sampling,
-        sampling_rate=run.event.sampling_rate,
-        noise_multiplier=run.event.noise_multiplier,
+        sampling=PoissonGaussian.sampling,
+        sampling_rate=run.sampling_rate,
+        noise_multiplier=run.noise_multiplier,
         max_grad_norm=math.hypot(*(part.bound for part in run.bound.take())),
         layers=outcome.layers,
         components=recipe.projection.components,
         components_noise_multiplier=recipe.projection.noise_multiplier,
-        tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
-        allow_large_delta=recipe.privacy.allow_large_delta,
-        steps=run.ledger.events.get(run.event, 0),
         steps_planned=run.steps,
         steps_taken=run.steps_taken,
         steps_lost=run.steps_lost,
         resumed=outcome.resumed,
         completed=not outcome.interrupted,
-        ledger_head=run.ledger.head,
         expected_batch_size=learning.pop("batch_size"),
         epochs=learning.pop("epochs"),
         seed=learning.pop("seed"),
@@ -136,6 +161,21 @@ def facts_of(outcome: Outcome) -> Facts:
         seconds_per_step=outcome.seconds / max(1, run.steps_taken),
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
+    )
+
+
+def _claim(run: PrivateRun, privacy: PrivacySection) -> Claim:
+    return Claim(
+        epsilon=run.epsilon(delta=privacy.delta),
+        delta=privacy.delta,
+        budget=privacy.budget,
+        accountant=run.accountant.name,
+        accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
+        neighbouring=run.event.neighbouring.value,
+        tail_delta=privacy.delta - run.delta_for_noise(privacy.delta),
+        allow_large_delta=privacy.allow_large_delta,
+        steps=run.ledger.events.get(run.event, 0),
+        ledger_head=run.ledger.head,
     )
 
 

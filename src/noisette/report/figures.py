@@ -1,6 +1,8 @@
-"""The two figures of a report, as SVG that takes its colours from the page around it."""
+"""The figures of a report, as SVG that takes its colours from the page around it."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -16,7 +18,7 @@ from noisette.accounting import (
     RdpAccountant,
     epsilon_curve,
 )
-from noisette.report.facts import Facts
+from noisette.report.facts import Claim, Facts
 from noisette.report.numbers import percent, upward
 from noisette.report.svg import BLUE, GREEN, ORANGE, STYLE, end_label, spread, svg
 
@@ -26,10 +28,11 @@ _LABELS = {"pld": "PLD", "rdp": "RDP", "moments": "moments"}
 
 def epsilon_against_steps(facts: Facts) -> str:
     """What the run cost after each step by three accountants, as an SVG element; "" if it took no step to speak of."""
-    if not facts.points:
+    claim = facts.claim
+    if not facts.points or claim is None:
         return ""
     steps = [point.step for point in facts.points]
-    claimed = [point.epsilon for point in facts.points]
+    claimed = [point.epsilon for point in facts.points if point.epsilon is not None]
     looks = (
         (PldAccountant(coarseness=4), BLUE, "-"),
         (RdpAccountant(), ORANGE, "--"),
@@ -38,7 +41,7 @@ def epsilon_against_steps(facts: Facts) -> str:
     curves = [
         (
             _LABELS[accountant.name],
-            claimed if accountant.name == facts.accountant else _course(facts, accountant),
+            claimed if accountant.name == claim.accountant else _course(facts, claim, accountant),
             *look,
         )
         for accountant, *look in looks
@@ -54,30 +57,42 @@ def epsilon_against_steps(facts: Facts) -> str:
         return svg(figure, salt="epsilon")
 
 
-def _course(facts: Facts, accountant: Accountant) -> list[float]:
+def _course(facts: Facts, claim: Claim, accountant: Accountant) -> list[float]:
     """Epsilon at the points of a run by another accountant than its own."""
     return epsilon_curve(
         PoissonGaussian(facts.sampling_rate, facts.noise_multiplier),
         checkpoints=[point.step for point in facts.points],
-        delta=facts.delta - facts.tail_delta,
+        delta=claim.delta - claim.tail_delta,
         accountant=accountant,
         besides={Gaussian(facts.components_noise_multiplier): 1} if facts.components else {},
     )
 
 
 def accuracy_against_epsilon(facts: Facts) -> str:
-    """Test accuracy as the budget was spent, as an SVG element; "" if it was not measured."""
-    measured = [(p.epsilon, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
-    if not measured:
-        return ""
-    epsilons, percents = zip(*measured, strict=True)
+    """Test accuracy as the budget was spent, as an SVG element; "" if it was not measured, or there was no budget."""
+    measured = [
+        (p.epsilon, 100 * p.test_accuracy)
+        for p in facts.points
+        if p.test_accuracy is not None and p.epsilon is not None
+    ]
+    return _accuracy(measured, "ε spent", float(upward(measured[-1][0]))) if measured else ""
+
+
+def accuracy_against_steps(facts: Facts) -> str:
+    """Test accuracy as training went on, as an SVG element; "" if it was not measured."""
+    measured = [(p.step, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
+    return _accuracy(measured, "training step", measured[-1][0]) if measured else ""
+
+
+def _accuracy(measured: Sequence[tuple[float, float]], along: str, end: float) -> str:
+    places, percents = zip(*measured, strict=True)
     with matplotlib.rc_context(STYLE):
-        figure, axes = _empty("ε spent", "test accuracy (%)")
-        axes.plot(epsilons, percents, color=BLUE, marker="o", markersize=3.5, clip_on=False)
-        axes.set_xlim(0, float(upward(epsilons[-1])))
+        figure, axes = _empty(along, "test accuracy (%)")
+        axes.plot(places, percents, color=BLUE, marker="o", markersize=3.5, clip_on=False)
+        axes.set_xlim(0, end)
         axes.margins(y=0.1)
         axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        end_label(axes, percent(percents[-1] / 100), (epsilons[-1], percents[-1]), BLUE)
+        end_label(axes, percent(percents[-1] / 100), (places[-1], percents[-1]), BLUE)
         return svg(figure, salt="accuracy")
 
 

@@ -6,8 +6,9 @@ import math
 
 from markupsafe import Markup
 
-from noisette.report.facts import Facts
-from noisette.report.figures import accuracy_against_epsilon, epsilon_against_steps
+from noisette.data import names
+from noisette.report.facts import Claim, Facts
+from noisette.report.figures import accuracy_against_epsilon, accuracy_against_steps, epsilon_against_steps
 from noisette.report.numbers import duration, percent, power_of_ten, upward
 from noisette.report.statement import statement
 from noisette.report.templates import templates
@@ -31,7 +32,7 @@ def page(facts: Facts) -> str:
         facts=facts,
         settings=_settings(facts),
         epsilon_figure=Markup(epsilon_against_steps(facts)),
-        accuracy_figure=Markup(accuracy_against_epsilon(facts)),
+        accuracy_figure=Markup(accuracy_against_epsilon(facts) if facts.claim else accuracy_against_steps(facts)),
         sections=statement(facts),
         loading=_loading(facts),
         upward=upward,
@@ -52,15 +53,13 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
                 ("model", facts.model),
                 ("trained parameters", f"{facts.parameters:,}"),
                 *_start(facts),
+                *_norm(facts),
             ],
         ),
         (
             "Privacy",
             [
-                ("epsilon", f"{upward(facts.epsilon)} (budget {facts.budget:g})"),
-                ("delta", power_of_ten(facts.delta)),
-                ("neighbours", facts.neighbouring),
-                ("accountant", f"{facts.accountant.upper()}, {facts.accountant_version}"),
+                *_promised(facts.claim),
                 ("noise multiplier", f"{facts.noise_multiplier:.4g} × bound"),
                 ("bound (max. gradient norm)", _bound(facts)),
                 *_projection(facts),
@@ -81,6 +80,17 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
 
 
+def _promised(claim: Claim | None) -> list[tuple[str, str]]:
+    if claim is None:
+        return [("claim", "none")]
+    return [
+        ("epsilon", f"{upward(claim.epsilon)} (budget {claim.budget:g})"),
+        ("delta", power_of_ten(claim.delta)),
+        ("neighbours", claim.neighbouring),
+        ("accountant", f"{claim.accountant.upper()}, {claim.accountant_version}"),
+    ]
+
+
 def _bound(facts: Facts) -> str:
     each = f", {facts.layers} layers to {facts.max_grad_norm / math.sqrt(facts.layers):.4g} each"
     return f"{facts.max_grad_norm:.4g}{each if facts.layers > 1 else ''}"
@@ -90,6 +100,13 @@ def _start(facts: Facts) -> list[tuple[str, str]]:
     if not facts.public_weights:
         return []
     return [("first weights", f"public file {facts.public_weights[:8]}")]
+
+
+def _norm(facts: Facts) -> list[tuple[str, str]]:
+    if not facts.batch_norm:
+        return []
+    public = f", {facts.public_examples} examples of {facts.public_data}" if facts.public_examples else ""
+    return [("batch norm", f"{facts.batch_norm}{public}")]
 
 
 def _projection(facts: Facts) -> list[tuple[str, str]]:
@@ -115,11 +132,36 @@ def _loading(facts: Facts) -> str:
         model = f"models.projected({facts.model!r}, {shape}, {facts.classes}, {facts.components})"
     if facts.word_vectors:
         model = f"models.FixedFeatures(nn.Embedding{facts.word_vectors}, {model})"
-    return (
-        "from noisette import models\n"
-        "from safetensors.torch import load_file\n"
-        + ("from torch import nn\n" if facts.word_vectors else "")
-        + f"\nmodel = {model}\n"
-        'model.load_state_dict(load_file("model.safetensors"))\n'
-        "model.eval()\n"
-    )
+    before, after = _norm_put_back(facts)
+    imports = ["from noisette import models", "from safetensors.torch import load_file"]
+    if facts.word_vectors:
+        imports.append("from torch import nn")
+    if before or after:
+        imports.append(f"from noisette.learner import {'public_examples, ' if after else ''}replace_batch_norm")
+    if after:
+        imports.append("from noisette.data import Declaration, load")
+    lines = [
+        *sorted(imports),
+        "",
+        f"model = {model}",
+        *before,
+        'model.load_state_dict(load_file("model.safetensors"))',
+        *after,
+        "model.eval()",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _norm_put_back(facts: Facts) -> tuple[list[str], list[str]]:
+    """How the model gets its norms before and after its weights; a batch norm does for those whose statistics stay."""
+    fixed = bool(facts.components or facts.word_vectors)
+    trained, name = "model.head" if fixed else "model", f'"{facts.batch_norm}"'
+    if facts.batch_norm in ("", "public", "frozen"):
+        return [], []
+    if not facts.public_examples:
+        return [f"replace_batch_norm({trained}, {name})"], []
+    own = "" if facts.public_data in names() else ", declaration=Declaration(classes=..., size=...)"
+    loaded = f"load({facts.public_data!r}{own})"
+    chosen = f"public_examples({loaded}, examples={facts.public_examples}, seed={facts.public_seed})"
+    given = "model.features(public)" if fixed else "public"
+    return [], [f"public = {chosen}", f"replace_batch_norm({trained}, {name}, {given})"]

@@ -6,7 +6,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 
-from noisette.report.facts import Facts
+from noisette.report.facts import Claim, Facts
 from noisette.report.numbers import power_of_ten, upward
 
 _WIDTH = 88
@@ -23,7 +23,15 @@ class Section:
 
 def statement(facts: Facts) -> tuple[Section, ...]:
     """The privacy statement of a run, section by section."""
-    return (_promise(facts), _mechanism(facts), _price(facts), _randomness(facts), _not_covered())
+    if facts.claim is None:
+        return (_no_promise(facts), _mechanism(facts))
+    return (
+        _promise(facts, facts.claim),
+        _mechanism(facts),
+        _price(facts, facts.claim),
+        _randomness(facts),
+        _not_covered(),
+    )
 
 
 def as_text(sections: tuple[Section, ...], *, title: str) -> str:
@@ -35,13 +43,27 @@ def as_text(sections: tuple[Section, ...], *, title: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _promise(facts: Facts) -> Section:
-    epsilon, delta = upward(facts.epsilon), power_of_ten(facts.delta)
+def _no_promise(facts: Facts) -> Section:
+    return Section(
+        "What is promised",
+        (
+            "Nothing. This run has no privacy claim. Its weights and all that is in this folder may tell of single "
+            f"records of {facts.data}, and are to be kept as the records are.",
+            f"The reason: {facts.no_claim_because}.",
+            "So there is no price of this run, neither here nor to be computed from the numbers in this folder: what "
+            "the same noise and the same steps cost where examples are kept apart does not hold for it.",
+            'For a run with a claim, take batch_norm = "public" and give a budget.',
+        ),
+    )
+
+
+def _promise(facts: Facts, claim: Claim) -> Section:
+    epsilon, delta = upward(claim.epsilon), power_of_ten(claim.delta)
     paragraphs = [
         f"All that this run trained on the records of {facts.data} (the saved weights, every weight on the way to "
         f"them, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
         f"delta = {delta}.",
-        f"Relation: {facts.neighbouring}. Unit: one record, that is one entry of the training set. Take any set of "
+        f"Relation: {claim.neighbouring}. Unit: one record, that is one entry of the training set. Take any set of "
         f"outcomes of the training. With the record its probability is at most e^{epsilon} "
         f"times what it is without the record, plus {delta}; and the other way round.",
         "This holds against someone who sees every step, knows or chose all other records, the first weights, the "
@@ -49,7 +71,7 @@ def _promise(facts: Facts) -> Section:
         "weights only.",
     ]
     switches = "none."
-    if facts.allow_large_delta:
+    if claim.allow_large_delta:
         switches = (
             "allow_large_delta, which sets aside the rule that delta be below one over the declared size, "
             f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
@@ -60,30 +82,35 @@ def _promise(facts: Facts) -> Section:
         paragraphs.append(
             f"The run was stopped by hand after {facts.steps_taken} of {facts.steps_planned} steps. The epsilon above "
             "pays for the steps taken and presumes that their outcome did not decide when to stop. Whatever led to the "
-            f"stop, the budget of the whole run holds: epsilon = {facts.budget:g}."
+            f"stop, the budget of the whole run holds: epsilon = {claim.budget:g}."
         )
     return Section("What is promised", tuple(paragraphs))
 
 
 def _mechanism(facts: Facts) -> Section:
-    bound = f"{facts.max_grad_norm:g}"
+    bound, claim = f"{facts.max_grad_norm:g}", facts.claim
     return Section(
-        "How it is kept",
+        "How it is kept" if claim else "What was done",
         (
             *_start(facts),
             *_words(facts),
+            *_norm(facts),
             *_projection(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
             f"{facts.sampling_rate:.6g}. Batches may be empty; an empty one is released like any other.",
             f"Sensitivity: {_clipping(facts)}, so one record moves the sum of a batch by at most "
-            f"{bound}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision.",
+            f"{bound}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision."
+            if claim
+            else f"Clipping: {_clipping(facts)}. That does not bound what one record changes, see above.",
             f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {bound} (noise multiplier "
             f"times bound), on every element of every step's sum.",
             f"Normaliser: the noised sum is divided by {facts.expected_batch_size}, a declared constant, whatever the "
             "batch held.",
-            f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and paid for by epsilon, "
+            f"Steps: {facts.steps_planned} planned, {claim.steps} reserved in the ledger and paid for by epsilon, "
             f"{facts.steps_taken} carried out.{_resumed(facts)} The ledger is the file ledger.jsonl; its last line is "
-            f"sealed by {facts.ledger_head}.",
+            f"sealed by {claim.ledger_head}."
+            if claim
+            else f"Steps: {facts.steps_planned} planned, {facts.steps_taken} carried out.",
         ),
     )
 
@@ -120,6 +147,16 @@ def _start(facts: Facts) -> list[str]:
     ]
 
 
+def _norm(facts: Facts) -> list[str]:
+    if not facts.public_examples:
+        return []
+    return [
+        f'Batch norm ("{facts.batch_norm}") takes statistics from {facts.public_examples} examples of '
+        f"{facts.public_data}, chosen by the seed {facts.public_seed}. Nothing is promised to those: they are taken to "
+        "be public."
+    ]
+
+
 def _words(facts: Facts) -> list[str]:
     if not facts.word_vectors:
         return []
@@ -140,14 +177,14 @@ def _projection(facts: Facts) -> list[str]:
     ]
 
 
-def _price(facts: Facts) -> Section:
-    method = _NAMES[facts.accountant]
+def _price(facts: Facts, claim: Claim) -> Section:
+    method = _NAMES[claim.accountant]
     return Section(
         "How epsilon was computed",
         (
-            f"Accountant: {method}, by {facts.accountant_version} under noisette {facts.version}, rounded upwards, for "
+            f"Accountant: {method}, by {claim.accountant_version} under noisette {facts.version}, rounded upwards, for "
             "a record added and a record removed, whichever costs more.",
-            f"Of delta, {power_of_ten(facts.tail_delta)} is set aside for the far tail of the Gaussian that the noise "
+            f"Of delta, {power_of_ten(claim.tail_delta)} is set aside for the far tail of the Gaussian that the noise "
             "generator cannot reach; the accountant was given the rest.",
             f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
             "sampling rate and the number of steps follow. Nothing published was computed from the number of records, "

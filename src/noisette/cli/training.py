@@ -1,0 +1,162 @@
+"""A run of ``noisette train``: from its recipe to its folder, and what the terminal says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from noisette._allocator import keep_freed_memory
+from noisette.cli.errors import INTERRUPTED, TERMINATED
+
+if TYPE_CHECKING:
+    from noisette.data import DataSet
+    from noisette.recipe import DataSection, PublicSection, Recipe
+    from noisette.report import Facts
+
+_UNSPENT = "Nothing was spent."
+
+
+def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> None:
+    """Train by a recipe, and leave a run folder.
+
+    Raises:
+        typer.Exit: the run was stopped.
+    """
+    stopped = "Nothing was kept; a run without a claim starts anew." if recipe.model.couples else _UNSPENT
+    _carry_out(lambda: _run(recipe, out, data_dir), stopped)
+
+
+def go_on(place: Path) -> None:
+    """Go on with a run that was cut short, as it was begun.
+
+    Raises:
+        typer.Exit: the run was stopped.
+    """
+    _carry_out(lambda: _resume(place), _UNSPENT)
+
+
+def _carry_out(work: Callable[[], tuple[Facts, Path]], stopped: str) -> None:
+    """Do the work and say what came of it, whole or stopped."""
+    try:
+        facts, place = work()
+    except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
+        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", [stopped])]), err=True)
+        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
+    _summarize(facts, place)
+    if not facts.completed:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
+    from noisette.cli.watch import Watch
+    from noisette.report import RunFolder, documents, facts_of, unfinished_runs
+    from noisette.training import train as train_privately
+
+    keep_freed_memory()
+    folder = RunFolder(out)
+    for begun in unfinished_runs(out):
+        typer.echo(f"An earlier run is unfinished. To go on with it: noisette train --resume {begun}", err=True)
+    data, public = _load(recipe.data, data_dir), _load_public(recipe.public, data_dir)
+    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
+        if not recipe.model.couples:  # or there is nothing to go on with
+            settings = {"recipe": asdict(_anywhere(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
+            folder.keep_settings(settings)
+        outcome = train_privately(
+            recipe, data, public=public, ledger_path=folder.ledger, on_step=watch.on_step, checkpoint=folder.checkpoint
+        )
+        facts = facts_of(outcome)
+        folder.complete(documents(facts, outcome.model))
+    return facts, out
+
+
+def _resume(place: Path) -> tuple[Facts, Path]:
+    from noisette.cli.watch import Watch
+    from noisette.recipe import Recipe
+    from noisette.report import RunFolder, documents, facts_of
+    from noisette.training import resume
+
+    keep_freed_memory()
+    folder = RunFolder.unfinished(place)
+    settings = folder.settings
+    if missing := {"recipe", "data_dir"} - settings.keys():
+        raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
+    recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
+    data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+    data, public = _load(recipe.data, data_dir), _load_public(recipe.public, data_dir)
+    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
+        outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint)
+        facts = facts_of(outcome)
+        folder.complete(documents(facts, outcome.model))
+    return facts, folder.out
+
+
+def _anywhere(recipe: Recipe) -> Recipe:
+    """The recipe with such paths that they can be followed from any folder."""
+    from noisette.data import names
+
+    def whole(path: str | None) -> str | None:
+        return path and str(Path(path).resolve())
+
+    def named(name: str) -> str:
+        return name if name in names() else str(Path(name).resolve())
+
+    data, model, public = recipe.data, recipe.model, recipe.public
+    return replace(
+        recipe,
+        data=replace(data, name=named(data.name), test=whole(data.test)),
+        model=replace(model, weights=whole(model.weights)),
+        public=replace(public, data=public.data and named(public.data)),
+    )
+
+
+def _load(section: DataSection, data_dir: Path | None) -> DataSet:
+    from noisette.data import Declaration, load
+
+    declaration = Declaration(
+        classes=section.classes,
+        size=section.size,
+        label=section.label,
+        test=Path(section.test) if section.test else None,
+        ranges=section.ranges,
+        categories=section.categories,
+    )
+    return load(section.name, data_dir=data_dir, declaration=declaration)
+
+
+def _load_public(section: PublicSection, data_dir: Path | None) -> DataSet | None:
+    """The data set of the public examples, if there are any; of files of the user's own only the examples matter."""
+    from noisette.data import Declaration, load, names
+
+    if section.data is None:
+        return None
+    own = section.data not in names()
+    declaration = Declaration(classes=section.classes, size=section.examples if own else None)
+    return load(section.data, data_dir=data_dir, declaration=declaration)
+
+
+def _summarize(facts: Facts, out: Path) -> None:
+    from noisette.report import duration, percent, power_of_ten, upward
+
+    accuracy = "not measured" if facts.test_accuracy is None else percent(facts.test_accuracy)
+    privacy = [("privacy", f"no claim: {facts.no_claim_because}")]
+    if claim := facts.claim:
+        privacy = [
+            ("privacy", f"epsilon {upward(claim.epsilon)}, delta {power_of_ten(claim.delta)} ({claim.neighbouring})"),
+            ("accountant", f"{claim.accountant.upper()}, {claim.accountant_version}"),
+        ]
+    table = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("test accuracy", accuracy),
+        *privacy,
+        ("steps", facts.progress),
+        ("time", duration(facts.seconds)),
+        ("report", str(out / "report.html")),
+    ):
+        table.add_row(name, value)
+    Console(soft_wrap=True).print(table)
