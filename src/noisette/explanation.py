@@ -87,7 +87,8 @@ def _roots(weight: Tensor, derived: Any) -> tuple[Tensor, ...]:
 
 
 def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: dict[str, Any]) -> UseLine:
-    operand = next((key for key, value in arguments.items() if value is weight), "a list")
+    holding = (key for key, value in arguments.items() if any(leaf is weight for leaf in tree_flatten(value)[0]))
+    operand = next(holding, "an argument")
     rule = find_rule(operation, operand)
     first = next((value for value in arguments.values() if isinstance(value, Tensor) and value is not weight), weight)
     label = operation_name(operation)
