@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 from finished_runs import write
 from noisette.cli import app
 from noisette.reproduce.abadi_2016 import figure_3, panels, runs
-from noisette.reproduce.abadi_2016.figures import FIGURES
 
 
 def reproduce(*arguments: str, out: Path) -> Result:
@@ -39,7 +38,7 @@ def test_finished_runs_are_not_made_again(finished: Path, monkeypatch: pytest.Mo
 def test_only_missing_runs_are_made(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
-    monkeypatch.setattr(runs, "make", lambda plan, data, path, on_step: made.append(plan.seed))
+    monkeypatch.setattr(runs, "make", lambda plan, data, path, tell: made.append(plan.seed))
     done = reproduce("--figure", "3", "--seeds", "2,3", out=finished)
     assert done.exit_code == 0, done.output
     assert made == [3, 3, 3]
@@ -56,16 +55,19 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--figure", "1"], f"no figure 1; there are {', '.join(map(str, FIGURES))}"),
-        (["--figure", "two"], "--figure"),
+        (["--figure", "1"], "no figure 1; there are 2, 3, 4, 5, 6"),
+        (["--figure", "two"], "no figure two; there are 2, 3, 4, 5, 6"),
         (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
         (["--seeds", "-1", "--figure", "3"], "--seeds as whole numbers"),
         (["--seeds", "1"], "--seeds is for figures that train"),
-        (["--full", "--figure", "3"], "--full is for figures with a small and a full grid"),
+        (["--full", "--figure", "3"], "--full is for a small and a full grid: add --figure 4 or --figure 5"),
         (["--figure", "6"], "give their file with --weights"),
         (["--figure", "6", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
-        (["--figure", "3", "--weights", __file__], "--weights is for the figure that begins with public weights"),
+        (["--figure", "3", "--weights", __file__], "--weights is for what begins with public weights: add --figure 6"),
         (["--figure", "2", "--weights", __file__, "--full", "--seeds", "1"], "--seeds is for"),
+        (["--table", "2"], "no table 2; there are no tables"),
+        (["--rows", "a", "--figure", "3"], "--rows is for tables"),
+        (["--table", "2", "--figure", "3"], "give --figure or --table, not both"),
         (["--colour", "blue"], "No such option"),
     ],
 )

@@ -7,9 +7,10 @@ import pytest
 
 from finished_runs import write as write_runs
 from noisette.reproduce.abadi_2016 import figure_2, figure_3, figure_4, figure_5, panels
-from noisette.reproduce.abadi_2016.figures import FIGURES, RUNS, document, drawn, write
+from noisette.reproduce.abadi_2016.figures import PAPER
 from noisette.reproduce.abadi_2016.mnist import Mnist
 from noisette.reproduce.abadi_2016.runs import Run, read
+from noisette.reproduce.run_file import RUNS
 from noisette.reproduce.section import Section
 
 
@@ -48,8 +49,8 @@ def test_figure_3_has_the_printed_number_beside_ours_by_both_accountants(runs: l
 
 def test_what_was_not_run_is_said_and_drawn_without() -> None:
     assert column(figure_3.section([]), "ours, moments") == ["not run"] * 3
-    for number in FIGURES:
-        ElementTree.fromstring(FIGURES[number].section([]).figure)
+    for part in PAPER.parts.values():
+        ElementTree.fromstring(part.section([]).figure)
 
 
 def test_figure_4_is_better_with_more_epsilon_and_more_delta(runs: list[Run]) -> None:
@@ -90,8 +91,8 @@ def test_figure_5_reads_no_accuracy_beyond_the_budget() -> None:
 
 def test_the_page_keeps_the_figures_that_the_folder_has(tmp_path: Path) -> None:
     write_runs(panels.plans(figure_3.PANELS, [0]), tmp_path)
-    write(2, tmp_path)
-    write(3, tmp_path)
+    PAPER.write("figure-2", tmp_path)
+    PAPER.write("figure-3", tmp_path)
     page = (tmp_path / "abadi-2016.html").read_text()
     assert figure_2.TITLE in page
     assert figure_3.TITLE in page
@@ -102,8 +103,8 @@ def test_the_page_keeps_the_figures_that_the_folder_has(tmp_path: Path) -> None:
 
 
 def test_the_document_has_whole_tables(tmp_path: Path) -> None:
-    sections = drawn([2, 3], tmp_path / RUNS)
-    text = document(sections, "pictures", "Made by a test.")
+    sections = PAPER.drawn(["figure-2", "figure-3"], tmp_path / RUNS)
+    text = PAPER.document(sections, "pictures", "Made by a test.")
     assert "](pictures/figure-2.svg)" in text
     for section in sections:
         assert all(len(row) == len(section.header) for row in section.rows)

@@ -91,7 +91,7 @@ def test_a_run_leaves_one_line_of_public_numbers(tmp_path: Path, images: DataSet
     path, steps = tmp_path / "runs.jsonl", []
     plan = replace(plan, epsilon=_just_above_projection(plan))
     path.write_text(line(SHORT) + "\n")
-    make(plan, images, path, on_step=lambda point: steps.append(point.step))
+    make(plan, images, path, lambda share, accuracy: steps.append(share))
     first, second = path.read_text().splitlines()
     assert first == line(SHORT)
     facts = json.loads(second)
@@ -99,6 +99,7 @@ def test_a_run_leaves_one_line_of_public_numbers(tmp_path: Path, images: DataSet
         "data", "setting", "seed", "budget", "steps", "epsilon", "noise_multiplier", "seconds", "points", "made_with",
     }  # fmt: skip
     assert facts["steps"] == plan.steps == len(steps)
+    assert steps[-1] == 1.0
     assert facts["epsilon"] <= plan.epsilon
     assert facts["points"][-1][0] == plan.steps
     assert all(0 <= accuracy <= 1 for _, accuracy in facts["points"])
@@ -112,10 +113,10 @@ def _just_above_projection(plan: Plan) -> float:
 
 
 def test_a_run_that_is_stopped_leaves_no_line(tmp_path: Path, images: DataSet) -> None:
-    def stop(point: object) -> None:
+    def stop(share: float, accuracy: float | None) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(replace(SHORT, setting=Mnist(units=1000)), images, tmp_path / "runs.jsonl", on_step=stop)
+        make(replace(SHORT, setting=Mnist(units=1000)), images, tmp_path / "runs.jsonl", stop)
     assert list(tmp_path.iterdir()) == []
     assert runs.read(tmp_path / "runs.jsonl") == []

@@ -1,12 +1,12 @@
-"""``noisette reproduce``: a paper's figures made again, with the printed numbers beside ours."""
+"""``noisette reproduce``: a paper's figures and tables made again, with the printed numbers beside ours."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,48 +19,60 @@ from noisette.cli.errors import INTERRUPTED, plain_errors
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
-    from noisette.reproduce.abadi_2016.figures import Figure
-    from noisette.reproduce.abadi_2016.setting import Plan
+    from noisette.reproduce.paper import Job, Paper, Part
     from noisette.reproduce.section import Section
-    from noisette.training import Point
 
 
-class Paper(StrEnum):
-    """A paper whose figures can be made again."""
+class Name(StrEnum):
+    """A paper that can be made again."""
 
     ABADI_2016 = "abadi-2016"
+    DAVODY_2020 = "davody-2020"
 
 
 @plain_errors()
 def reproduce(
-    paper: Annotated[Paper, typer.Argument(help="abadi-2016: Deep Learning with Differential Privacy.")],
+    paper: Annotated[
+        Name,
+        typer.Argument(
+            help="abadi-2016: Deep Learning with Differential Privacy. davody-2020: normalisation layers and noise."
+        ),
+    ],
     *,
     figure: Annotated[
-        int | None, typer.Option(metavar="N", help="2, 3, 4, 5 or 6.", show_default="2, which trains nothing")
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="abadi-2016: 2 to 6. davody-2020: 1, or norms (every norm, sound and unsound).",
+            show_default="abadi-2016: 2, which trains nothing",
+        ),
+    ] = None,
+    table: Annotated[str | None, typer.Option(metavar="N", help="davody-2020: 2 to 7.")] = None,
+    rows: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,..", help="Only these rows of the table.", show_default="those that take hours"),
     ] = None,
     full: Annotated[
         bool,
-        typer.Option(
-            "--full", help="The whole grid of figures 4 and 5, not the small one. Takes some hours for each seed."
-        ),
+        typer.Option("--full", help="All of a grid, not what fits in an hour or so. Takes hours, or a GPU."),
     ] = False,
     seeds: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N,..", help="Seeds of the first weights, a run for each.", show_default="0,1,2; figure 5: 0"
-        ),
+        typer.Option(metavar="N,N,..", help="Seeds of the first weights, a run for each.", show_default="0,1,2 or 0"),
     ] = None,
     out: Annotated[
-        Path,
+        Path | None,
         typer.Option(
-            metavar="DIR", help="The folder for runs, figures and page. Runs that it holds are not made again."
+            metavar="DIR",
+            help="The folder for runs, figures and page. Runs that it holds are not made again.",
+            show_default="runs/PAPER",
         ),
-    ] = Path("runs/abadi-2016"),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Figure 6: a safetensors file of convolutions learnt from public images.",
+            help="For networks that begin with public weights: a safetensors file of them.",
             exists=True,
             dir_okay=False,
         ),
@@ -69,84 +81,128 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the files of MNIST and CIFAR-10 lie.",
+            help="Where the files of the data sets lie.",
             show_default="$NOISETTE_DATA, then the user cache, then download",
         ),
     ] = None,
 ) -> None:
-    """Make the figures of a paper again, with the printed numbers beside ours.
+    """Make the figures and tables of a paper again, with the printed numbers beside ours.
 
     Every finished run is one line of DIR/runs.jsonl, so a command that was stopped goes on where it was. Writes the
-    figure and a page that shows it.
+    figure or table into a page. Without --figure and --table it says what there is, and about how long it takes.
     """
-    from noisette.reproduce.abadi_2016.figures import FIGURES, PAGE, RUNS, Asked, write
-    from noisette.reproduce.abadi_2016.runs import missing, read
+    from noisette.reproduce.paper import Asked
+    from noisette.reproduce.run_file import RUNS
 
-    number = 2 if figure is None else figure
-    if number not in FIGURES:
-        raise ValueError(f"no figure {number}; there are {', '.join(map(str, FIGURES))}")
-    chosen = FIGURES[number]
-    _check.all_of(
-        lambda: _check_seeds(seeds, chosen),
-        lambda: _check_grids(full, chosen),
-        lambda: _check_weights(weights, chosen),
-    )
-    asked = Asked(_seeds(seeds) or chosen.seeds, full, str(weights) if weights else None)
-    left = missing(chosen.plans(asked), read(out / RUNS))
-    data = _load(chosen.data, data_dir) if left else None
-    out.mkdir(parents=True, exist_ok=True)
-    if data:
-        try:
-            _make(left, data, out / RUNS)
-        except KeyboardInterrupt:
-            typer.echo(f"Stopped. Finished runs are in {out / RUNS}; the same command goes on from there.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
-    _show(write(number, out))
-    Console(soft_wrap=True).print(f"page  {out / PAGE}")
-    if figure is None:
-        _say_what_others_cost()
+    chosen = _paper(paper)
+    name = _part_name(chosen, figure, table)
+    out = out or Path("runs") / chosen.name
+    if name is not None:
+        part = chosen.parts[name]
+        _check.all_of(
+            lambda: _check_seeds(seeds, part),
+            lambda: _check_full(full, chosen, part),
+            lambda: _check_rows(rows, part),
+            lambda: _check_weights(weights, rows, chosen, part),
+        )
+        asked = Asked(_seeds(seeds) or part.seeds, full, str(weights) if weights else None, _names(rows))
+        left = part.missing(asked, chosen.read(out / RUNS))
+        data = _load(part.data, data_dir) if left else {}
+        out.mkdir(parents=True, exist_ok=True)
+        if left:
+            try:
+                _make(left, data, out / RUNS)
+            except KeyboardInterrupt:
+                typer.echo(
+                    f"Stopped. Finished runs are in {out / RUNS}; the same command goes on from there.", err=True
+                )
+                raise typer.Exit(INTERRUPTED) from None
+        _show(chosen.write(name, out))
+        Console(soft_wrap=True).print(f"page  {out / chosen.page}")
+    if figure is None and table is None:
+        _say_what_others_cost(chosen)
 
 
-def _check_seeds(seeds: str | None, figure: Figure) -> None:
-    if seeds is not None and not figure.seeds:
+def _paper(name: Name) -> Paper[Any]:
+    if name is Name.ABADI_2016:
+        from noisette.reproduce.abadi_2016.figures import PAPER
+    else:
+        from noisette.reproduce.davody_2020.parts import PAPER
+    return PAPER
+
+
+def _part_name(paper: Paper[Any], figure: str | None, table: str | None) -> str | None:
+    """The figure or table that is asked for, or the paper's first."""
+    if figure is not None and table is not None:
+        raise ValueError("give --figure or --table, not both")
+    if figure is None and table is None:
+        return paper.first
+    kind, number = ("figure", figure) if table is None else ("table", table)
+    there = [name.removeprefix(f"{kind}-") for name in paper.parts if name.startswith(f"{kind}-")]
+    if number not in there:
+        raise ValueError(f"no {kind} {number}; there are {', '.join(there) or f'no {kind}s'}")
+    return f"{kind}-{number}"
+
+
+def _check_seeds(seeds: str | None, part: Part[Any]) -> None:
+    if seeds is not None and not part.seeds:
         raise ValueError("--seeds is for figures that train; add --figure")
     _seeds(seeds)
 
 
-def _check_grids(full: bool, figure: Figure) -> None:
-    if full and "full" not in figure.options:
-        raise ValueError("--full is for figures with a small and a full grid: add --figure 4 or --figure 5")
+def _check_full(full: bool, paper: Paper[Any], part: Part[Any]) -> None:
+    if full and "full" not in part.options:
+        raise ValueError(f"--full is for a small and a full grid: add {_options_of(paper, 'full')}")
 
 
-def _check_weights(weights: Path | None, figure: Figure) -> None:
-    if weights is not None and "weights" not in figure.options:
-        raise ValueError("--weights is for the figure that begins with public weights: add --figure 6")
-    if weights is None and "weights" in figure.options:
+def _check_rows(rows: str | None, part: Part[Any]) -> None:
+    if rows is None:
+        return
+    if not part.rows:
+        raise ValueError("--rows is for tables whose rows can be made alone; add --table")
+    if unknown := [name for name in _names(rows) or () if name not in part.rows]:
+        raise ValueError(f"no row {', '.join(unknown)}; there are {', '.join(part.rows)}")
+
+
+def _check_weights(weights: Path | None, rows: str | None, paper: Paper[Any], part: Part[Any]) -> None:
+    if weights is not None and "weights" not in part.options:
+        raise ValueError(f"--weights is for what begins with public weights: add {_options_of(paper, 'weights')}")
+    if weights is None and "weights" in part.options:
         raise ValueError(
-            "this figure begins with convolutions learnt from public images: give their file with --weights; the "
+            "this begins with convolutions learnt from public images: give their file with --weights; the "
             "documentation of noisette.models.pretrained tells how to make one"
         )
+    if weights is not None and part.rows and len(_names(rows) or ()) != 1:
+        raise ValueError(f"the weights fit one network: add --rows with one of {', '.join(part.rows)}")
+
+
+def _options_of(paper: Paper[Any], option: str) -> str:
+    """The parts of a paper that understand an option, as they are asked for."""
+    named = (name.replace("-", " ", 1) for name, part in paper.parts.items() if option in part.options)
+    return " or ".join(f"--{name}" for name in named) or "another paper"
 
 
 def _seeds(given: str | None) -> tuple[int, ...] | None:
-    if given is None:
+    parts = _names(given)
+    if parts is None:
         return None
-    parts = [part.strip() for part in given.split(",")]
     if not all(part.isdecimal() for part in parts):
         raise ValueError(f"expected --seeds as whole numbers, such as 0,1,2, got {given!r}")
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def _load(name: str, data_dir: Path | None) -> DataSet:
+def _names(given: str | None) -> tuple[str, ...] | None:
+    return None if given is None else tuple(dict.fromkeys(part.strip() for part in given.split(",")))
+
+
+def _load(names: Sequence[str], data_dir: Path | None) -> dict[str, DataSet]:
     from noisette.data import load
 
-    return load(name, data_dir=data_dir)
+    return {name: load(name, data_dir=data_dir) for name in names}
 
 
-def _make(plans: Sequence[Plan], data: DataSet, runs: Path) -> None:
-    """Carry out the plans one after another, with a bar over all of them."""
-    from noisette.reproduce.abadi_2016.runs import make
-
+def _make(jobs: Sequence[Job], data: Mapping[str, DataSet], runs: Path) -> None:
+    """Carry out the jobs one after another, with a bar over all of them."""
     keep_freed_memory()
     progress = Progress(
         TextColumn("{task.description}"),
@@ -157,19 +213,20 @@ def _make(plans: Sequence[Plan], data: DataSet, runs: Path) -> None:
         transient=True,
     )
     with progress:
-        task = progress.add_task("", total=sum(plan.seconds for plan in plans), status="")
+        task = progress.add_task("", total=sum(job.seconds for job in jobs), status="")
         before = 0.0
-        for number, plan in enumerate(plans, 1):
-            progress.update(task, description=f"run {number} of {len(plans)}")
-            make(plan, data, runs, on_step=partial(_advance, progress, task, plan, before))
-            before += plan.seconds
+        for number, job in enumerate(jobs, 1):
+            progress.update(task, description=f"run {number} of {len(jobs)}")
+            job.make(data, runs, partial(_advance, progress, task, job.seconds, before))
+            before += job.seconds
 
 
-def _advance(progress: Progress, task: TaskID, plan: Plan, before: float, point: Point) -> None:
+def _advance(
+    progress: Progress, task: TaskID, seconds: float, before: float, share: float, accuracy: float | None
+) -> None:
     from noisette.report import percent
 
-    accuracy = "" if point.test_accuracy is None else f"test {percent(point.test_accuracy)}"
-    progress.update(task, completed=before + plan.seconds * point.step / plan.steps, status=accuracy)
+    progress.update(task, completed=before + seconds * share, status="" if accuracy is None else percent(accuracy))
 
 
 def _show(section: Section) -> None:
@@ -179,14 +236,13 @@ def _show(section: Section) -> None:
     Console(highlight=False).print(table)
 
 
-def _say_what_others_cost() -> None:
+def _say_what_others_cost(paper: Paper[Any]) -> None:
     from noisette.report import duration
-    from noisette.reproduce.abadi_2016.figures import FIGURES, Asked
-    from noisette.reproduce.abadi_2016.runs import missing
+    from noisette.reproduce.paper import Asked
 
-    typer.echo("The others train networks, and 3, 4 and 5 share some of theirs. On one processor core, anew:")
-    for number, figure in FIGURES.items():
-        if figure.seeds:
-            plans = missing(figure.plans(Asked(figure.seeds)), [])
-            seconds = sum(plan.seconds for plan in plans)
-            typer.echo(f"  --figure {number}  {len(plans)} runs, about {duration(seconds)}")
+    typer.echo("These train networks, and some share their runs. On one processor core, anew:")
+    for name, part in paper.parts.items():
+        if part.seeds:
+            jobs = part.missing(Asked(part.seeds), [])
+            seconds = sum(job.seconds for job in jobs)
+            typer.echo(f"  --{name.replace('-', ' ', 1)}  {len(jobs)} runs, about {duration(seconds)}")

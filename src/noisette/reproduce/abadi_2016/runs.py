@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import noisette
-from noisette import durable
+from noisette.reproduce import run_file
 from noisette.reproduce.abadi_2016.cifar import Cifar
 from noisette.reproduce.abadi_2016.mnist import Mnist
 from noisette.reproduce.abadi_2016.setting import DELTA, Plan, Setting
+from noisette.reproduce.recipe_run import carry_out
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
-    from noisette.training import Point
+    from noisette.reproduce.paper import Tell
 
 _POINTS = 100  # accuracies along a run
 _SETTINGS: dict[str, type[Setting]] = {study.data: study for study in (Mnist, Cifar)}
@@ -52,9 +49,7 @@ def read(path: Path) -> list[Run]:
     Raises:
         ValueError: a line is not a run.
     """
-    if not path.exists():
-        return []
-    return [_parsed(line, path, number) for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)]
+    return run_file.read(path, _parsed)
 
 
 def missing(plans: Sequence[Plan], done: Sequence[Run]) -> list[Plan]:
@@ -67,58 +62,46 @@ def missing(plans: Sequence[Plan], done: Sequence[Run]) -> list[Plan]:
     return sorted(kept, key=lambda plan: plan.seconds)
 
 
-def make(plan: Plan, data: DataSet, path: Path, *, on_step: Callable[[Point], None]) -> None:
-    """Make a run and add its line to the file; ``on_step`` is told of each step with the latest test accuracy.
+@dataclass(frozen=True)
+class PlannedRun:
+    """A plan as a run to be made."""
+
+    plan: Plan
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes on one processor core."""
+        return self.plan.seconds
+
+    def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
+        """Make the run and add its line to the file."""
+        make(self.plan, data[self.plan.setting.data], runs, tell)
+
+
+def make(plan: Plan, data: DataSet, path: Path, tell: Tell) -> None:
+    """Make a run and add its line to the file; ``tell`` is told of each step with the latest test accuracy.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed; the run leaves no line.
     """
-    from noisette.training import train
-
-    outcome = train(plan.recipe, data, ledger_path=None, on_step=lambda run, point: on_step(point), points=_POINTS)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    line = {
+    known = {
         "data": data.name,
         "setting": asdict(plan.setting),
         "seed": plan.seed,
         "budget": {"epsilon": plan.epsilon, "delta": DELTA, "accountant": plan.accountant},
-        "steps": outcome.run.steps_taken,
-        "epsilon": outcome.epsilon,
-        "noise_multiplier": outcome.run.noise_multiplier,
-        "seconds": round(outcome.seconds, 1),
-        "points": [[point.step, point.test_accuracy] for point in outcome.points],
-        "made_with": _made_with(plan.weights),
     }
-    older = path.read_bytes() if path.exists() else b""
-    durable.write(path, older + json.dumps(line).encode() + b"\n")
+    outcome = carry_out(plan.recipe, data, None, tell, points=_POINTS)
+    run_file.append(path, known | outcome | {"made_with": run_file.made_with(plan.weights)})
 
 
-def _made_with(weights: str | None) -> dict[str, Any]:
-    import torch
-
-    digest = hashlib.sha256(Path(weights).read_bytes()).hexdigest() if weights else None
-    return {
-        "public_weights": digest,
-        "noisette": noisette.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-    }
-
-
-def _parsed(line: str, path: Path, number: int) -> Run:
-    try:
-        facts = json.loads(line)
-        return Run(
-            setting=_SETTINGS[facts["data"]](**facts["setting"]),
-            seed=facts["seed"],
-            steps=facts["steps"],
-            seconds=facts["seconds"],
-            points=tuple(_points(facts["points"])),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"line {number} of {path} is not a finished run ({error}); remove it") from error
+def _parsed(facts: Mapping[str, Any]) -> Run:
+    return Run(
+        setting=_SETTINGS[facts["data"]](**facts["setting"]),
+        seed=facts["seed"],
+        steps=facts["steps"],
+        seconds=facts["seconds"],
+        points=tuple(_points(facts["points"])),
+    )
 
 
 def _points(pairs: Sequence[Sequence[Any]]) -> Iterator[tuple[int, float]]:

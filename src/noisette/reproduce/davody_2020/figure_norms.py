@@ -1,0 +1,85 @@
+"""Accuracy against epsilon for every norm, sound and unsound, with what may be claimed of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from noisette.report.svg import INK, ORANGE, STYLE, svg
+from noisette.reproduce.davody_2020.norms import MIXTURE, NORMS, Norm, seconds
+from noisette.reproduce.davody_2020.runs import Cell, Mean, Run, mean_of
+from noisette.reproduce.davody_2020.table_5 import EPSILONS, PRINTED
+from noisette.reproduce.paper import Asked
+from noisette.reproduce.section import Section
+
+TITLE = "Every norm, sound and unsound: accuracy against epsilon"
+DEFAULT = tuple(norm.name for norm in NORMS if norm is not MIXTURE)
+_ABOUT = (
+    "LeNet-5 on MNIST with the settings of table 5; a figure that the paper does not have. At one place of the axis "
+    "all norms have the same noise, lots and steps. Batch norm as printed is drawn dashed and hollow at the noise it "
+    "was run with: the epsilon below it is what that noise would be worth if no record moved the gradients of others, "
+    "and it is not kept. Crosses are the paper's numbers for it.",
+    '"One example and public" gives each example statistics of itself and the 128 public images, as the paper does in '
+    'test; "statistics of the start" are taken once, from the public images under the first weights.',
+)
+_HEADER = ("norm", "claim", *(f"ε {epsilon:g}" for epsilon in EPSILONS))
+
+
+def cells(asked: Asked) -> list[Cell]:
+    """Every norm at every budget; the printed one, which takes days, only if it is asked for."""
+    names = asked.rows or (tuple(norm.name for norm in NORMS) if asked.full else DEFAULT)
+    settings = [norm.setting(epsilon) for norm in NORMS if norm.name in names for epsilon in EPSILONS]
+    return [Cell(setting, seed, seconds(setting)) for seed in asked.seeds for setting in settings]
+
+
+def claim(norm: Norm) -> str:
+    """What may be said of a run with this norm."""
+    return "no claim" if norm is MIXTURE else "(ε, 1e-5)"
+
+
+def section(runs: Sequence[Run]) -> Section:
+    """The figure and its table, made from the runs that are there."""
+    reached = {norm.name: _reached(runs, norm) for norm in NORMS}
+    rows = tuple(
+        (norm.label, claim(norm), *(str(reached[norm.name].get(epsilon, "not run")) for epsilon in EPSILONS))
+        for norm in NORMS
+    )
+    return Section("figure-norms", TITLE, _ABOUT, _HEADER, rows, _figure(reached))
+
+
+def _reached(runs: Sequence[Run], norm: Norm) -> dict[float, Mean]:
+    means = {epsilon: mean_of(runs, norm.setting(epsilon)) for epsilon in EPSILONS}
+    return {epsilon: mean for epsilon, mean in means.items() if mean}
+
+
+def _figure(reached: dict[str, dict[float, Mean]]) -> str:
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(9.0, 4.4))
+        axes = drawn.add_axes((0.065, 0.125, 0.9, 0.84))
+        axes.set_xscale("log")
+        for norm in NORMS:
+            means = reached[norm.name]
+            axes.errorbar(
+                list(means),
+                [mean.mean for mean in means.values()],
+                yerr=[mean.error or 0.0 for mean in means.values()],
+                fmt=f"o{norm.dashes}",
+                color=norm.colour,
+                markersize=5,
+                label=f"{norm.label}: {claim(norm)}" + ("" if means else ", not run"),
+                markerfacecolor="none" if norm is MIXTURE else norm.colour,
+            )
+        printed = PRINTED[MIXTURE.name]
+        axes.plot(
+            EPSILONS, printed, "x", color=ORANGE, markersize=6, label="batch norm as printed, the paper's numbers"
+        )
+        axes.xaxis.set_major_locator(FixedLocator(EPSILONS))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set(xlabel="ε that the noise was made for", ylabel="test accuracy (%)")
+        axes.tick_params(length=0)
+        axes.legend(loc="lower right", frameon=False, labelcolor=INK)
+        return svg(drawn, salt="davody-2020-figure-norms")

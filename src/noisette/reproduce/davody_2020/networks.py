@@ -1,0 +1,28 @@
+"""LeNet-5 with each norm, activation and kind of scores, for recipes to name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+
+from noisette.models import batch_norm, layer_norm, lenet_5
+
+plain = lenet_5
+plain_tanh = partial(lenet_5, activation=nn.Tanh)
+
+bn = partial(lenet_5, norm=batch_norm)
+bn_tanh = partial(bn, activation=nn.Tanh)
+bn_raw_scores = partial(bn, normalised_logits=False)
+bn_tanh_raw_scores = partial(bn_tanh, normalised_logits=False)
+
+ln = partial(lenet_5, norm=layer_norm)
+ln_tanh = partial(ln, activation=nn.Tanh)
+ln_raw_scores = partial(ln, normalised_logits=False)
+ln_tanh_raw_scores = partial(ln_tanh, normalised_logits=False)
+
+
+def lenet(norm: str, *, tanh: bool, normalised_scores: bool) -> str:
+    """One of these as a recipe names it; ``norm`` is plain, bn or ln."""
+    scores = "" if normalised_scores or norm == "plain" else "_raw_scores"
+    return f"{__name__}:{norm}{'_tanh' if tanh else ''}{scores}"

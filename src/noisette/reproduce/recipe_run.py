@@ -1,0 +1,39 @@
+"""A recipe carried out for a paper: what is kept of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from noisette.data import DataSet
+    from noisette.recipe import Recipe
+    from noisette.reproduce.paper import Tell
+
+
+def carry_out(recipe: Recipe, data: DataSet, public: DataSet | None, tell: Tell, *, points: int) -> dict[str, Any]:
+    """Train by the recipe: steps, price, noise, time, and the test accuracy at so many places along the way.
+
+    Guarantee: that of the recipe; nothing here was computed from the training records but through the noise.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    from noisette.training import train
+
+    outcome = train(
+        recipe,
+        data,
+        public=public,
+        ledger_path=None,
+        on_step=lambda run, point: tell(point.step / run.steps, point.test_accuracy),
+        points=points,
+    )
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return {
+        "steps": outcome.run.steps_taken,
+        "epsilon": outcome.epsilon,
+        "noise_multiplier": outcome.run.noise_multiplier,
+        "seconds": round(outcome.seconds, 1),
+        "points": [[point.step, point.test_accuracy] for point in outcome.points],
+    }
