@@ -24,7 +24,7 @@ ORDER = [
     ["bounding"],
     ["noise"],
     ["release"],
-    ["accounting"],
+    ["accounting", "stilled"],
     ["preflight", "principal_components", "optimizer_checks", "terms"],
     ["saving", "spending", "noisy_run"],
     ["private_run"],

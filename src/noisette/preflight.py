@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from noisette.bounding.base import BoundedSum, GradientBound
 from noisette.errors import MissingRule, PrivacyRefusal
 from noisette.release import shares_of
+from noisette.stilled import Stilled, stilled_again
 
 _EXAMPLES = 8
+_SEED = 20160721
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
 _TOLERANCE_LOW_PRECISION = 5e-2
 
@@ -57,7 +58,10 @@ def mixing_modules(model: nn.Module) -> list[str]:
 def _mixing(module: nn.Module) -> str:
     """How the module mixes examples, empty if it does not. A module may say so itself, in ``mixes_examples``."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-        return "mixes examples: use GroupNorm, or call .eval() on it"
+        return (
+            "mixes examples: put PublicBatchNorm or GroupNorm in its place (noisette.nn.convert_batch_norm), or call "
+            ".eval() on it"
+        )
     if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
         return "mixes examples in its running statistics: set track_running_stats=False, or call .eval() on it"
     return getattr(module, "mixes_examples", "")
@@ -118,28 +122,62 @@ def prove(bound: GradientBound, example: Call) -> None:
     """
     refuse_mixing_modules(bound.model)
     with torch.random.fork_rng(), _buffers_kept(bound.model):
-        torch.manual_seed(20160721)
-        public = _public_batch(example)
-        loss = _Projection()
-        raw = [_singleton(bound, public, i, loss, 1.0) for i in range(_EXAMPLES)]
-        scale = _scale_to_bound(bound, public, loss, raw)
-        singles = [_singleton(bound, public, i, loss, scale) for i in range(_EXAMPLES)]
-        together = _together(bound, public, loss, scale)
-        tolerance = _tolerance(bound.model)
-        for part in (part for single in singles for part in single):
-            if not (moved := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
-                raise PrivacyRefusal(
-                    f"one example alone moves the sum by {moved:.6g}, above the bound {part.bound:.6g}: the norm that "
-                    "was clipped is not the norm of what was added. Do not train with this model; it uses an operation "
-                    "in a way that its rule does not expect. engine=noisette.Loop() needs no rule."
-                )
-        apart = float((_joint_vector(together) - torch.stack([_joint_vector(s) for s in singles]).sum(0)).norm())
-        if not apart <= tolerance:
-            raise PrivacyRefusal(
-                f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
-                f"{_first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
-            )
+        problem = _problem(bound, example)
+        if problem and _tolerance(bound.model) == _TOLERANCE[torch.float32]:
+            # Alone and in a batch values are rounded differently, and then a maximum of two that nearly tie may change.
+            with _in_double(bound.model), suppress(RuntimeError):
+                problem = _problem(bound, example.map(_doubled))
+        if problem:
+            raise PrivacyRefusal(problem)
     _refuse_remembering(bound.model, example)
+
+
+def _problem(bound: GradientBound, example: Call) -> str:
+    """What speaks against the two properties, "" if they hold."""
+    torch.manual_seed(_SEED)
+    public = _public_batch(example)
+    loss = _Projection()
+    raw = [_singleton(bound, public, i, loss, 1.0) for i in range(_EXAMPLES)]
+    scale = _scale_to_bound(bound, public, loss, raw)
+    singles = [_singleton(bound, public, i, loss, scale) for i in range(_EXAMPLES)]
+    together = _together(bound, public, loss, scale)
+    tolerance = _tolerance(bound.model)
+    for part in (part for single in singles for part in single):
+        if not (moved := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
+            return (
+                f"one example alone moves the sum by {moved:.6g}, above the bound {part.bound:.6g}: the norm that "
+                "was clipped is not the norm of what was added. Do not train with this model; it uses an operation "
+                "in a way that its rule does not expect. engine=noisette.Loop() needs no rule."
+            )
+    apart = float((_joint_vector(together) - torch.stack([_joint_vector(s) for s in singles]).sum(0)).norm())
+    if apart <= tolerance:
+        return ""
+    return (
+        f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
+        f"{_first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
+    )
+
+
+def _doubled(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def _in_double(model: nn.Module) -> Iterator[None]:
+    """The same parameters and buffers in double precision; afterwards they hold their own bits again."""
+    parameters = [(p, p.data) for p in model.parameters()]
+    buffers = [(part, name, b) for part in model.modules() for name, b in part._buffers.items() if b is not None]
+    try:
+        for p, value in parameters:
+            p.data = _doubled(value)
+        for part, name, value in buffers:
+            part._buffers[name] = _doubled(value)
+        yield
+    finally:
+        for p, value in parameters:
+            p.data = value
+        for part, name, value in buffers:
+            part._buffers[name] = value
 
 
 def _norm(part: BoundedSum) -> float:
@@ -220,10 +258,10 @@ def _sums_of(
 ) -> list[BoundedSum]:
     """What the bound hands on for this batch."""
     with torch.enable_grad():
-        with _Stilled():
+        with Stilled():
             output = bound.model(*batch.args, **batch.kwargs)
         losses = loss(output, examples) * scale
-    with _stilled_again(bound.model):
+    with stilled_again(bound.model):
         bound.backward(losses)
     return bound.take()
 
@@ -261,7 +299,7 @@ def _reached(sums: Sequence[BoundedSum]) -> float:
 
 def _refuse_remembering(model: nn.Module, example: Call) -> None:
     """The state that is published with the weights must not know what came by."""
-    left = [_state_after(model, example, seed) for seed in (20160721, 20160722)]
+    left = [_state_after(model, example, seed) for seed in (_SEED, _SEED + 1)]
     if told := [name for name in sorted(left[0] | left[1]) if not _same(left[0].get(name), left[1].get(name))]:
         raise PrivacyRefusal(
             f"the model keeps something of its inputs in {', '.join(told)}, which would be saved with the weights "
@@ -303,67 +341,10 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
                 module._buffers[name] = buffer.copy_(value)
 
 
-_F = torch.nn.functional
-_DROPOUT = {
-    _F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout,
-    torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout,
-}  # fmt: skip
-_CONSTANT = {torch.rand: 0.5, torch.rand_like: 0.5, torch.randn: 0.0, torch.randn_like: 0.0}
-
-
-class _Stilled(TorchFunctionMode):
-    """Random operations answer with a constant, so that an example alone meets what it meets in a batch."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUT:
-            return args[0] if args else kwargs["input"]
-        if func is _F.scaled_dot_product_attention:
-            return func(*args[:4], *((0.0,) if len(args) > 4 else ()), *args[5:], **(kwargs | _no_dropout(kwargs)))
-        output = func(*args, **kwargs)
-        if func in _CONSTANT:
-            return output.fill_(_CONSTANT[func])
-        if func in (torch.bernoulli, Tensor.bernoulli):
-            return (args[0] >= 0.5).to(output.dtype)
-        if func is Tensor.bernoulli_:
-            return output.fill_(1.0)
-        if func is Tensor.normal_:
-            return output.fill_(0.0)
-        return output
-
-
-def _no_dropout(kwargs: Mapping[str, Any]) -> dict[str, float]:
-    return {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
-
-
 _MIXING_UNSEEN = (
     "some operation mixes examples in its gradient, or holds them on another axis than the first. "
     "Every operation must look at one example at a time, and inputs and outputs hold the examples on the first axis."
 )
-
-
-@contextmanager
-def _stilled_again(model: nn.Module) -> Iterator[None]:
-    """Checkpointed parts of a model run again in the backward pass, which is out of reach of a mode around it."""
-    opened: list[_Stilled] = []
-
-    def open(module: nn.Module, args: Any) -> None:
-        opened.append(_Stilled())
-        opened[-1].__enter__()
-
-    def shut(module: nn.Module, args: Any, output: Any) -> None:
-        opened.pop().__exit__(None, None, None)
-
-    parts = list(model.modules())[1:]
-    handles = [part.register_forward_pre_hook(open) for part in parts]
-    handles += [part.register_forward_hook(shut, always_call=True) for part in parts]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _first_mixing_module(model: nn.Module, batch: Call) -> str:
@@ -395,7 +376,7 @@ def _outputs_of_example_0(model: nn.Module, batch: Call) -> list[tuple[str, Tens
 
     handles = [module.register_forward_hook(remember(name)) for name, module in model.named_modules()]
     try:
-        with torch.no_grad(), _Stilled():
+        with torch.no_grad(), Stilled():
             model(*batch.args, **batch.kwargs)
     finally:
         for handle in handles:

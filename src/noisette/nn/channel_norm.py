@@ -77,6 +77,7 @@ class PublicNorm(ChannelNorm):
         self._variance_at: Statistic | None = None
         self._measuring = False
         self._is_measured = False
+        self._public_input: Tensor | None = None  # of the layer in front
 
     @property
     def remark(self) -> str:
@@ -94,6 +95,15 @@ class PublicNorm(ChannelNorm):
         """Let the gradient know that the statistics are those of this layer's outputs."""
         self._follows = () if layer is None else (layer,)
 
+    @property
+    def layer(self) -> Weighted | None:
+        """The layer that this norm directly stands behind, if there is one."""
+        return self._follows[0] if self._follows else None
+
+    def see_public(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """A hook before the calls of the layer in front, while inputs are public."""
+        self._public_input = args[0]
+
     def begin_measuring(self) -> None:
         """From now on inputs are public."""
         self._measuring, self._is_measured = True, False
@@ -101,6 +111,7 @@ class PublicNorm(ChannelNorm):
     def end_measuring(self) -> None:
         """From now on inputs are private."""
         self._measuring = False
+        self._public_input = None
 
     def forward(self, input: Tensor) -> Tensor:
         if self._measuring:
@@ -137,27 +148,38 @@ class PublicNorm(ChannelNorm):
         axes = [axis for axis in range(input.dim()) if axis != 1]
         wide = input if input.dtype.itemsize >= 4 else input.float()
         mean, variance = wide.mean(axes), wide.var(axes, correction=0)
-        self._mean_at, self._variance_at = self._slope_of(mean), self._slope_of(variance)
+        self._mean_at, self._variance_at = self._mean_moves(mean), self._moves(variance)
         with torch.no_grad():
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
             self.num_batches_tracked.fill_(input.numel() // self.num_features)
             return self.with_constants(input)
 
-    def _slope_of(self, statistic: Tensor) -> Statistic | None:
+    def _moves(self, statistic: Tensor) -> Statistic | None:
         """The statistic with its slope, ``None`` if it depends on no trainable weight in front."""
-        if not self._follows:
-            return None
-        [layer] = self._follows
-        if not layer.weight.requires_grad:
+        if (layer := self.layer) is None or not layer.weight.requires_grad:
             return None
         [slope] = torch.autograd.grad(statistic.sum(), [layer.weight], retain_graph=True, allow_unused=True)
         if slope is None:
             return None
         groups = layer.groups if not isinstance(layer, nn.Linear) and layer.transposed else None
         channels = Channels(slope.shape, groups)
-        dtype = layer.weight.dtype
-        return Statistic(statistic.detach().to(dtype), channels.rows(slope.unsqueeze(0))[0].to(dtype), channels)
+        return Statistic(statistic.detach().to(slope.dtype), channels.rows(slope.unsqueeze(0))[0], channels)
+
+    def _mean_moves(self, mean: Tensor) -> Statistic | None:
+        """The same for the mean, whose slope is one for all channels where they have the same inputs."""
+        layer, seen = self.layer, self._public_input
+        if layer is None or seen is None or not layer.weight.requires_grad or not _has_shared_inputs(layer):
+            return self._moves(mean)
+        weight = layer.weight[:1].detach().requires_grad_()
+        output = F.linear(seen, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(seen, weight, None)
+        [slope] = torch.autograd.grad(output.mean(), [weight])
+        rows = slope.reshape(1, -1).expand(self.num_features, -1)
+        return Statistic(mean.detach().to(slope.dtype), rows, Channels(layer.weight.shape))
+
+
+def _has_shared_inputs(layer: Weighted) -> bool:
+    return isinstance(layer, nn.Linear) or (layer.groups == 1 and not layer.transposed)
 
 
 class PublicBatchNorm(PublicNorm):

@@ -99,11 +99,14 @@ def norms_of(model: nn.Module) -> list[PublicNorm]:
 @contextmanager
 def _measured(model: nn.Module) -> Iterator[None]:
     norms = norms_of(model)
+    handles = [norm.layer.register_forward_pre_hook(norm.see_public) for norm in norms if norm.layer is not None]
     for norm in norms:
         norm.begin_measuring()
     try:
         yield
     finally:
+        for handle in handles:
+            handle.remove()
         for norm in norms:
             norm.end_measuring()
 
@@ -133,7 +136,7 @@ def _versions(model: nn.Module) -> tuple[Any, ...]:
     """What changes whenever a parameter, a buffer that is not a norm's own, or the mode does."""
     own = {id(buffer) for norm in norms_of(model) for buffer in norm.buffers(recurse=False)}
     tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if id(buffer) not in own)]
-    return model.training, *((id(tensor), tensor._version) for tensor in tensors)
+    return model.training, *((id(tensor), tensor._version, tensor.dtype) for tensor in tensors)
 
 
 def like(x: Tensor, model: nn.Module) -> Tensor:
