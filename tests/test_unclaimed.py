@@ -105,6 +105,13 @@ def test_all_problems_are_told_at_once_and_nothing_is_left_behind() -> None:
     assert not sgd._optimizer_step_pre_hooks
 
 
+def test_an_optimizer_that_misses_parameters_is_refused() -> None:
+    model = coupled()
+    clip = PerExampleClip(model, max_grad_norm=0.3, engine=Loop())
+    with pytest.raises(PrivacyRefusal, match="trainable, but not in the optimizer"):
+        unclaimed(clip, torch.optim.SGD(model[0].parameters(), lr=0.1), (X, Y), **DECLARED)  # type: ignore[index]
+
+
 def test_its_steps_are_guarded_like_those_of_a_private_run() -> None:
     model = coupled()
     with start(model, Loop()) as run:

@@ -233,10 +233,13 @@ def test_a_run_without_a_claim_cannot_be_gone_on_with(monkeypatch: pytest.Monkey
     text = recipe("mixture", "noise_multiplier = 1.7")
     before = tree(Path())
     with monkeypatch.context() as patch:
+        during: list[set[str]] = []
         stop_at(2, signal.SIGTERM, patch)
+        patch.setattr(Watch, "__exit__", lambda *_: during.append(tree(Path("run.unfinished-1"))))
         shown = train(text, "--out", "run")
     assert shown.exit_code == 143
     assert "Nothing was kept" in shown.output
+    assert during == [set()], "nothing is written before the run is whole"
     assert tree(Path()) == before
     shown = train("--resume", "run")
     assert shown.exit_code == 2
