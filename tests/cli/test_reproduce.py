@@ -9,10 +9,12 @@ from typer.testing import CliRunner
 from finished_runs import write
 from noisette.cli import app
 from noisette.reproduce.abadi_2016 import figure_3, panels, runs
+from noisette.reproduce.davody_2020.setting import NoisyWeights
+from noisette.reproduce.paper import Tell
 
 
-def reproduce(*arguments: str, out: Path) -> Result:
-    return CliRunner().invoke(app, ["reproduce", "abadi-2016", *arguments, "--out", str(out)])
+def reproduce(*arguments: str, out: Path, paper: str = "abadi-2016") -> Result:
+    return CliRunner().invoke(app, ["reproduce", paper, *arguments, "--out", str(out)])
 
 
 def test_figure_2_comes_without_training_and_says_what_the_others_cost(tmp_path: Path) -> None:
@@ -76,6 +78,64 @@ def test_bad_input_writes_nothing(arguments: list[str], message: str, tmp_path: 
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--table", "1"], "no table 1; there are 2, 3, 4, 5, 6, 7"),
+        (["--figure", "2"], "no figure 2; there are 1, norms"),
+        (["--table", "2", "--rows", "lenet-5,lenet-7"], "no row lenet-7; there are lenet-300-100, bn-lenet-300-100"),
+        (["--figure", "1", "--rows", "lenet-5"], "--rows is for tables"),
+        (["--table", "2", "--full"], "add --table 3 or --table 5 or --figure norms"),
+        (["--table", "6"], "give their file with --weights"),
+        (["--table", "6", "--weights", __file__], "the weights fit one network: add --rows with one of tf-tutorial"),
+        (["--table", "5", "--weights", __file__, "--seeds", "x"], "--seeds as whole numbers"),
+        (["--table", "5", "--weights", __file__, "--seeds", "x"], "add --table 6"),
+    ],
+)
+def test_bad_input_about_tables_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = reproduce(*arguments, out=tmp_path / "out", paper="davody-2020")
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_table_the_paper_says_what_there_is_and_writes_nothing(tmp_path: Path) -> None:
+    done = reproduce(out=tmp_path / "out", paper="davody-2020")
+    assert done.exit_code == 0, done.output
+    for part in ("table 2", "table 3", "table 4", "table 5", "table 6", "table 7", "figure 1", "figure norms"):
+        assert f"--{part} " in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_is_made_of_its_missing_cells_and_shown_with_the_printed_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noisette.data.load", lambda name, data_dir: name)
+    trained: list[tuple[str, float, int]] = []
+
+    def trains(setting: NoisyWeights, seed: int, data: object, tell: Tell) -> dict[str, object]:
+        tell(1.0, 0.5)
+        trained.append((setting.model, setting.sigma, seed))
+        return {"test_accuracy": 0.9876, "points": [[1, 0.5]], "seconds": 1.0}
+
+    monkeypatch.setattr("noisette.reproduce.davody_2020.weight_noise.train", trains)
+    asked = ("--table", "2", "--rows", "bn-lenet-5,lenet-5", "--seeds", "0,1")
+    done = reproduce(*asked, out=tmp_path, paper="davody-2020")
+    assert done.exit_code == 0, done.output
+    assert len(set(trained)) == len(trained) == 20
+    page = (tmp_path / "davody-2020.html").read_text()
+    assert "98.76 ± 0.00 (2 seeds)" in page
+    assert "99.25 ± 0.07" in page
+    again = reproduce(*asked, out=tmp_path, paper="davody-2020")
+    assert again.exit_code == 0
+    assert len(trained) == 20
+    assert reproduce("--figure", "1", out=tmp_path, paper="davody-2020").exit_code == 0
+    page = (tmp_path / "davody-2020.html").read_text()
+    assert 'id="table-2"' in page
+    assert 'id="figure-1"' in page
+    assert {file.name for file in tmp_path.iterdir()} == {"davody-2020.html", "figure-1.svg", "runs.jsonl"}
 
 
 def test_data_that_cannot_be_had_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

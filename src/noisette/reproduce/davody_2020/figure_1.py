@@ -23,9 +23,9 @@ _NEAR = 0.005  # of the plateau, in accuracy
 _LAST = 5  # epochs whose mean is the plateau
 _ABOUT = (
     "LeNet-5 with batch norm on MNIST, accuracy on 10,000 held-out training images, each under one draw of the noise. "
-    "All curves have the same constant learning rate, 0.1 (Adam, batches of 128), so that a weight that must "
-    "outgrow more noise needs more steps. The plateau is the mean of the last five epochs; it is reached with the "
-    "first epoch that is within half a point of it.",
+    "All curves have the same constant learning rate, 0.1 (Adam, batches of 128), so that a weight that must outgrow "
+    "more noise needs more steps. The plateau is the mean of the last five epochs; it is reached with the first epoch "
+    "that is within half a point of it.",
     "The paper says that LeNet needs about seven times as many epochs at σ = 10 as at σ = 1.",
 )
 _HEADER = ("σ", "epochs run", "plateau", "epochs to plateau", "times those at σ = 1")

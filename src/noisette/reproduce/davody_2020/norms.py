@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from noisette.report.svg import BLUE, GREEN, INK, ORANGE
 from noisette.reproduce.davody_2020 import schedules
 from noisette.reproduce.davody_2020.networks import lenet
 from noisette.reproduce.davody_2020.private import Private
 from noisette.reproduce.davody_2020.runs import Setting
+from noisette.reproduce.davody_2020.schedules import Schedule
 from noisette.reproduce.davody_2020.setting import NoisyWeights
 
 PUBLIC = "kmnist"
@@ -26,14 +27,21 @@ class Norm:
     batch_norm: str | None
     needs_public: bool
     colour: str
-    dashes: str = "-"
+    schedule: Mapping[float, Schedule] = field(default_factory=lambda: schedules.TABLE_5)
 
-    def setting(self, epsilon: float) -> Private:
-        """How it is trained with the noise of this budget: all norms have the same lots, epochs and noise."""
-        schedule = schedules.TABLE_5[epsilon]
+    @property
+    def claimed(self) -> bool:
+        """Whether a run with it keeps its budget."""
+        return self.batch_norm != "mixture"
+
+    def setting(self, epsilon: float) -> Private | None:
+        """How it is trained with the noise of this budget, if it is; norms of one schedule have the same noise."""
+        schedule = self.schedule.get(epsilon)
+        if schedule is None:
+            return None
         return Private(
             data="mnist",
-            model=lenet(self.network, tanh=schedules.TANH, normalised_scores=schedules.NORMALISED_SCORES),
+            model=lenet(self.network, tanh=schedule.tanh, normalised_scores=schedule.normalised_scores),
             batch_norm=self.batch_norm,
             epsilon=epsilon,
             lot=schedule.lot,
@@ -51,8 +59,12 @@ LAYER = Norm("ln-lenet-5", "layer norm", "ln", None, False, BLUE)
 PUBLIC_BATCH = Norm("public-bn-lenet-5", "batch norm, public statistics", "bn", "public", True, GREEN)
 PER_EXAMPLE = Norm("per-example-bn-lenet-5", "batch norm, one example and public", "bn", "per-example", True, "#b8609a")
 FROZEN = Norm("frozen-bn-lenet-5", "batch norm, statistics of the start", "bn", "frozen", True, "#8a6d00")
-MIXTURE = Norm("mixture-bn-lenet-5", "batch norm as printed", "bn", "mixture", True, ORANGE, "--")
-NORMS: Sequence[Norm] = (PLAIN, LAYER, PUBLIC_BATCH, PER_EXAMPLE, FROZEN, MIXTURE)
+MIXTURE = Norm("mixture-bn-lenet-5", "batch norm as printed", "bn", "mixture", True, ORANGE)
+PUBLIC_BATCH_32, MIXTURE_32 = (
+    replace(norm, name=f"{norm.name}-lots-of-32", label=f"{norm.label}, lots of 32", schedule=schedules.LOTS_OF_32)
+    for norm in (PUBLIC_BATCH, MIXTURE)
+)
+NORMS: Sequence[Norm] = (PLAIN, LAYER, PUBLIC_BATCH, PER_EXAMPLE, FROZEN, MIXTURE, PUBLIC_BATCH_32, MIXTURE_32)
 
 _SECONDS_AN_EXAMPLE = 2.2e-4  # of a private step, from runs on a small machine
 _SECONDS_A_PAIR = 2.2e-4  # for each private example, and each that is normalised together with it

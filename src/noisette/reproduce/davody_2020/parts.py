@@ -30,9 +30,9 @@ PAPER: Paper[Run] = Paper(
     name="davody-2020",
     title="Normalisation layers and private training, made again",
     about=(
-        "The tables of Davody et al. 2020, with the printed number above ours. Tables 2 to 4 and figure 1 are "
-        "about noise on weights and claim no privacy. Tables 5 to 7 are private training: each run is priced by "
-        "itself, and neither several seeds nor the choice of settings is charged.",
+        "The tables of Davody et al. 2020, with the printed number above ours. Tables 2 to 4 and figure 1 are about "
+        "noise on weights and claim no privacy. Tables 5 to 7 are private training: each run is priced by itself, and "
+        "neither several seeds nor the choice of settings is charged.",
     ),
     parts={
         "table-2": _table(table_2.GRID, ("mnist",), _SEEDS),
