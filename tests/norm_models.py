@@ -58,6 +58,9 @@ NETWORKS = {
         ),
         (2, 3, 3),
     ),
+    "behind an activation in place": Network(
+        chain(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.BatchNorm1d(6), nn.Linear(6, 5)), (4,)
+    ),
     "behind an activation": Network(
         chain(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 5)), (2, 6, 6)
     ),

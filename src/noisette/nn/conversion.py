@@ -145,10 +145,10 @@ def _check_public(inputs: Sequence[Tensor]) -> None:
 
 
 def _refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
-    seen = {_row(rows) for rows in zip(*private, strict=True)}
-    if shared := [k for k, rows in enumerate(zip(*public, strict=True)) if _row(rows) in seen]:
+    places = {_row(rows): k for k, rows in enumerate(zip(*public, strict=True))}
+    if shared := {places[row] for rows in zip(*private, strict=True) if (row := _row(rows)) in places}:
         raise PrivacyRefusal(
-            f"{len(shared)} public examples are private records too (the first is number {shared[0]}): nothing is "
+            f"{len(shared)} public examples are private records too (the first is number {min(shared)}): nothing is "
             "promised to what stands in the public batch; take other examples"
         )
 
