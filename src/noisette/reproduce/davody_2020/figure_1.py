@@ -94,7 +94,7 @@ def _rows(curves: dict[float, Curve]) -> list[tuple[str, ...]]:
 def _figure(curves: dict[float, Curve]) -> str:
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(9.0, 3.8))
-        axes = drawn.add_axes((0.07, 0.14, 0.8, 0.82))
+        axes = drawn.add_axes((0.07, 0.14, 0.91, 0.82))
         axes.set_xscale("log")
         for sigma, curve in curves.items():
             percents = [100 * accuracy for accuracy in curve]

@@ -23,24 +23,23 @@ NORM_RATE = 0.003
 
 def setting(model: str, sigma: float) -> NoisyWeights:
     """How a cell is trained."""
-    normalised = model.startswith(("bn-", "ln-"))
     return NoisyWeights(
         data="mnist",
         model=model,
         sigma=sigma,
         epochs=20 if "300-100" in model else 12,
         batch_size=128,
-        lr=rate(sigma) if normalised else max(0.002, sigma / 10),
+        lr=rate(sigma, normalised=model.startswith(("bn-", "ln-"))),
         lr_norms=NORM_RATE,
     )
 
 
-def rate(sigma: float) -> float:
-    """Adam's learning rate for weights whose outputs are normalised.
+def rate(sigma: float, *, normalised: bool) -> float:
+    """Adam's learning rate for weights whose outputs are normalised, or are not.
 
-    They may be multiplied by any number, so noise sigma with rate r is noise 1 with rate r / sigma.
+    The former may be multiplied by any number, so noise sigma with rate r is noise 1 with rate r / sigma.
     """
-    return max(0.003, sigma / 2)
+    return max(0.003, sigma / 2) if normalised else max(0.002, sigma / 10)
 
 
 def seconds(setting: Setting) -> float:

@@ -22,14 +22,14 @@ _SHORT = ("vgg-16", "bn-vgg-16")
 
 
 def setting(model: str, sigma: float, *, epochs: int = _EPOCHS) -> NoisyWeights:
-    """How a cell is trained; without a norm behind the last layer, its rate cannot grow with the noise."""
+    """How a cell is trained; without a norm behind the last layer, its rate cannot grow as much with the noise."""
     return NoisyWeights(
         data="cifar10",
         model=model,
         sigma=sigma,
         epochs=epochs,
         batch_size=128,
-        lr=rate(sigma) if model.startswith("bn-") else 0.001,
+        lr=rate(sigma, normalised=model.startswith("bn-")),
         lr_norms=NORM_RATE,
         patience=None,
     )
