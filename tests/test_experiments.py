@@ -17,6 +17,7 @@ def test_readme_table_is_up_to_date() -> None:
 
 
 @pytest.mark.slow
-def test_the_document_of_2016_is_up_to_date() -> None:
-    command = [sys.executable, "-m", "experiments.abadi_2016", "--check"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.abadi_2016"
+@pytest.mark.parametrize("study", ["abadi_2016", "davody_2020"])
+def test_the_document_of_a_study_is_up_to_date(study: str) -> None:
+    command = [sys.executable, "-m", f"experiments.{study}", "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, f"run: python -m experiments.{study}"

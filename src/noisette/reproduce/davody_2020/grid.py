@@ -63,8 +63,8 @@ class Grid:
 
     def _lines(self, row: Row, runs: Sequence[Run]) -> list[tuple[str, ...]]:
         lines = [(row.name, "paper", *row.printed), ("", "ours", *self._reached(row.whole, runs))]
-        if row.short:
-            lines.append(("", f"ours, {self.short}", *self._reached(row.short, runs)))
+        if row.short and any(reached := self._reached(row.short, runs)):
+            lines.append(("", f"ours, {self.short}", *reached))
         return lines if any(row.printed) else [(row.name, *lines[1][1:]), *lines[2:]]
 
     def _reached(self, cells: Cells, runs: Sequence[Run]) -> list[str]:
