@@ -73,11 +73,11 @@ class Watch:
         self._asked_to_stop = error
 
     def __enter__(self) -> Self:
+        self._progress.start()
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number, handler in ((signal.SIGINT, self._on_interrupt), (signal.SIGTERM, self._on_terminate)):
             if self._before[number] is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, handler)
-        self._progress.start()
         return self
 
     def __exit__(
