@@ -235,7 +235,13 @@ def test_a_run_without_a_claim_cannot_be_gone_on_with(monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         during: list[set[str]] = []
         stop_at(2, signal.SIGTERM, patch)
-        patch.setattr(Watch, "__exit__", lambda *_: during.append(tree(Path("run.unfinished-1"))))
+        leave = Watch.__exit__
+
+        def leave_looking_around(watch: Watch, *error: Any) -> None:
+            during.append(tree(Path("run.unfinished-1")))
+            leave(watch, *error)
+
+        patch.setattr(Watch, "__exit__", leave_looking_around)
         shown = train(text, "--out", "run")
     assert shown.exit_code == 143
     assert "Nothing was kept" in shown.output
