@@ -133,7 +133,11 @@ def prove(bound: GradientBound, example: Call) -> None:
 
 
 def _problem(bound: GradientBound, example: Call) -> str:
-    """What speaks against the two properties, "" if they hold."""
+    """What speaks against additivity, "" if it holds.
+
+    Raises:
+        PrivacyRefusal: one example alone is above the bound, which no other precision excuses.
+    """
     torch.manual_seed(_SEED)
     public = _public_batch(example)
     loss = _Projection()
@@ -144,7 +148,7 @@ def _problem(bound: GradientBound, example: Call) -> str:
     tolerance = _tolerance(bound.model)
     for part in (part for single in singles for part in single):
         if not (moved := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
-            return (
+            raise PrivacyRefusal(
                 f"one example alone moves the sum by {moved:.6g}, above the bound {part.bound:.6g}: the norm that "
                 "was clipped is not the norm of what was added. Do not train with this model; it uses an operation "
                 "in a way that its rule does not expect. engine=noisette.Loop() needs no rule."

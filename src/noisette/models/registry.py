@@ -18,6 +18,7 @@ from noisette.models.shapes import Shape, numbers_of
 from noisette.models.small import cnn, linear, mlp, mlp1000, scattering
 from noisette.models.tutorial import cifar_tutorial, tf_tutorial
 from noisette.models.vggs import light_vgg, vgg
+from noisette.nn.evaluation import in_evaluation
 
 _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "linear": linear,
@@ -70,7 +71,8 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
     try:
-        scores = _trial(model, torch.zeros(2, *shape))
+        with torch.no_grad(), in_evaluation(model):
+            scores = model(torch.zeros(2, *shape))
     except RuntimeError as error:
         raise ValueError(f"the model {name!r} cannot take examples of shape {tuple(shape)}: {error}") from error
     if not isinstance(scores, Tensor) or scores.shape != (2, classes):
@@ -79,17 +81,6 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
             f"the output of model {name!r} does not fit the labels: {classes} classes, output for 2: {got}"
         )
     return model
-
-
-@torch.no_grad()
-def _trial(model: nn.Module, inputs: Tensor) -> object:
-    """What the model gives for these inputs, which leave no trace in running statistics."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        return model.eval()(inputs)
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _imported(name: str) -> Callable[[Shape, int], nn.Module]:

@@ -13,6 +13,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from noisette import _check
 from noisette.errors import PrivacyRefusal
 from noisette.nn.channel_norm import ChannelNorm, FrozenBatchNorm, PublicBatchNorm, PublicNorm
+from noisette.nn.evaluation import in_evaluation
 from noisette.nn.joint_batch import ExactPerExampleBatchNorm, JointBatch
 from noisette.nn.public_batch import PublicBatch, like, norms_of
 
@@ -155,16 +156,12 @@ def _refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None
 
 def _try(model: nn.Module, inputs: Sequence[Tensor]) -> None:
     """The model takes the public batch; nothing in it changes."""
-    modes = {part: part.training for part in model.modules()}
     try:
-        with torch.no_grad():
-            model.eval()(*(like(x, model) for x in inputs))
+        with torch.no_grad(), in_evaluation(model):
+            model(*(like(x, model) for x in inputs))
     except RuntimeError as error:
         shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
         raise ValueError(f"the model does not take the public batch, of shape {shapes}: {error}") from error
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def _row(tensors: Sequence[Tensor]) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,12 +54,12 @@ class JointBatch:
     def part(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """The output for the private examples."""
         count = self._examples.pop()
-        keep: Callable[[Tensor], Tensor]
-        if _is_mixed(model):
-            keep = lambda rows: rows[:count]  # noqa: E731
-        else:
-            keep = lambda rows: rows.unflatten(0, (count, -1))[:, 0]  # noqa: E731
-        return tree_map(lambda leaf: keep(leaf) if isinstance(leaf, Tensor) else leaf, output)
+        mixed = _is_mixed(model)
+
+        def private(rows: Tensor) -> Tensor:
+            return rows[:count] if mixed else rows.unflatten(0, (count, -1))[:, 0]
+
+        return tree_map(lambda leaf: private(leaf) if isinstance(leaf, Tensor) else leaf, output)
 
 
 def _after(x: Tensor, public: Tensor) -> Tensor:

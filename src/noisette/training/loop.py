@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from noisette.accounting import Ledger
 from noisette.data import DataSet
 from noisette.learner import Learner, principal_components_of
+from noisette.nn.evaluation import in_evaluation
 from noisette.noisy_run import NoisyRun
 from noisette.private_run import PrivateRun, privatize
 from noisette.recipe import ACCOUNTANTS, Recipe, TrainingSection
@@ -247,9 +248,7 @@ def _set_learning_rate(run: NoisyRun, settings: TrainingSection) -> None:
 @torch.no_grad()
 def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, *, at_once: int = 2000) -> float:
     """Share of examples whose highest score is their class, with so many of them at once in memory."""
-    was_training = model.training
-    model.eval()
     pairs = zip(inputs.split(at_once), targets.split(at_once), strict=True)
-    right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
-    model.train(was_training)
+    with in_evaluation(model):
+        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)
     return right / len(targets)

@@ -39,17 +39,13 @@ class Norm:
         schedule = self.schedule.get(epsilon)
         if schedule is None:
             return None
-        return Private(
+        return Private.scheduled(
+            schedule,
+            self.name,
             data="mnist",
             model=lenet(self.network, tanh=schedule.tanh, normalised_scores=schedule.normalised_scores),
-            batch_norm=self.batch_norm,
             epsilon=epsilon,
-            lot=schedule.lot,
-            epochs=schedule.epochs,
-            lr=schedule.lr_of.get(self.name, schedule.lr),
-            momentum=schedule.momentum,
-            clip=schedule.clip,
-            averaging=schedule.averaging,
+            batch_norm=self.batch_norm,
             public=PUBLIC if self.needs_public else None,
         )
 

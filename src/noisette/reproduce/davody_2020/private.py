@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from noisette.accounting import TAIL_SHARE, noise_multiplier_for
 from noisette.recipe import (
@@ -15,6 +15,7 @@ from noisette.recipe import (
     Recipe,
     TrainingSection,
 )
+from noisette.reproduce.davody_2020.schedules import Schedule
 from noisette.schedule import schedule
 
 DELTA = 1e-5
@@ -44,6 +45,35 @@ class Private:
     public: str | None = None
     public_examples: int = 128
     pretrained: bool = False
+
+    @classmethod
+    def scheduled(
+        cls,
+        schedule: Schedule,
+        row: str,
+        *,
+        data: str,
+        model: str,
+        epsilon: float,
+        batch_norm: str | None = None,
+        public: str | None = None,
+        pretrained: bool = False,
+    ) -> Self:
+        """The network of a row of a table, trained by the table's schedule at this budget."""
+        return cls(
+            data=data,
+            model=model,
+            batch_norm=batch_norm,
+            epsilon=epsilon,
+            lot=schedule.lot,
+            epochs=schedule.epochs,
+            lr=schedule.lr_of.get(row, schedule.lr),
+            momentum=schedule.momentum,
+            clip=schedule.clip,
+            averaging=schedule.averaging,
+            public=public,
+            pretrained=pretrained,
+        )
 
     @property
     def claimed(self) -> bool:

@@ -25,18 +25,13 @@ def _cells(row: str) -> Callable[[float], Private]:
     _, model, batch_norm = _ROWS[row]
 
     def setting(epsilon: float) -> Private:
-        schedule = schedules.TABLE_6[epsilon]
-        return Private(
+        return Private.scheduled(
+            schedules.TABLE_6[epsilon],
+            row,
             data="cifar10",
             model=model,
-            batch_norm=batch_norm,
             epsilon=epsilon,
-            lot=schedule.lot,
-            epochs=schedule.epochs,
-            lr=schedule.lr_of.get(row, schedule.lr),
-            momentum=schedule.momentum,
-            clip=schedule.clip,
-            averaging=schedule.averaging,
+            batch_norm=batch_norm,
             pretrained=True,
         )
 

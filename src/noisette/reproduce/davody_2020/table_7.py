@@ -23,19 +23,7 @@ def _cells(model: str) -> Callable[[float], Setting]:
     def setting(epsilon: float) -> Setting:
         if epsilon == math.inf:
             return table_4.setting(model, 0.0)
-        schedule = schedules.TABLE_7[epsilon]
-        return Private(
-            data="ag-news",
-            model=model,
-            batch_norm=None,
-            epsilon=epsilon,
-            lot=schedule.lot,
-            epochs=schedule.epochs,
-            lr=schedule.lr_of.get(model, schedule.lr),
-            momentum=schedule.momentum,
-            clip=schedule.clip,
-            averaging=schedule.averaging,
-        )
+        return Private.scheduled(schedules.TABLE_7[epsilon], model, data="ag-news", model=model, epsilon=epsilon)
 
     return setting
 

@@ -1,0 +1,19 @@
+"""A model in evaluation mode for a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def in_evaluation(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation mode, so that a trial leaves no trace; afterwards each part has its own mode again."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield model.eval()
+    finally:
+        for part, mode in modes:
+            part.training = mode
