@@ -1,4 +1,4 @@
-"""Scattering features against their definition, written out with NumPy's Fourier transform and plain sums."""
+"""Scattering2d features against their definition, written out with NumPy's Fourier transform and plain sums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisette.nn import Scattering
+from noisette.nn import Scattering2d
 from noisette.nn.scattering import ANGLES
 
 
@@ -42,7 +42,7 @@ def blur(image: np.ndarray, deviation: float) -> np.ndarray:
 
 def test_features_follow_the_definition() -> None:
     image = np.random.default_rng(0).random((16, 16))
-    features = Scattering()(torch.tensor(image, dtype=torch.float32).view(1, 1, 16, 16))[0].numpy()
+    features = Scattering2d()(torch.tensor(image, dtype=torch.float32).view(1, 1, 16, 16))[0].numpy()
     fine = [np.abs(correlate(image, morlet(0.8, math.pi * k / ANGLES))) for k in range(ANGLES)]
     coarse = [np.abs(correlate(image, morlet(1.6, math.pi * k / ANGLES)))[::2, ::2] for k in range(ANGLES)]
     second = [np.abs(correlate(u, morlet(1.6, math.pi * k / ANGLES)))[::2, ::2] for u in fine for k in range(ANGLES)]
@@ -51,19 +51,32 @@ def test_features_follow_the_definition() -> None:
 
 
 def test_a_wavelet_sees_no_constant() -> None:
-    features = Scattering()(torch.full((1, 1, 16, 16), 0.7))[0]
+    features = Scattering2d()(torch.full((1, 1, 16, 16), 0.7))[0]
     torch.testing.assert_close(features[0], torch.full((4, 4), 0.7))
     assert features[1:].abs().max() < 1e-5
 
 
 def test_each_example_alone() -> None:
     images = torch.rand(3, 2, 12, 20)
-    features = Scattering()(images)
+    features = Scattering2d()(images)
     assert features.shape == (3, 162, 3, 5)
-    torch.testing.assert_close(features[1:2], Scattering()(images[1:2]))
+    torch.testing.assert_close(features[1:2], Scattering2d()(images[1:2]))
 
 
 @pytest.mark.parametrize("size", [(8, 8), (30, 28)])
 def test_sides_that_do_not_fit_are_refused(size: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="multiples of 4"):
-        Scattering()(torch.zeros(1, 1, *size))
+        Scattering2d()(torch.zeros(1, 1, *size))
+
+
+def test_the_first_order_is_the_first_part_of_the_second() -> None:
+    images = torch.rand(2, 3, 16, 12)
+    first, second = Scattering2d(order=1)(images), Scattering2d(order=2)(images)
+    assert first.shape == (2, 3 * 17, 4, 3)
+    torch.testing.assert_close(first.view(2, 3, 17, 4, 3), second.view(2, 3, 81, 4, 3)[:, :, :17])
+
+
+@pytest.mark.parametrize("order", [0, 3])
+def test_another_order_is_refused(order: int) -> None:
+    with pytest.raises(ValueError, match=f"1 or 2, got order={order}"):
+        Scattering2d(order=order)

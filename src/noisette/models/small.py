@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from noisette.models.fixed_features import FixedFeatures
 from noisette.models.initial import truncated_normal
 from noisette.models.shapes import Shape, need_images, numbers_of
-from noisette.nn import Scattering
-from noisette.nn.scattering import CHANNELS
+from noisette.nn import Scattering2d
 
 
 def linear(shape: Shape, classes: int) -> nn.Module:
@@ -65,7 +64,9 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
     Source: Tramèr & Boneh 2021.
     """
     need_images("scattering", shape)
-    normalised = nn.Sequential(Scattering(), nn.GroupNorm(27, CHANNELS * shape[0], affine=False), nn.Flatten())
+    coefficients = Scattering2d()
+    alike = nn.GroupNorm(27, coefficients.channels * shape[0], affine=False)
+    normalised = nn.Sequential(coefficients, alike, nn.Flatten())
     with torch.no_grad():
         numbers = normalised(torch.zeros(1, *shape)).numel()
     return FixedFeatures(normalised, nn.Linear(numbers, classes))

@@ -14,27 +14,37 @@ F = nn.functional
 
 ANGLES = 8
 STRIDE = 4  # pixels between features
-CHANNELS = 1 + 2 * ANGLES + ANGLES**2  # orders zero, one (two scales) and two
+_CHANNELS = {1: 1 + 2 * ANGLES, 2: 1 + 2 * ANGLES + ANGLES**2}  # the image, two scales, a scale within a scale
 _FINE, _COARSE = 0.8, 1.6  # deviations of the wavelets' envelopes along the wave, in pixels
 _SLANT = 0.5  # the envelope is twice as long across the wave
 _RADIUS = 2.75  # a kernel ends at so many deviations
 
 
-class Scattering(nn.Module):
-    """Scattering coefficients of orders zero to two, at two scales and eight angles; it has no parameters.
+class Scattering2d(nn.Module):
+    """Scattering coefficients of images at two scales and eight angles; it has no parameters.
 
-    Turns images (b, c, h, w) into features (b, 81 c, h // 4, w // 4): local averages of the image, of the moduli of its
-    wavelet coefficients, and of the moduli of the wavelet coefficients of the fine ones of these.
+    Turns images (b, c, h, w) into features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli
+    of its wavelet coefficients, and, for the second order, of the moduli of the wavelet coefficients of the fine ones
+    of these. For each channel of the image there are 17 of the first order, or 81, of which these are the first.
+
+    Args:
+        order: 1 or 2.
 
     Raises:
-        ValueError: when called, if height or width is not a multiple of four, or below 12 pixels.
+        ValueError: the order is another; or, when called, height or width is not a multiple of four, or below 12
+            pixels.
 
-    >>> Scattering()(torch.zeros(2, 1, 28, 28)).shape
+    >>> Scattering2d()(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
+    >>> Scattering2d(order=1)(torch.zeros(2, 1, 28, 28)).shape
+    torch.Size([2, 17, 7, 7])
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: int = 2) -> None:
         super().__init__()
+        if order not in _CHANNELS:
+            raise ValueError(f"expected order to be 1 or 2, got order={order}")
+        self.order = order
         self.fine: Tensor
         self.coarse: Tensor
         self.blur: Tensor
@@ -45,6 +55,11 @@ class Scattering(nn.Module):
         self.register_buffer("blur", _gaussian(_COARSE), persistent=False)
         self.register_buffer("blur_half", _gaussian(_COARSE / 2), persistent=False)
 
+    @property
+    def channels(self) -> int:
+        """How many features there are at a place for each channel of the image."""
+        return _CHANNELS[self.order]
+
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         b, c, h, w = x.shape
@@ -53,14 +68,18 @@ class Scattering(nn.Module):
                 f"scattering needs sides of 12 pixels or more that are multiples of {STRIDE}, got {h} x {w}"
             )
         x = x.reshape(b * c, 1, h, w)
-        fine = _moduli(x, self.fine, stride=1)
-        coarse = _moduli(x, self.coarse, stride=2)
-        second = _moduli(fine.flatten(0, 1).unsqueeze(1), self.coarse, stride=2).view(b * c, ANGLES**2, h // 2, w // 2)
+        fine, halved = _moduli(x, self.fine, stride=1), _moduli(x, self.coarse, stride=2)
+        if self.order == 2:
+            second = _moduli(fine.flatten(0, 1).unsqueeze(1), self.coarse, stride=2)
+            halved = torch.cat([halved, second.view(b * c, ANGLES**2, h // 2, w // 2)], 1)
         features = [
             _averages(torch.cat([x, fine], 1), self.blur, stride=STRIDE),
-            _averages(torch.cat([coarse, second], 1), self.blur_half, stride=STRIDE // 2),
+            _averages(halved, self.blur_half, stride=STRIDE // 2),
         ]
-        return torch.cat(features, 1).view(b, c * CHANNELS, h // STRIDE, w // STRIDE)
+        return torch.cat(features, 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
+
+    def extra_repr(self) -> str:
+        return f"order={self.order}"
 
 
 def _moduli(images: Tensor, wavelets: Tensor, *, stride: int) -> Tensor:

@@ -1,0 +1,75 @@
+"""Numbers less a constant, over a constant: both declared, or taken from public examples."""
+
+from __future__ import annotations
+
+
+import torch
+from torch import Tensor, nn
+
+from noisette.lipschitz.reach import Reach, Sensitivities
+
+_STILL = 1e-6  # a deviation below that part of the largest one is none
+
+
+class Standardise(nn.Module):
+    """``(x - mean) / scale`` with constants, which are saved with the weights and never trained.
+
+    Args:
+        mean: a number, or a tensor that spreads over one example.
+        scale: likewise, above zero; 1 to leave lengths as they are.
+
+    Guarantee: none for records that the constants were computed from. Declare them from what is publicly known, or take
+    them from public examples with :meth:`of_public`; statistics of the private records are a release that nobody
+    accounts for.
+
+    Raises:
+        ValueError: a mean is not finite, or a scale not finite and above zero.
+
+    >>> Standardise(mean=0.5, scale=0.25)(torch.tensor([[0.0, 1.0]]))
+    tensor([[-2.,  2.]])
+    """
+
+    def __init__(self, mean: Tensor | float, scale: Tensor | float = 1.0) -> None:
+        super().__init__()
+        self.mean: Tensor
+        self.scale: Tensor
+        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.get_default_dtype()).detach().clone())
+        self.register_buffer("scale", torch.as_tensor(scale, dtype=torch.get_default_dtype()).detach().clone())
+        if not self.mean.isfinite().all():
+            raise ValueError("expected finite means")
+        if not ((self.scale > 0) & self.scale.isfinite()).all():
+            raise ValueError(f"expected finite scales above zero, got one of {self.scale.min():g}")
+
+    @classmethod
+    def of_public(cls, examples: Tensor) -> Self:
+        """With the mean of these examples at each place, and their deviation from it in each channel.
+
+        What does not vary in a channel is not divided.
+
+        Args:
+            examples: public ones, (n, channels, ...).
+
+        Guarantee: none for these examples.
+        """
+        mean = examples.double().mean(0)
+        axes = [axis for axis in range(examples.dim()) if axis != 1]
+        deviation = (examples.double() - mean).square().mean(axes, keepdim=True)[0].sqrt()
+        deviation[deviation <= _STILL * deviation.max()] = 1.0
+        return cls(mean, deviation).to(examples)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - self.mean) / self.scale
+
+    def bound_forward(self, x: Reach) -> Reach:
+        moved = self.mean.double().broadcast_to(x.shape).norm().item()
+        return Reach((x.norm + moved) / self._smallest, x.shape)
+
+    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+        return g / self._smallest, {}
+
+    @property
+    def _smallest(self) -> float:
+        return self.scale.min().item()
+
+    def extra_repr(self) -> str:
+        return f"mean of shape {tuple(self.mean.shape)}, scale of shape {tuple(self.scale.shape)}"

@@ -1,0 +1,60 @@
+"""Standardisation: with declared constants, with those of public examples, and how far it stretches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from noisette.lipschitz import Bounded, Reach
+from noisette.nn import Standardise
+
+
+def test_it_takes_off_the_mean_and_divides_by_the_scale() -> None:
+    layer = Standardise(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
+    torch.testing.assert_close(layer(torch.tensor([[2.0, 6.0], [1.0, 0.0]])), torch.tensor([[2.0, 1.0], [0.0, -0.5]]))
+
+
+def test_constants_of_public_examples_are_a_mean_for_each_place_and_a_deviation_for_each_channel() -> None:
+    examples = np.random.default_rng(0).normal(size=(50, 3, 4, 4)) * [[[1.0]], [[5.0]], [[0.1]]] + 7.0
+    layer = Standardise.of_public(torch.as_tensor(examples))
+    out = layer(torch.as_tensor(examples)).numpy()
+    np.testing.assert_allclose(out.mean(0), 0, atol=1e-5)
+    for channel in range(3):
+        centred = examples[:, channel] - examples[:, channel].mean(0)
+        np.testing.assert_allclose(out[:, channel], centred / np.sqrt((centred**2).mean()), rtol=1e-5, atol=1e-5)
+
+
+def test_flat_features_have_a_deviation_each_and_what_does_not_vary_is_only_centred() -> None:
+    examples = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    torch.testing.assert_close(Standardise.of_public(examples)(examples), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
+
+
+def test_the_bounds_hold_and_are_reached() -> None:
+    mean, scale = torch.tensor([3.0, 0.0]), torch.tensor([0.5, 2.0])
+    layer = Standardise(mean, scale)
+    assert isinstance(layer, Bounded)
+    reach = layer.bound_forward(Reach(1.0, (2,)))
+    assert reach.shape == (2,)
+    furthest = layer(torch.tensor([-1.0, 0.0])).norm().item()
+    assert furthest == pytest.approx(reach.norm)
+    assert layer.bound_backward(Reach(1.0, (2,)), 0.3) == (pytest.approx(0.6), {})
+
+
+def test_a_mean_for_each_channel_counts_at_every_place() -> None:
+    layer = Standardise(torch.full((2, 1, 1), 0.5))
+    assert layer.bound_forward(Reach(0.0, (2, 3, 3))).norm == pytest.approx(0.5 * 18**0.5)
+
+
+def test_constants_are_saved_and_not_trained() -> None:
+    layer = Standardise(torch.ones(3), 2.0)
+    assert set(layer.state_dict()) == {"mean", "scale"}
+    assert not list(layer.parameters())
+
+
+def test_constants_outside_their_domain_are_refused() -> None:
+    for scale in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="above zero"):
+            Standardise(0.0, scale)
+    with pytest.raises(ValueError, match="finite means"):
+        Standardise(torch.tensor([0.0, float("nan")]))
