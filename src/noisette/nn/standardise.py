@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Self
 
 import torch
 from torch import Tensor, nn
