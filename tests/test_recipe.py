@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from noisette import models
 from noisette.recipe import (
     BATCH_NORMS,
     DataSection,
+    LipschitzSection,
     ModelSection,
     PrivacySection,
     ProjectionSection,
@@ -141,7 +142,7 @@ def test_only_the_mixture_couples_the_examples(name: str) -> None:
         (lambda: of("batch"), "one of public, per-example, per-example-exact, frozen, mixture, group, layer, instance"),
         (lambda: of("public"), "takes its statistics from public examples; name their set"),
         (lambda: of("frozen"), "name their set"),
-        (lambda: of(None, public=PUBLIC), "not None; leave them out"),
+        (lambda: of(None, public=PUBLIC), "or for standardised features, not None; leave them out"),
         (lambda: of("group", public=PUBLIC), "not group; leave them out"),
         (lambda: of("public", public=PublicSection("mnist")), "is the set that is trained on"),
         (lambda: of("public", public=PublicSection("./mnist")), "is the set that is trained on"),
@@ -176,3 +177,58 @@ def test_what_only_a_claim_could_give_is_refused_without_one_all_at_once() -> No
 
 def test_a_budget_is_three_unless_given() -> None:
     assert (PrivacySection().budget, PrivacySection(epsilon=0.5).budget) == (3.0, 0.5)
+
+
+LIPSCHITZ = LipschitzSection(tau=30.0, logit_clip=0.1)
+
+
+def test_a_lipschitz_network_fits_in_a_file(tmp_path: Path) -> None:
+    recipe = read(
+        tmp_path,
+        '[model]\nname = "scattering-lipschitz-linear"\nstandardised = true\n[public]\ndata = "kmnist"\n'
+        'examples = 5000\n[lipschitz]\ntau = 30\nlogit_clip = 0.1\nallocation = "global"\n',
+    )
+    assert recipe.lipschitz == LipschitzSection(30.0, 0.1, "global")
+    assert recipe.lipschitz.used
+    assert not Recipe().lipschitz.used
+    assert Recipe.of(asdict(recipe), "the same") == recipe
+
+
+def test_what_does_not_fit_a_lipschitz_network_is_told_at_once() -> None:
+    with pytest.raises(ValueError) as error:
+        Recipe(
+            lipschitz=LipschitzSection(tau=-1.0, logit_clip=-2.0, allocation="even"),
+            privacy=PrivacySection(max_grad_norm=0.5),
+            model=ModelSection(batch_norm="group"),
+        )
+    for told in (
+        "tau=-1.0",
+        "logit_clip=-2.0",
+        "one of global, per-layer, optimal, got 'even'",
+        "leave out max_grad_norm and per_layer",
+        "batch_norm = 'group' has no Lipschitz bound",
+    ):
+        assert told in str(error.value)
+
+
+def test_clipping_per_layer_beside_the_bound_of_the_layers_is_refused() -> None:
+    with pytest.raises(ValueError, match="no gradient is clipped"):
+        Recipe(lipschitz=LIPSCHITZ, privacy=PrivacySection(per_layer=True))
+
+
+def test_a_table_without_its_tau_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"give lipschitz\.tau"):
+        Recipe(lipschitz=LipschitzSection(logit_clip=0.1))
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        (PublicSection(), "standardised = true takes its statistics from public examples; name their set"),
+        (PublicSection("mnist"), "is the set that is trained on"),
+        (PublicSection("kmnist", examples=1), "fewer have no variance"),
+    ],
+)
+def test_standardised_features_need_public_examples(public: PublicSection, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        of(None, model=ModelSection("scattering", standardised=True), public=public)

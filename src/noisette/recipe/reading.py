@@ -1,0 +1,45 @@
+"""Tables of plain values made into dataclasses, with all that is wrong told at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+
+def read_fields(owner: type, table: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
+    """Keyword arguments for a dataclass from a table, opening nested dataclasses; problems are collected."""
+    known = {f.name: f for f in fields(owner)}
+    types = get_type_hints(owner)
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(known)}"
+            problems.append(f"unknown key {where}{key}: {hint}")
+        elif is_dataclass(types[key]):
+            if isinstance(value, dict):
+                values[key] = types[key](**read_fields(types[key], value, f"{where}{key}.", problems))
+            else:
+                problems.append(f"{where}{key} is a table: write [{key}]")
+        else:
+            values[key] = _typed(value, types[key], known[key], f"{where}{key}", problems)
+    return values
+
+
+def _typed(value: Any, expected: Any, known: Field[Any], where: str, problems: list[str]) -> Any:
+    """The value if it is of the field's type, with lists as tuples and whole numbers as floats where wanted."""
+    if isinstance(value, list):
+        value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
+    if isinstance(value, dict):
+        value = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+    plain = {kind for kind in (*get_args(expected), expected) if isinstance(kind, type)}
+    kinds = {getattr(kind, "__origin__", kind) for kind in (*get_args(expected), expected)}
+    if float in plain and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = tuple(kind for kind in kinds if isinstance(kind, type))
+    if (isinstance(value, bool) and bool not in wanted) or not isinstance(value, wanted):
+        default = "" if known.default is MISSING else f", like {known.default!r}"
+        problems.append(f"{where} = {value!r} is not of the expected type{default}")
+    return value
