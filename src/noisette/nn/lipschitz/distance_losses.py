@@ -1,0 +1,121 @@
+"""Losses of distances to targets, which are numbers, or classes as 1 for the true one and 0 elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from noisette import _check
+from noisette.nn.lipschitz._targets import distances, infinite_unless_given
+
+F = nn.functional
+
+
+class MAE(nn.Module):
+    """Sum over the outputs of the absolute distance to the target: a number, or 1 for the true class and 0 elsewhere.
+
+    Args:
+        outputs: scores per example. With 1, targets are numbers; with more, classes.
+
+    >>> import torch
+    >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
+    (tensor([1., 1.]), 2.0)
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        _check.count(outputs=outputs)
+        self.outputs = outputs
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return distances(scores, targets, self.outputs).abs().sum(1)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """1 for each output."""
+        return math.sqrt(self.outputs)
+
+    def extra_repr(self) -> str:
+        return f"outputs={self.outputs}"
+
+
+class HuberLoss(nn.Module):
+    """Sum over the outputs of half the squared distance to the target, straight from delta on.
+
+    Args:
+        outputs: scores per example. With 1, targets are numbers; with more, classes, as 1 for the true one and 0
+            elsewhere.
+        delta: the distance from which on it is a straight line.
+
+    >>> import torch
+    >>> loss = HuberLoss(outputs=1, delta=0.5)
+    >>> loss(torch.tensor([0.2, 2.0]), torch.tensor([0.0, 0.0])), loss.lipschitz()
+    (tensor([0.0200, 0.8750]), 0.5)
+    """
+
+    def __init__(self, outputs: int, delta: float = 1.0) -> None:
+        super().__init__()
+        _check.count(outputs=outputs)
+        _check.positive(delta=delta)
+        self.outputs = outputs
+        self.delta = delta
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        away = distances(scores, targets, self.outputs)
+        return F.huber_loss(away, torch.zeros_like(away), reduction="none", delta=self.delta).sum(1)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """Delta for each output."""
+        return self.delta * math.sqrt(self.outputs)
+
+    def extra_repr(self) -> str:
+        return f"outputs={self.outputs}, delta={self.delta:g}"
+
+
+class MSE(nn.Module):
+    """Squared distance of the scores to the target. It has a bound only where the scores have one.
+
+    Args:
+        outputs: scores per example. With 1, targets are numbers; with more, classes, as 1 for the true one and 0
+            elsewhere.
+        target_bound: the largest absolute value of a target that is a number; a class is at most 1.
+
+    >>> import torch
+    >>> loss = MSE(outputs=1, target_bound=2.0)
+    >>> loss(torch.tensor([0.5]), torch.tensor([2.0])), loss.lipschitz(logit_bound=3.0)
+    (tensor([2.2500]), 10.0)
+    """
+
+    def __init__(self, outputs: int, target_bound: float = 1.0) -> None:
+        super().__init__()
+        _check.count(outputs=outputs)
+        _check.positive(target_bound=target_bound)
+        if outputs > 1 and target_bound < 1:
+            raise ValueError(f"targets that are classes need target_bound >= 1, got target_bound={target_bound}")
+        self.outputs = outputs
+        self.target_bound = target_bound
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if self.outputs == 1 and not (targets.abs() <= self.target_bound).all():
+            raise ValueError(
+                f"a target lies beyond target_bound={self.target_bound:g}, which the constant of MSE rests on: declare "
+                "a larger target_bound, or scale or clamp the targets with public constants"
+            )
+        return distances(scores, targets, self.outputs).square().sum(1)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """Twice the longest distance.
+
+        Raises:
+            ValueError: the scores have no bound.
+        """
+        if infinite_unless_given(logit_bound) == math.inf:
+            raise ValueError(
+                "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
+                "or a NormCap behind it, or take HuberLoss or MAE"
+            )
+        return 2 * (infinite_unless_given(logit_bound) + self.target_bound)
+
+    def extra_repr(self) -> str:
+        return f"outputs={self.outputs}, target_bound={self.target_bound:g}"

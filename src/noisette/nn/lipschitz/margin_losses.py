@@ -1,0 +1,160 @@
+"""Losses of margins: how far the true class leads, with an end (hinges) or without (Kantorovich and Rubinstein)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from noisette import _check
+from noisette.nn.lipschitz._targets import check_several, only, own_and_others, signs
+
+F = nn.functional
+
+
+class MulticlassHinge(nn.Module):
+    """Mean hinge of every score against its sign, where the true class counts for as much as all others together.
+
+    Args:
+        outputs: scores per example, one for each class.
+        margin: between a score that should be high and one that should be low.
+
+    >>> import torch
+    >>> loss = MulticlassHinge(outputs=10, margin=1.0)
+    >>> round(float(loss(torch.zeros(1, 10), torch.tensor([3]))), 4), round(loss.lipschitz(), 6)
+    (0.9, 0.948683)
+    """
+
+    def __init__(self, outputs: int, margin: float = 1.0) -> None:
+        super().__init__()
+        check_several(outputs=outputs)
+        _check.positive(margin=margin)
+        self.outputs = outputs
+        self.margin = margin
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        own, others = own_and_others(scores, targets, self.outputs)
+        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - own) + F.relu(self.margin / 2 + others).sum(1)
+        return hinges / self.outputs
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """sqrt((C - 1) / C), where every hinge pulls."""
+        return math.sqrt((self.outputs - 1) / self.outputs)
+
+    def extra_repr(self) -> str:
+        return f"outputs={self.outputs}, margin={self.margin:g}"
+
+
+class MultiMargin(nn.Module):
+    """Hinge of the true class's lead over the next one: ``relu(margin - z_y + max of the others)``.
+
+    Args:
+        margin: the lead from which on nothing is lost.
+
+    Source: Crammer & Singer 2001.
+
+    >>> import torch
+    >>> loss = MultiMargin(margin=1.0)
+    >>> loss(torch.tensor([[2.0, 1.5, 0.0], [0.0, 0.0, 3.0]]), torch.tensor([0, 2])), round(loss.lipschitz(), 6)
+    (tensor([0.5000, 0.0000]), 1.414214)
+    """
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__()
+        _check.positive(margin=margin)
+        self.margin = margin
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        own, others = own_and_others(scores, targets, None)
+        return F.relu(self.margin - own + others.amax(1))
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """One score goes up and one goes down."""
+        return math.sqrt(2)
+
+    def extra_repr(self) -> str:
+        return f"margin={self.margin:g}"
+
+
+class KR(nn.Module):
+    """The Kantorovich-Rubinstein loss: minus the true class's lead over the mean of the others, without end.
+
+    Weights are fixed: classes are not counted in the batch, which would tie examples to each other.
+
+    Args:
+        outputs: scores per example: one for each class, or 1 where two classes, 0 and 1, share one score.
+
+    Source: Serrurier et al. 2021.
+
+    >>> import torch
+    >>> KR(outputs=1)(torch.tensor([0.5, -1.0]), torch.tensor([1, 0])), KR(outputs=1).lipschitz()
+    (tensor([-0.5000, -1.0000]), 1.0)
+    >>> round(KR(outputs=10).lipschitz(), 6)
+    1.054093
+    """
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        _check.count(outputs=outputs)
+        self.outputs = outputs
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if self.outputs == 1:
+            return -signs(scores, targets) * only(scores)
+        own, others = own_and_others(scores, targets, self.outputs)
+        return others.mean(1) - own
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """sqrt(C / (C - 1)), everywhere; 1 for one score."""
+        return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
+
+    def extra_repr(self) -> str:
+        return f"outputs={self.outputs}"
+
+
+class HKR(nn.Module):
+    """:class:`KR` plus alpha times a hinge: of the one score, or the :class:`MulticlassHinge`.
+
+    Args:
+        outputs: scores per example: one for each class, or 1 where two classes, 0 and 1, share one score.
+        alpha: weight of the hinge.
+        margin: of the hinge; half of it on each side of zero.
+
+    Source: Serrurier et al. 2021.
+
+    >>> import torch
+    >>> loss = HKR(outputs=1, alpha=10.0, margin=1.0)
+    >>> loss(torch.tensor([0.25, -1.0]), torch.tensor([1, 0])), loss.lipschitz()
+    (tensor([ 2.2500, -1.0000]), 11.0)
+    """
+
+    def __init__(self, outputs: int, alpha: float, margin: float = 1.0) -> None:
+        super().__init__()
+        _check.positive(alpha=alpha, margin=margin)
+        self.kr = KR(outputs)
+        self.hinge = _BinaryHinge(margin) if outputs == 1 else MulticlassHinge(outputs, margin)
+        self.alpha = alpha
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return self.kr(scores, targets) + self.alpha * self.hinge(scores, targets)
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        """The sum of the two, which pull the same way."""
+        return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha:g}"
+
+
+class _BinaryHinge(nn.Module):
+    """``relu(margin / 2 - s z)``, s being the sign of the class."""
+
+    def __init__(self, margin: float) -> None:
+        super().__init__()
+        self.margin = margin
+
+    def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return F.relu(self.margin / 2 - signs(scores, targets) * only(scores))
+
+    def lipschitz(self, logit_bound: float | None = None) -> float:
+        return 1.0
