@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from noisette.bounding import BookKeeping as BookKeeping
     from noisette.bounding import BoundedSum as BoundedSum
     from noisette.bounding import Flat as Flat
+    from noisette.bounding import GlobalAllocation as GlobalAllocation
     from noisette.bounding import GradientBound as GradientBound
+    from noisette.bounding import LipschitzBound as LipschitzBound
     from noisette.bounding import Loop as Loop
     from noisette.bounding import MultiLoss as MultiLoss
+    from noisette.bounding import OptimalAllocation as OptimalAllocation
     from noisette.bounding import OwnFactor as OwnFactor
     from noisette.bounding import PerExampleClip as PerExampleClip
     from noisette.bounding import PerGroup as PerGroup
     from noisette.bounding import PerLayer as PerLayer
+    from noisette.bounding import PerLayerAllocation as PerLayerAllocation
     from noisette.bounding import Reweight as Reweight
     from noisette.bounding import Vmap as Vmap
     from noisette.errors import MissingRule as MissingRule
@@ -56,17 +60,21 @@ _ROOMS = {
     "Gaussian": "accounting",
     "GaussianRelease": "release",
     "GdpExact": "accounting",
+    "GlobalAllocation": "bounding",
     "GradientBound": "bounding",
     "Ledger": "accounting",
+    "LipschitzBound": "bounding",
     "Loop": "bounding",
     "MissingRule": "errors",
     "MomentsAccountant": "accounting",
     "MultiLoss": "bounding",
     "NaiveComposition": "accounting",
+    "OptimalAllocation": "bounding",
     "OwnFactor": "bounding",
     "PerExampleClip": "bounding",
     "PerGroup": "bounding",
     "PerLayer": "bounding",
+    "PerLayerAllocation": "bounding",
     "PldAccountant": "accounting",
     "PoissonGaussian": "accounting",
     "PrivacyRefusal": "errors",

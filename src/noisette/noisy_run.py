@@ -57,6 +57,7 @@ class NoisyRun(ABC):
         self._written: dict[int, Tensor | None] = {}
         self._handles = [
             optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(lambda *_: self.bound.after_step()),
             register_optimizer_step_pre_hook(self._before_any_step),
         ]
 

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from noisette.bounding.base import BoundedSum, GradientBound
+from noisette.bounding.base import BoundedSum, GradientBound, Searched
 from noisette.errors import MissingRule, PrivacyRefusal
 from noisette.release import shares_of
 from noisette.stilled import Stilled, stilled_again
 
 _EXAMPLES = 8
+_SOUGHT_FROM = 2  # examples that a search for a steeper one starts from
 _SEED = 20160721
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
 _TOLERANCE_LOW_PRECISION = 5e-2
@@ -129,6 +130,7 @@ def prove(bound: GradientBound, example: Call) -> None:
                 problem = _problem(bound, example.map(_doubled))
         if problem:
             raise PrivacyRefusal(problem)
+        _refuse_steeper(bound, example)
     _refuse_remembering(bound.model, example)
 
 
@@ -160,6 +162,20 @@ def _problem(bound: GradientBound, example: Call) -> str:
         f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
         f"{_first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
     )
+
+
+def _refuse_steeper(bound: GradientBound, example: Call) -> None:
+    """Where the bound follows from the network, no example that a short ascent finds exceeds it."""
+    inputs = _public_batch(example).tensors()
+    if not isinstance(bound, Searched) or len(inputs) != 1 or not inputs[0].is_floating_point():
+        return
+    with Stilled():
+        reached = bound.steepest(inputs[0][:_SOUGHT_FROM])
+    if not reached <= 1 + 1e-5:
+        raise PrivacyRefusal(
+            f"an example was found whose gradient is {reached:.4g} times its bound: a module of the model states a "
+            "bound of itself that does not hold. Do not train with this model"
+        )
 
 
 def _doubled(tensor: Tensor) -> Tensor:

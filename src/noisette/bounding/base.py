@@ -48,6 +48,15 @@ class Learns(Protocol):
         ...
 
 
+@runtime_checkable
+class Searched(Protocol):
+    """A bound that follows from the network, so that examples can be sought that exceed it."""
+
+    def steepest(self, inputs: Tensor) -> float:
+        """How near the steepest example found by ascent from these public ones comes to its bound."""
+        ...
+
+
 class GradientBound(Learns, Protocol):
     """Bounds what one example can do to the gradient sum of one logical batch."""
 
@@ -70,6 +79,10 @@ class GradientBound(Learns, Protocol):
 
     def take(self) -> list[BoundedSum]:
         """Hand over what is pending and start anew; zeros where there was no example."""
+        ...
+
+    def after_step(self) -> None:
+        """The optimizer has moved the weights with released values."""
         ...
 
     def close(self) -> None:

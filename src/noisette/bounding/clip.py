@@ -12,9 +12,11 @@ from noisette import _check
 from noisette.bounding.base import BoundedSum, Learns
 from noisette.bounding.clipped_sum import Clipping, Engine
 from noisette.bounding.clipping_rules import ClippingRule, Flat, Group, factors_within
+from noisette.bounding.count import counted_within, twice_the_count
 from noisette.bounding.engines import BookKeeping
 from noisette.bounding.layouts import Layouts
 from noisette.bounding.losses import check_independent, check_one_per_example
+from noisette.bounding.pending import Pending
 from noisette.errors import PrivacyRefusal
 from noisette.paths import follow
 from noisette.rules import rewrites
@@ -67,7 +69,7 @@ class PerExampleClip:
         self._layouts = Layouts()
         self._tape = Tape(model, rewrites())
         self._groups: list[Group] | None = None  # of the batch under way: all its pieces have the same bounds
-        self._pending: dict[str, Tensor] = {}
+        self._pending = Pending()
         self._counted: dict[int, Tensor] = {}  # by group: twice the count
         self._checked_losses: set[str] = set()
         try:
@@ -109,16 +111,13 @@ class PerExampleClip:
         with _full_precision(losses.device.type):
             clipping = Clipping([group.names for group in self._batch_groups()], self._factors)
             clipped = self.engine.clipped_sum(losses, record, self.parameters, clipping)
-        # Pieces of one batch meet in double precision, so that their order and number hardly matter. Once that memory
-        # is there nothing can fail, so a piece is added as a whole or not at all.
-        held = {name: self._pending[name].double() for name in clipped.sums if name in self._pending}
         counts = {
-            k: self._counted.get(k, 0) + _twice_the_count(clipped.norms[k], group.bound)
+            k: self._counted.get(k, 0) + twice_the_count(clipped.norms[k], group.bound)
             for k, group in enumerate(self._batch_groups())
             if group.count is not None
         }
+        self._pending.add(clipped.sums)
         self._counted |= counts
-        self._pending |= {name: held[name].add_(sum) if name in held else sum for name, sum in clipped.sums.items()}
 
     def _check_kind_once(self, losses: Tensor, record: Record) -> None:
         """Each kind of loss, known by the operation it ends in, is tested on its first batch of two or more."""
@@ -150,19 +149,14 @@ class PerExampleClip:
 
         A group that counts has its count beside it, as a sum of its own.
         """
-        groups, pending, counted = self._batch_groups(), self._pending, self._counted
-        self._groups, self._pending, self._counted = None, {}, {}
+        groups, pending, counted = self._batch_groups(), self._pending.take(self.parameters), self._counted
+        self._groups, self._counted = None, {}
         sums: list[BoundedSum] = []
         for k, group in enumerate(groups):
             params = tuple(self.parameters[name] for name in group.names)
-            grads = tuple(
-                pending[name] if name in pending else torch.zeros_like(p)
-                for name, p in zip(group.names, params, strict=True)
-            )
-            sums.append(BoundedSum(params, grads, group.bound))
-            if (count := group.count) is not None:
-                total = counted.get(k, torch.zeros(())).to(count.released) / 2
-                sums.append(BoundedSum((count.released,), (total,), 0.5, count.share, "clipping count"))
+            sums.append(BoundedSum(params, tuple(pending[name] for name in group.names), group.bound))
+            if group.count is not None:
+                sums.append(counted_within(group.count, counted.get(k)))
         return sums
 
     def state(self) -> Mapping[str, float]:
@@ -174,14 +168,12 @@ class PerExampleClip:
         if isinstance(self.clipping, Learns):
             self.clipping.restore(state)
 
+    def after_step(self) -> None:
+        """Weights may go where they like."""
+
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
         self._tape.close()
-
-
-def _twice_the_count(norms: Tensor, bound: float) -> Tensor:
-    """+1 for each norm within the bound, -1 for each above it, nothing where the norm is not finite."""
-    return torch.where(norms.isfinite(), torch.where(norms <= bound, 1, -1), 0).sum()
 
 
 def _full_precision(device: str) -> AbstractContextManager[object]:

@@ -1,0 +1,46 @@
+"""A search for the example that a network's bounds should forbid: ascent over inputs and gradients at the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+_STEPS = 30
+_RATE = 0.05
+
+
+def steepest_found(model: nn.Module, inputs: Tensor, limit: float, sensitivities: Mapping[str, float]) -> float:
+    """The largest gradient of one example over its bound that was met, over all parameters.
+
+    Args:
+        model: the network under its weights of now.
+        inputs: where the ascent starts, shape (b, ...); each example climbs on its own.
+        limit: norm of the gradient at the scores.
+        sensitivities: the bounds, by name of parameter.
+    """
+    params = dict(model.named_parameters())
+    bounds = [(params[name], bound) for name, bound in sensitivities.items()]
+    found = [0.0]
+    for example in inputs.detach().split(1):
+        # Parts of a network that cannot be differentiated twice leave what was met before.
+        with torch.enable_grad(), suppress(RuntimeError):
+            _climb(model, example, limit, bounds, found)
+    return max(found)
+
+
+def _climb(
+    model: nn.Module, example: Tensor, limit: float, bounds: list[tuple[nn.Parameter, float]], found: list[float]
+) -> None:
+    x = example.clone().requires_grad_()
+    cotangent = torch.randn_like(model(x)).requires_grad_()
+    ascent = torch.optim.Adam([x, cotangent], lr=_RATE, maximize=True)
+    for _ in range(_STEPS):
+        direction = limit * cotangent / cotangent.norm()
+        grads = torch.autograd.grad((model(x) * direction).sum(), [p for p, _ in bounds], create_graph=True)
+        reached = torch.stack([g.norm() / bound for g, (_, bound) in zip(grads, bounds, strict=True)])
+        found.append(float(reached.max()))
+        x.grad, cotangent.grad = torch.autograd.grad(reached.square().sum(), [x, cotangent])
+        ascent.step()
