@@ -102,10 +102,11 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
     return value if isinstance(value, tuple) else (value, value)
 
 
-for _class in (nn.Identity, nn.ReLU, nn.Tanh, nn.Hardtanh):
+for _class in (nn.Identity, nn.ReLU, nn.Tanh):
     register_bounds(_class, Stretch(_exactly(1.0)))
 for _class in (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d):
     register_bounds(_class, Stretch(_exactly(1.0), reshapes=True))
+register_bounds(nn.Hardtanh, Stretch(_exactly(1.0), lambda module: abs(min(max(0.0, module.min_val), module.max_val))))
 register_bounds(nn.LeakyReLU, Stretch(_largest_slope("negative_slope")))
 register_bounds(nn.ELU, Stretch(_largest_slope("alpha")))
 register_bounds(nn.Sigmoid, Stretch(_exactly(0.25), _exactly(0.5)))
