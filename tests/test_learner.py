@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import Ledger, Loop, PrivacyRefusal
+from noisette import Ledger, Loop, PrivacyRefusal, models
 from noisette import nn as norms
 from noisette.data import DataSet, Split
 from noisette.learner import Learner, replace_batch_norm
@@ -198,3 +198,32 @@ def test_a_run_with_a_claim_never_goes_on_as_one_without(tmp_path: Path) -> None
     with pytest.raises(PrivacyRefusal, match="mixes examples"):
         resume(recipe("mixture"), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     assert Ledger.read(tmp_path / "ledger").events
+
+
+def test_features_are_standardised_by_the_public_examples() -> None:
+    data, public = (images(name, seed, shape=(1, 12, 12)) for name, seed in (("mine", 1), ("others", 2)))
+    settings = recipe(
+        None,
+        model=ModelSection("scattering", standardised=True),
+        public=PublicSection("others", examples=50, seed=3),
+    )
+    learner = Learner(settings, data, public)
+    chosen = torch.as_tensor(public.train.inputs[np.random.default_rng(3).permutation(200)[:50]])
+    plain = models.build("scattering", (1, 12, 12), 2).get_submodule("features")
+    of_public, of_private = plain(chosen).double(), plain(torch.as_tensor(data.train.inputs)).double()
+    expected = (of_private - of_public.mean(0)) / of_public.std(0, correction=0)
+    torch.testing.assert_close(learner.examples.tensors[0].double(), expected, rtol=1e-3, atol=1e-3)
+    assert "features.1.mean" in learner.published.state_dict()
+
+
+def test_public_examples_that_are_private_records_standardise_nothing() -> None:
+    data = images("mine", 1, shape=(1, 12, 12))
+    settings = recipe(None, model=ModelSection("scattering", standardised=True), public=PublicSection("others"))
+    with pytest.raises(PrivacyRefusal, match="private records too"):
+        Learner(settings, data, replace(data, name="others"))
+
+
+def test_a_model_without_fixed_features_has_nothing_to_standardise() -> None:
+    settings = recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others"))
+    with pytest.raises(ValueError, match="no fixed features to standardise"):
+        Learner(settings, DATA, PUBLIC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,10 @@ from torch.utils.data import TensorDataset
 from noisette import models
 from noisette.accounting import Ledger
 from noisette.bounding import BookKeeping, Loop, PerExampleClip, PerLayer
-from noisette.bounding.clipping_rules import Group
+from noisette.bounding.allocation import Allocation, GlobalAllocation, OptimalAllocation, PerLayerAllocation
+from noisette.bounding.base import GradientBound
+from noisette.bounding.clipping_rules import Flat, Group
+from noisette.bounding.lipschitz_bound import LipschitzBound
 from noisette.data import DataSet, Split
 from noisette.nn import (
     ExactPerExampleBatchNorm,
@@ -25,8 +29,11 @@ from noisette.nn import (
     MixtureBatchNorm,
     PerExampleBatchNorm,
     PublicBatchNorm,
+    Standardise,
     convert_batch_norm,
 )
+from noisette.nn.conversion import refuse_overlap
+from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.recipe import Recipe
 
 _FEATURES_AT_ONCE = 100
@@ -62,15 +69,19 @@ class Learner:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
         model.to(device)
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
-        self.examples = _Examples(data.train, fixed, device)
-        self.test = _Examples(data.test, fixed, device).tensors if data.test else None
         chosen = _public_examples(recipe, data, public)
         self.public_digest = "" if chosen is None else hashlib.sha256(chosen.numpy().tobytes()).hexdigest()
+        if recipe.model.standardised:
+            assert chosen is not None, "a recipe that standardises names its public examples"
+            fixed = _standardised(fixed, chosen, data, device)
+        self.examples = _Examples(data.train, fixed, device)
+        self.test = _Examples(data.test, fixed, device).tensors if data.test else None
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else _features(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.examples.tensors[0])
         self.at_once = _evaluated_at_once(recipe)
-        self.bound, self.noise_multiplier = _bound(trained, recipe)
+        shape = self.examples.tensors[0].shape[1:]
+        self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, shape, data.classes)
         self.optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
         average = _warm_average(settings.averaging)
         self.averaged = AveragedModel(trained, avg_fn=average) if settings.averaging else None
@@ -142,6 +153,14 @@ def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
     return torch.as_tensor(inputs[np.random.default_rng(seed).permutation(len(inputs))[:examples]])
 
 
+def _standardised(fixed: nn.Module | None, public: Tensor, data: DataSet, device: torch.device) -> nn.Module:
+    """The fixed features, less the mean and over the deviation of those of public examples."""
+    if fixed is None:
+        raise ValueError("the model has no fixed features to standardise; leave standardised out")
+    refuse_overlap([public], [torch.as_tensor(data.train.inputs)])
+    return nn.Sequential(fixed, Standardise.of_public(_features(public, fixed, device)))
+
+
 _NORMS: Mapping[str, type[Any]] = {
     "public": PublicBatchNorm,
     "per-example": PerExampleBatchNorm,
@@ -183,8 +202,33 @@ def _evaluated_at_once(recipe: Recipe) -> int:
     return max(1, _EVALUATED_AT_ONCE // (1 + beside))
 
 
-def _bound(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
-    """What bounds one example, and the noise multiplier of all layers together if the recipe gives one.
+Loss = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
+_ALLOCATIONS: Mapping[str, type[Allocation]] = {
+    "global": GlobalAllocation,
+    "per-layer": PerLayerAllocation,
+    "optimal": OptimalAllocation,
+}
+
+
+def _bound(
+    model: nn.Module, recipe: Recipe, shape: Sequence[int], classes: int
+) -> tuple[Loss, GradientBound, float | None]:
+    """The loss, what bounds one example, and the noise multiplier of all layers together if the recipe gives one."""
+    if recipe.lipschitz.tau is None:
+        return partial(nn.functional.cross_entropy, reduction="none"), *_clip(model, recipe)
+    lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, classes)
+    bound = LipschitzBound(
+        model,
+        loss=loss,
+        input_shape=shape,
+        allocation=_ALLOCATIONS[lipschitz.allocation](),
+        logit_clipping=Flat(lipschitz.logit_clip) if lipschitz.logit_clip else None,
+    )
+    return loss, bound, recipe.privacy.noise_multiplier
+
+
+def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
+    """Clipping, of all layers together or of each.
 
     Noise of sigma C on each of K layers that are clipped to C is one Gaussian mechanism: bound C sqrt(K), noise
     multiplier sigma / sqrt(K).

@@ -58,7 +58,7 @@ def convert_batch_norm(
         lambda: _check.count(every=every),
     )
     if private is not None:
-        _refuse_overlap(inputs, _inputs(private))
+        refuse_overlap(inputs, _inputs(private))
     if inputs and any(isinstance(part, _BatchNorm) for part in model.modules()):
         _try(model, inputs)
     made: dict[_BatchNorm, nn.Module] = {}
@@ -145,12 +145,17 @@ def _check_public(inputs: Sequence[Tensor]) -> None:
         raise ValueError("the public batch holds values that are not finite")
 
 
-def _refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
+def refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
+    """Both are positional inputs, each with the examples on its first axis.
+
+    Raises:
+        PrivacyRefusal: a public example is a private record too.
+    """
     places = {_row(rows): k for k, rows in enumerate(zip(*public, strict=True))}
     if shared := {places[row] for rows in zip(*private, strict=True) if (row := _row(rows)) in places}:
         raise PrivacyRefusal(
             f"{len(shared)} public examples are private records too (the first is number {min(shared)}): nothing is "
-            "promised to what stands in the public batch; take other examples"
+            "promised to what is taken to be public; take other examples"
         )
 
 

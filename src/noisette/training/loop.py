@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.accounting import Ledger
+from noisette.bounding import PerExampleClip
 from noisette.data import DataSet
 from noisette.learner import Learner, principal_components_of
 from noisette.nn.evaluation import in_evaluation
@@ -22,8 +23,6 @@ from noisette.saving import SavedRun
 from noisette.training.outcome import Outcome, Point, Watch
 from noisette.training.pricing import costs, length
 from noisette.unclaimed import unclaimed
-
-F = nn.functional
 
 
 def train(
@@ -89,6 +88,7 @@ def _train_unclaimed(
 ) -> Outcome:
     """The recipe asks for a model that couples its examples."""
     learner = Learner(recipe, data, public)
+    assert isinstance(learner.bound, PerExampleClip), "what couples examples has no other bound"
     assert learner.noise_multiplier is not None
     with unclaimed(
         learner.bound,
@@ -189,7 +189,7 @@ class _Training:
         for batch in run.batches():
             together = len(batch.indices) if self._outcome.recipe.model.couples else settings.piece_size
             for inputs, targets in batch.pieces(max(1, together)):
-                run.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
+                run.backward(self._learner.loss(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
             _set_learning_rate(run, settings)
