@@ -1,0 +1,331 @@
+"""Losses of known slope against their formulas in plain Python, and their constants against ascent over the scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette.nn.lipschitz import (
+    HKR,
+    KR,
+    MAE,
+    MSE,
+    HuberLoss,
+    KCosine,
+    MulticlassHinge,
+    MultiMargin,
+    TauBCE,
+    TauCrossEntropy,
+)
+
+Scores = list[float]
+
+
+def tau_cross_entropy(tau: float) -> Callable[[Scores, int], float]:
+    return lambda z, y: (math.log(sum(math.exp(tau * s) for s in z)) - tau * z[y]) / tau
+
+
+def tau_bce(tau: float) -> Callable[[Scores, int], float]:
+    return lambda z, y: math.log(1 + math.exp(-tau * (z[0] if y else -z[0]))) / tau
+
+
+def k_cosine(k: float) -> Callable[[Scores, int], float]:
+    return lambda z, y: -z[y] / max(math.hypot(*z), k)
+
+
+def hinge(margin: float) -> Callable[[Scores, int], float]:
+    def loss(z: Scores, y: int) -> float:
+        if len(z) == 1:
+            return max(0.0, margin / 2 - (z[0] if y else -z[0]))
+        pulls = [
+            (len(z) - 1) * max(0.0, margin / 2 - s) if k == y else max(0.0, margin / 2 + s) for k, s in enumerate(z)
+        ]
+        return sum(pulls) / len(z)
+
+    return loss
+
+
+def multi_margin(margin: float) -> Callable[[Scores, int], float]:
+    return lambda z, y: max(0.0, margin - z[y] + max(s for k, s in enumerate(z) if k != y))
+
+
+def kr(z: Scores, y: int) -> float:
+    if len(z) == 1:
+        return -z[0] if y else z[0]
+    return -(z[y] - sum(s for k, s in enumerate(z) if k != y) / (len(z) - 1))
+
+
+def hkr(alpha: float, margin: float) -> Callable[[Scores, int], float]:
+    return lambda z, y: kr(z, y) + alpha * hinge(margin)(z, y)
+
+
+def away(z: Scores, y: int) -> Scores:
+    return [z[0] - y] if len(z) == 1 else [s - (k == y) for k, s in enumerate(z)]
+
+
+def huber(delta: float) -> Callable[[Scores, int], float]:
+    return lambda z, y: sum(r * r / 2 if abs(r) < delta else delta * (abs(r) - delta / 2) for r in away(z, y))
+
+
+def mae(z: Scores, y: int) -> float:
+    return sum(abs(r) for r in away(z, y))
+
+
+# loss, number of scores, formula, constant
+CASES = [
+    (TauCrossEntropy(tau=0.1), 10, tau_cross_entropy(0.1), 1.41421356),
+    (TauCrossEntropy(tau=1.0), 10, tau_cross_entropy(1.0), 1.41421356),
+    (TauCrossEntropy(tau=20.0, classes=10), 10, tau_cross_entropy(20.0), 1.41421356),
+    (TauCrossEntropy(tau=1.0), 2, tau_cross_entropy(1.0), 1.41421356),
+    (TauBCE(tau=0.5), 1, tau_bce(0.5), 1.0),
+    (TauBCE(tau=5.0), 1, tau_bce(5.0), 1.0),
+    (KCosine(k=0.1), 10, k_cosine(0.1), 10.0),
+    (KCosine(k=0.99), 10, k_cosine(0.99), 1.01010101),
+    (KCosine(k=10.0), 10, k_cosine(10.0), 0.1),
+    (MulticlassHinge(outputs=10, margin=0.7), 10, hinge(0.7), 0.94868330),
+    (MulticlassHinge(outputs=2), 2, hinge(1.0), 0.70710678),
+    (MultiMargin(margin=1.0), 10, multi_margin(1.0), 1.41421356),
+    (KR(outputs=10), 10, kr, 1.05409255),
+    (KR(outputs=1), 1, kr, 1.0),
+    (HKR(outputs=10, alpha=50.0, margin=0.5), 10, hkr(50.0, 0.5), 1.05409255 + 50 * 0.94868330),
+    (HKR(outputs=1, alpha=3.0, margin=2.0), 1, hkr(3.0, 2.0), 4.0),
+    (MAE(outputs=10), 10, mae, 3.16227766),
+    (MAE(outputs=1), 1, mae, 1.0),
+    (HuberLoss(outputs=9, delta=0.2), 9, huber(0.2), 0.6),
+    (HuberLoss(outputs=1, delta=2.0), 1, huber(2.0), 2.0),
+]
+every_case = pytest.mark.parametrize(
+    ("loss", "outputs", "formula", "constant"), CASES, ids=[f"{loss}-{outputs}" for loss, outputs, *_ in CASES]
+)
+every_loss = pytest.mark.parametrize(
+    ("loss", "outputs"),
+    [*((loss, outputs) for loss, outputs, *_ in CASES), (MSE(outputs=5), 5), (MSE(outputs=1), 1)],
+    ids=str,
+)
+
+
+def some(outputs: int, count: int = 64, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    return scale * torch.randn(count, outputs, dtype=torch.float64), torch.randint(max(2, outputs), (count,))
+
+
+def gradients(loss: nn.Module, scores: Tensor, targets: Tensor, *, again: bool = False) -> Tensor:
+    """One row per example."""
+    scores = scores if scores.requires_grad else scores.clone().requires_grad_()
+    [rows] = torch.autograd.grad(loss(scores, targets).sum(), [scores], create_graph=again)
+    return rows
+
+
+def steepest(loss: nn.Module, scores: Tensor, targets: Tensor, reach: float = math.inf) -> float:
+    """The longest gradient met on the way up, from many starts, with scores kept within a ball."""
+
+    def within(z: Tensor) -> Tensor:
+        return z * (reach / z.norm(dim=1, keepdim=True)).clamp(max=1.0)
+
+    scores = within(scores).requires_grad_()
+    ascent = torch.optim.Adam([scores], lr=0.02 * min(reach, float(scores.detach().std())), maximize=True)
+    found = 0.0
+    for _ in range(200):
+        norms = gradients(loss, scores, targets, again=True).norm(dim=1)
+        found = max(found, float(norms.detach().max()))
+        if not norms.requires_grad:
+            break
+        ascent.zero_grad()
+        norms.sum().backward()
+        ascent.step()
+        with torch.no_grad():
+            scores.copy_(within(scores))
+    return found
+
+
+@every_case
+def test_a_loss_follows_its_formula(loss: nn.Module, outputs: int, formula: Callable, constant: float) -> None:
+    scores, targets = some(outputs)
+    expected = [formula(z.tolist(), int(y)) for z, y in zip(scores, targets, strict=True)]
+    torch.testing.assert_close(loss(scores, targets), torch.tensor(expected, dtype=torch.float64))
+
+
+@every_case
+def test_ascent_reaches_the_constant_and_never_exceeds_it(
+    loss: nn.Module, outputs: int, formula: Callable, constant: float
+) -> None:
+    assert loss.lipschitz() == pytest.approx(constant, rel=1e-8)
+    found = max(steepest(loss, *some(outputs, scale=scale)) for scale in (0.05, 2.0, 200.0))
+    assert found <= loss.lipschitz() * (1 + 1e-12)
+    assert found >= loss.lipschitz() * (1 - 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tau", "reach", "constant", "searched"),
+    [(1.0, 1.0, 1.37702, 1.00934), (0.1, 1.0, 1.28980, 0.95662), (5.0, 1.0, 1.41408, 1.34999)],
+)
+def test_bounded_scores_tighten_the_cross_entropy(tau: float, reach: float, constant: float, searched: float) -> None:
+    loss = TauCrossEntropy(tau, classes=10)
+    assert loss.lipschitz(logit_bound=reach) == pytest.approx(constant, abs=5e-6)
+    found = steepest(loss, *some(10, count=256), reach)
+    assert searched - 1e-5 <= found <= loss.lipschitz(logit_bound=reach)
+
+
+def test_a_bound_on_the_scores_never_loosens_and_fades_as_it_grows() -> None:
+    loss = TauCrossEntropy(tau=0.3, classes=10)
+    constants = [loss.lipschitz(logit_bound=reach) for reach in (0.0, 0.1, 1.0, 10.0, 1e4, 1e300, math.inf)]
+    assert constants == sorted(constants)
+    assert constants[0] == pytest.approx(math.sqrt(2) * 0.9)
+    assert constants[-1] == loss.lipschitz() == math.sqrt(2)
+    assert TauCrossEntropy(tau=0.3).lipschitz(logit_bound=1.0) == math.sqrt(2)
+
+
+def test_a_bound_on_the_score_tightens_the_logistic_loss_exactly() -> None:
+    loss = TauBCE(tau=0.5)
+    assert loss.lipschitz(logit_bound=2.0) == pytest.approx(1 / (1 + math.exp(-1.0)))
+    ends = torch.tensor([[-2.0], [2.0]], dtype=torch.float64)
+    assert float(gradients(loss, ends, torch.tensor([1, 0])).abs().max()) == pytest.approx(
+        loss.lipschitz(logit_bound=2.0)
+    )
+
+
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> None:
+    loss = MSE(outputs)
+    scores, targets = some(outputs)
+    expected = [sum(r * r for r in away(z.tolist(), int(y))) for z, y in zip(scores, targets.clamp(max=1), strict=True)]
+    torch.testing.assert_close(loss(scores, targets.clamp(max=1)), torch.tensor(expected, dtype=torch.float64))
+    assert loss.lipschitz(logit_bound=3.0) == 8.0
+    assert steepest(loss, *some(outputs, count=256), 3.0) <= 8.0 * (1 + 1e-12)
+    opposite = torch.zeros(1, outputs, dtype=torch.float64).index_fill(1, torch.tensor([outputs - 1]), -3.0)
+    row = gradients(loss, opposite, torch.tensor([max(1, outputs - 1)]))
+    assert float(row.norm()) == pytest.approx(8.0)
+
+
+def test_squared_distances_to_numbers_reach_as_far_as_declared() -> None:
+    loss = MSE(outputs=1, target_bound=2.0)
+    row = gradients(loss, torch.tensor([-3.0], dtype=torch.float64), torch.tensor([2.0]))
+    assert float(row.abs()) == loss.lipschitz(logit_bound=3.0) == 10.0
+    with pytest.raises(ValueError, match="beyond target_bound=2"):
+        loss(torch.tensor([0.0]), torch.tensor([2.1]))
+    with pytest.raises(ValueError, match="beyond target_bound=2"):
+        loss(torch.tensor([0.0]), torch.tensor([math.nan]))
+
+
+@pytest.mark.parametrize("reach", [None, math.inf])
+def test_squared_distances_without_a_bound_on_the_scores_are_refused(reach: float | None) -> None:
+    with pytest.raises(ValueError, match=r"no Lipschitz constant without a bound on the scores.*NormCap"):
+        MSE(outputs=3).lipschitz(reach)
+
+
+@every_loss
+def test_each_example_alone(loss: nn.Module, outputs: int) -> None:
+    scores, targets = some(outputs)
+    targets = targets.clamp(max=1) if outputs == 1 else targets
+    together, rows = loss(scores, targets), gradients(loss, scores, targets)
+    for i in range(len(scores)):
+        one = slice(i, i + 1)
+        torch.testing.assert_close(loss(scores[one], targets[one]), together[one], rtol=0, atol=1e-12)
+        torch.testing.assert_close(gradients(loss, scores[one], targets[one]), rows[one], rtol=0, atol=1e-12)
+
+
+@every_loss
+def test_one_loss_per_example_however_few_and_however_far(loss: nn.Module, outputs: int) -> None:
+    for count, scale in ((0, 1.0), (1, 1.0), (5, 0.0), (5, 1e6)):
+        scores, targets = some(outputs, count, scale)
+        losses = loss(scores.float(), targets)
+        assert losses.shape == (count,)
+        assert losses.dtype == torch.float32
+        assert losses.isfinite().all()
+        assert gradients(loss, scores, targets).isfinite().all()
+
+
+@every_loss
+def test_one_score_may_come_without_an_axis(loss: nn.Module, outputs: int) -> None:
+    scores, targets = some(outputs)
+    if outputs == 1:
+        torch.testing.assert_close(loss(scores.squeeze(1), targets), loss(scores, targets))
+        torch.testing.assert_close(loss(scores, targets.double()), loss(scores, targets))
+    else:
+        with pytest.raises(ValueError, match="expected scores of shape"):
+            loss(scores[:, 0], targets)
+
+
+@every_loss
+def test_what_does_not_fit_is_refused(loss: nn.Module, outputs: int) -> None:
+    scores, targets = some(outputs, 4)
+    with pytest.raises(ValueError, match="one target for each of 4 examples"):
+        loss(scores, targets[:3])
+    with pytest.raises(ValueError, match="one target for each of 4 examples"):
+        loss(scores, targets.unsqueeze(1))
+    with pytest.raises(ValueError, match=r"expected one score|expected scores of shape"):
+        loss(scores.repeat(1, 2) if outputs == 1 else scores[:, :1], targets)
+    if outputs == 1 and isinstance(loss, MAE | HuberLoss | MSE):
+        return  # their targets are numbers
+    last = max(2, outputs) - 1
+    for wrong in (-1, last + 1, -100, 0.5, math.nan):
+        with pytest.raises(ValueError, match=f"classes from 0 to {last}"):
+            loss(scores, torch.tensor([wrong, 0, 0, 0]))
+
+
+def test_another_number_of_classes_than_declared_is_refused() -> None:
+    for loss in (TauCrossEntropy(1.0, classes=5), MulticlassHinge(5), KR(5), HKR(5, 1.0), MAE(5), HuberLoss(5), MSE(5)):
+        with pytest.raises(ValueError, match=r"scores of shape \(b, 5\), got \(3, 4\)"):
+            loss(torch.zeros(3, 4), torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TauCrossEntropy(tau=0.0), "finite tau > 0"),
+        (lambda: TauCrossEntropy(tau=1.0, classes=1), "classes >= 2"),
+        (lambda: TauBCE(tau=math.inf), "finite tau > 0"),
+        (lambda: KCosine(k=-1.0), "finite k > 0"),
+        (lambda: MulticlassHinge(outputs=1), "outputs >= 2, got outputs=1"),
+        (lambda: MulticlassHinge(outputs=3, margin=0.0), "finite margin > 0"),
+        (lambda: MultiMargin(margin=math.nan), "margin to be a number"),
+        (lambda: KR(outputs=0), "outputs >= 1"),
+        (lambda: HKR(outputs=3, alpha=0.0), "finite alpha > 0"),
+        (lambda: HKR(outputs=1, alpha=1.0, margin=-1.0), "finite margin > 0"),
+        (lambda: MAE(outputs=0), "outputs >= 1"),
+        (lambda: HuberLoss(outputs=3, delta=0.0), "finite delta > 0"),
+        (lambda: MSE(outputs=1, target_bound=0.0), "finite target_bound > 0"),
+        (lambda: MSE(outputs=3, target_bound=0.5), "target_bound >= 1"),
+        (lambda: TauCrossEntropy(tau=1.0, classes=3).lipschitz(-1.0), "logit_bound >= 0"),
+        (lambda: TauBCE(tau=1.0).lipschitz(math.nan), "logit_bound >= 0"),
+    ],
+)
+def test_numbers_outside_their_domain_are_refused(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_two_dense_layers_give_the_losses_and_gradients_worked_out_by_hand() -> None:
+    first = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=torch.float64, requires_grad=True)
+    second = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    inputs = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, -2.0], [0.3, 0.4]], dtype=torch.float64)
+    inputs = inputs * (2 / inputs.norm(dim=1, keepdim=True)).clamp(max=1.0)
+    logits = (inputs @ first.T).sort(dim=1).values @ second.T
+    loss = TauCrossEntropy(tau=1.0)
+    losses = loss(logits, torch.tensor([0, 1, 0, 1]))
+
+    def rounded(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64)
+
+    torch.testing.assert_close(losses, rounded([0.126928, 1.620417, 0.513015, 0.974077]), rtol=0, atol=5e-7)
+    for example, norm in zip(losses, (0.337157, 1.134459, 1.135083, 0.440145), strict=True):
+        for grad in torch.autograd.grad(example, [first, second], retain_graph=True):
+            assert float(grad.norm()) == pytest.approx(norm, abs=5e-7)
+    assert 2 * loss.lipschitz() == pytest.approx(2.8284271)
+    one, two = torch.autograd.grad(losses.mean(), [first, second])
+    torch.testing.assert_close(one[0], rounded([0.211470, -0.186091]), rtol=0, atol=5e-7)
+    torch.testing.assert_close(two[0], rounded([0.00008816, 0.258927]), rtol=0, atol=5e-7)
+    torch.testing.assert_close(one[1], -one[0])
+    torch.testing.assert_close(two[1], -two[0])
+
+
+@pytest.mark.parametrize(("tau", "norm"), [(1.0, 1.137635), (20.0, 1.4142136)])
+def test_a_large_tau_saturates_the_bound(tau: float, norm: float) -> None:
+    weight = torch.tensor([[-1.0, 0.0], [1.0, 0.0]], dtype=torch.float64).div(math.sqrt(2)).requires_grad_()
+    loss = TauCrossEntropy(tau)
+    [grad] = torch.autograd.grad(loss(weight[:, 0].unsqueeze(0), torch.tensor([0])).sum(), [weight])
+    assert float(grad.norm()) == pytest.approx(norm, abs=5e-7)
+    assert float(grad.norm()) <= loss.lipschitz()
