@@ -30,8 +30,8 @@ class Schedule:
 TABLE_5: Mapping[float, Schedule] = {
     7.0: Schedule(lot=2048, epochs=25, lr=2.0),
     3.0: Schedule(lot=2048, epochs=20, lr=1.5),
-    1.0: Schedule(lot=1024, epochs=10, lr=0.75, lr_of={"lenet-5": 1.0, "ln-lenet-5": 1.5}),
-    0.5: Schedule(lot=1024, epochs=6, lr=0.5, lr_of={"ln-lenet-5": 1.0}),
+    1.0: Schedule(lot=2048, epochs=20, lr=1.0, lr_of={"lenet-5": 1.5, "ln-lenet-5": 2.0}),
+    0.5: Schedule(lot=2048, epochs=12, lr=0.7, lr_of={"ln-lenet-5": 1.4}),
     0.1: Schedule(lot=512, epochs=4, lr=0.1, lr_of={"ln-lenet-5": 0.3}),
     0.05: Schedule(lot=512, epochs=3, lr=0.06, lr_of={"ln-lenet-5": 0.2}),
 }
