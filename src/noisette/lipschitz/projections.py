@@ -1,0 +1,177 @@
+"""Maps onto sets of matrices that stretch no vector. Equal objects project alike, so layers can be projected together.
+
+Every map works on a stack (k, n, m) and certifies the very numbers it hands back, after they were rounded to the
+precision of the weights. A feasible stack comes back as it was, or moved by rounding alone.
+
+Source: Bethune et al. 2024, section 3 and appendix D; the iteration is that of Björck & Bowie 1971.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisette.lipschitz.certificates import frequency_bound, frobenius_bound, gram_bound, residual_bound
+
+_STEPS = 20  # a singular value a thousandth of the largest gets there
+_CONVERGENT = 1.7  # a step keeps singular values within one from up to sqrt(3), without turning their sign
+
+
+@dataclass(frozen=True)
+class Orthogonal:
+    """All singular values become one, by a few products of matrices; gradients then keep their norm through a layer.
+
+    Where these do not get there (a singular value near zero), the singular value decomposition finds the same matrix.
+
+    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, however the matrix was found.
+
+    Raises:
+        ValueError: a weight is not finite.
+
+    >>> matrices, norms = Orthogonal()(torch.tensor([[[0.0, 2.0], [0.5, 0.0]]]))
+    >>> matrices.round(decimals=5).tolist(), norms.round(decimals=5).tolist()
+    ([[[0.0, 1.0], [1.0, 0.0]]], [1.0])
+    """
+
+    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        _require_finite(matrices)
+        if matrices.shape[-2] < matrices.shape[-1]:
+            found, norms = self(matrices.mT)
+            return found.mT, norms
+        accepted = _accepted(matrices)
+        if (_residual(_gram(matrices)) <= accepted.sqrt()).all():
+            norms = residual_bound(matrices)
+            if (norms.square() - 1 <= accepted).all():
+                return matrices, norms
+        found = _iterated(_within_reach(matrices))
+        norms = residual_bound(found)
+        if (missed := ~(norms <= 1 + accepted.sqrt())).any():
+            u, _, vh = torch.linalg.svd(matrices[missed].double(), full_matrices=False)
+            found[missed] = (u @ vh).to(found.dtype)
+            norms[missed] = residual_bound(found[missed])
+        return found, norms
+
+
+@dataclass(frozen=True)
+class SpectralBall:
+    """Divides a matrix by an upper bound of its spectral norm where that is above one; cheap, and no decomposition."""
+
+    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        return _shrunk(matrices, gram_bound, 1.0)
+
+
+@dataclass(frozen=True)
+class SvdClip:
+    """The nearest matrix of spectral norm one at most: singular values above one become one."""
+
+    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        _require_finite(matrices)
+        u, values, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
+        nearest = ((u * values.clamp(max=1).unsqueeze(-2)) @ vh).to(matrices.dtype)
+        largest = values.amax(-1)
+        kept = torch.where((largest > 1)[:, None, None], nearest, matrices)
+        # Rounding moves each number by half an eps of itself at most; the decomposition is good to a few eps of double.
+        rounding = torch.finfo(matrices.dtype).eps * frobenius_bound(kept) + 1e-12
+        return kept, largest.clamp(max=1) + rounding
+
+
+@dataclass(frozen=True)
+class FrobeniusBall:
+    """The nearest matrix whose numbers, taken as one vector, have a norm of at most ``radius``.
+
+    It is a vector's own projection, natural for a bias or for a head of one output.
+
+    Raises:
+        ValueError: the radius is not a finite number above zero.
+    """
+
+    radius: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.radius < math.inf:
+            raise ValueError(f"expected a finite radius > 0, got radius={self.radius}")
+
+    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        return _shrunk(matrices, frobenius_bound, self.radius)
+
+
+@dataclass(frozen=True)
+class FrequencyBall:
+    """Divides a convolution's kernel by its largest norm at any frequency, where that is above one.
+
+    Args:
+        kernel: input channels (of one group), height and width; a matrix holds one kernel, an output in each row.
+        grid: sides of the frequency grid, see :func:`noisette.lipschitz.certificates.frequency_bound`.
+        dilation: pixels between the taps of a kernel.
+    """
+
+    kernel: tuple[int, int, int]
+    grid: tuple[int, int]
+    dilation: tuple[int, int] = (1, 1)
+
+    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
+        return _shrunk(matrices, self._largest, 1.0)
+
+    def _largest(self, matrices: Tensor) -> Tensor:
+        return frequency_bound(matrices.unflatten(-1, self.kernel), self.grid, self.dilation)
+
+
+def _shrunk(matrices: Tensor, bound: Callable[[Tensor], Tensor], radius: float) -> tuple[Tensor, Tensor]:
+    """Each matrix divided by what its bound exceeds the radius by, and the bounds of the results."""
+    _require_finite(matrices)
+    norms = bound(matrices)
+    excess = norms / radius
+    # Rounding may leave a result a little above the radius; to divide it again in every step would wear it down.
+    over = excess > 1 + 8 * torch.finfo(matrices.dtype).eps
+    if not over.any():
+        return matrices, norms
+    shrunk = (matrices / torch.where(over, excess, 1.0)[:, None, None]).to(matrices.dtype)
+    return shrunk, bound(shrunk)
+
+
+def _accepted(tall: Tensor) -> Tensor:
+    """The residual that rounding alone leaves; from its square root, one step comes below it."""
+    return torch.tensor(8 * torch.finfo(tall.dtype).eps * math.sqrt(tall.shape[-1]), dtype=torch.float64)
+
+
+def _within_reach(tall: Tensor) -> Tensor:
+    """The matrices, those scaled whose singular values may be too large for the iteration, or are all small."""
+    columns = math.sqrt(tall.shape[-1])
+    size = torch.linalg.vector_norm(tall, dim=(-2, -1), dtype=torch.float64) / columns
+    ordinary = (size > 0.5) & (size < 2) | (size == 0)
+    tall = (tall / torch.where(ordinary, 1.0, size)[:, None, None]).to(tall.dtype)
+    off = _gram(tall) - torch.eye(tall.shape[-1], dtype=tall.dtype, device=tall.device)
+    bound = torch.sqrt(1 + torch.linalg.matrix_norm(off @ off).sqrt())  # ||E|| <= ||E^2||_F^(1/2)
+    return tall / torch.where(bound > _CONVERGENT, bound, 1.0)[:, None, None]
+
+
+def _iterated(tall: Tensor) -> Tensor:
+    """Steps A <- 1.5 A - 0.5 A A'A, which bring every singular value s in (0, sqrt(3)) nearer to one."""
+    accepted = _accepted(tall)
+    for _ in range(_STEPS):
+        gram = _gram(tall)
+        tall = torch.baddbmm(tall, tall, gram, beta=1.5, alpha=-0.5)
+        if (_residual(gram) <= accepted.sqrt() / 2).all():
+            break
+    return tall
+
+
+def _gram(tall: Tensor) -> Tensor:
+    return tall.mT @ tall
+
+
+def _residual(gram: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+
+
+def _require_finite(matrices: Tensor) -> None:
+    if not matrices.isfinite().all():
+        bad = int((~matrices.isfinite()).sum())
+        raise ValueError(
+            f"{bad} of {matrices.numel()} weights are not finite numbers, so they cannot be projected; a learning rate "
+            "that is too large does this"
+        )

@@ -1,0 +1,123 @@
+"""Branches that meet again, and multiplication by a constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from noisette.lipschitz import walk
+from noisette.lipschitz.reach import Reach, Sensitivities
+
+
+class Scale(nn.Module):
+    """Multiplies by a fixed number.
+
+    Raises:
+        ValueError: it is not finite.
+
+    >>> Scale(-2.0).bound_forward(Reach(3.0, (5,))).norm
+    6.0
+    """
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        _require_finite(factor=factor)
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+    def bound_forward(self, x: Reach) -> Reach:
+        return Reach(abs(self.factor) * x.norm, x.shape)
+
+    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+        return abs(self.factor) * g, {}
+
+    def extra_repr(self) -> str:
+        return f"{self.factor:g}"
+
+
+class LipschitzResidual(nn.Module):
+    """``a x + c branch(x)``: with halves, a mean, which stretches nothing if the branch does not.
+
+    Args:
+        branch: a module that keeps the shape.
+        a: factor of the input.
+        c: factor of the branch.
+
+    Source: Bethune et al. 2024, appendix ("1-Lipschitz addition").
+
+    Raises:
+        ValueError: a factor is not finite, or (when bounds are asked for) the branch changes the shape.
+
+    >>> from noisette.nn.lipschitz import Abs
+    >>> LipschitzResidual(Abs())(torch.tensor([[2.0, -2.0]])).tolist()
+    [[2.0, 0.0]]
+    """
+
+    def __init__(self, branch: nn.Module, a: float = 0.5, c: float = 0.5) -> None:
+        super().__init__()
+        _require_finite(a=a, c=c)
+        self.branch = branch
+        self.a = a
+        self.c = c
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a * x + self.c * self.branch(x)
+
+    def bound_forward(self, x: Reach) -> Reach:
+        inner = walk.forward(self.branch, x)
+        if inner.shape != x.shape:
+            raise ValueError(f"the branch of a residual keeps the shape, but it turns {x.shape} into {inner.shape}")
+        return Reach(abs(self.a) * x.norm + abs(self.c) * inner.norm, x.shape)
+
+    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+        inner, sensitivities = walk.backward(self.branch, x, abs(self.c) * g)
+        return abs(self.a) * g + inner, sensitivities
+
+    def extra_repr(self) -> str:
+        return f"a={self.a:g}, c={self.c:g}"
+
+
+class LipschitzConcat(nn.Module):
+    """The outputs of several branches of one input, one after the other along axis 1.
+
+    Source: norms of parts add up in squares, so two branches that stretch nothing stretch by sqrt(2) together.
+
+    Raises:
+        ValueError: there is no branch, or (when bounds are asked for) their shapes differ behind axis 1.
+
+    >>> from noisette.nn.lipschitz import Abs
+    >>> LipschitzConcat([nn.Identity(), Abs()])(torch.tensor([[-1.0]])).tolist()
+    [[-1.0, 1.0]]
+    """
+
+    def __init__(self, branches: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+        if not self.branches:
+            raise ValueError("LipschitzConcat needs at least one branch, got none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+    def bound_forward(self, x: Reach) -> Reach:
+        parts = [walk.forward(branch, x) for branch in self.branches]
+        if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
+            raise ValueError(f"branches of shapes {[part.shape for part in parts]} cannot be joined along axis 1")
+        norm = math.hypot(*(part.norm for part in parts))
+        return Reach(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+
+    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+        # A branch sees its own part of the gradient: at most g each, and what comes back adds up as J'g does.
+        found = [walk.backward(branch, x, g) for branch in self.branches]
+        return math.hypot(*(inner for inner, _ in found)), walk.added(own for _, own in found)
+
+
+def _require_finite(**factors: float) -> None:
+    for name, value in factors.items():
+        if not math.isfinite(value):
+            raise ValueError(f"expected {name} to be a finite number, got {name}={value}")

@@ -1,0 +1,112 @@
+"""A block that mixes tokens, then channels, by square linear layers: Bethune et al. 2024, appendix (MLP-Mixer)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from noisette import _check
+from noisette.lipschitz import walk
+from noisette.lipschitz.reach import Projection, Reach, Sensitivities
+from noisette.nn.lipschitz.activations import GroupSort2
+from noisette.nn.lipschitz.centering import LayerCentering
+from noisette.nn.lipschitz.constrained import ORTHOGONAL
+from noisette.nn.lipschitz.linear import SpectralLinear
+
+
+class TokenMix(nn.Module):
+    """A module that works on the last axis, put to work along the tokens of (b, tokens, channels).
+
+    >>> import torch
+    >>> TokenMix(SpectralLinear(9, 4))(torch.zeros(2, 9, 5)).shape
+    torch.Size([2, 4, 5])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.module(x.transpose(1, 2)).transpose(1, 2)
+
+    def bound_forward(self, x: Reach) -> Reach:
+        return _turned(walk.forward(self.module, _turned(x)))
+
+    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+        return walk.backward(self.module, _turned(x), g)
+
+
+class MixerBlock(nn.Module):
+    """Mixes the tokens of each channel, then the channels of each token; the shape stays.
+
+    Each half is linear, :class:`GroupSort2`, :class:`LayerCentering`, linear. Its hidden width is that of its axis, or
+    one more where that is odd, because sorting needs pairs. There is no skip connection: wrap the block in
+    :class:`LipschitzResidual` for one.
+
+    Args:
+        tokens: their number; positions, for maps.
+        channels: their number.
+        projection: of its four weights.
+
+    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) of ``tokens`` positions.
+
+    Guarantee: as for :class:`SpectralLinear`, for each of its four weights.
+    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring here is
+    over one example alone.
+
+    Raises:
+        ValueError: a number is below one, or (when bounds are asked for) the input has another shape.
+
+    >>> import torch
+    >>> block = MixerBlock(tokens=49, channels=64)
+    >>> block(torch.zeros(2, 64, 7, 7)).shape, block(torch.zeros(2, 49, 64)).shape
+    (torch.Size([2, 64, 7, 7]), torch.Size([2, 49, 64]))
+    """
+
+    def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
+        super().__init__()
+        _check.count(tokens=tokens, channels=channels)
+        self.tokens = tokens
+        self.channels = channels
+        self.mix_tokens = TokenMix(_along_last_axis(tokens, projection))
+        self.mix_channels = _along_last_axis(channels, projection)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 3:
+            return self.mix_channels(self.mix_tokens(x))
+        mixed = self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2)))
+        return mixed.transpose(1, 2).reshape(x.shape)
+
+    def bound_forward(self, x: Reach) -> Reach:
+        sequence = self._sequence(x)
+        return Reach(walk.forward(self.mix_channels, walk.forward(self.mix_tokens, sequence)).norm, x.shape)
+
+    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+        sequence = self._sequence(x)
+        g, of_channels = walk.backward(self.mix_channels, walk.forward(self.mix_tokens, sequence), g)
+        g, of_tokens = walk.backward(self.mix_tokens, sequence, g)
+        return g, walk.added([of_tokens, of_channels])
+
+    def _sequence(self, x: Reach) -> Reach:
+        maps = len(x.shape) == 3 and (x.shape[0], x.shape[1] * x.shape[2]) == (self.channels, self.tokens)
+        if not maps and x.shape != (self.tokens, self.channels):
+            raise ValueError(
+                f"this MixerBlock takes examples of shape ({self.tokens}, {self.channels}), or {self.channels} maps of "
+                f"{self.tokens} positions, got {x.shape}"
+            )
+        return Reach(x.norm, (self.tokens, self.channels))
+
+
+def _along_last_axis(width: int, projection: Projection) -> nn.Sequential:
+    hidden = width + width % 2
+    return nn.Sequential(
+        SpectralLinear(width, hidden, projection),
+        GroupSort2(dim=-1),
+        LayerCentering(-1),
+        SpectralLinear(hidden, width, projection),
+    )
+
+
+def _turned(x: Reach) -> Reach:
+    if len(x.shape) != 2:
+        raise ValueError(f"tokens are mixed in examples of shape (tokens, channels), got {x.shape}")
+    return Reach(x.norm, (x.shape[1], x.shape[0]))
