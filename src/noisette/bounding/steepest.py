@@ -40,7 +40,8 @@ def _climb(
     for _ in range(_STEPS):
         direction = limit * cotangent / cotangent.norm()
         grads = torch.autograd.grad((model(x) * direction).sum(), [p for p, _ in bounds], create_graph=True)
-        reached = torch.stack([g.norm() / bound for g, (_, bound) in zip(grads, bounds, strict=True)])
-        found.append(float(reached.max()))
-        x.grad, cotangent.grad = torch.autograd.grad(reached.square().sum(), [x, cotangent])
+        # Squares: a norm has no derivative at zero.
+        reached = torch.stack([g.square().sum() / bound**2 for g, (_, bound) in zip(grads, bounds, strict=True)])
+        found.append(float(reached.detach().max().sqrt()))
+        x.grad, cotangent.grad = torch.autograd.grad(reached.sum(), [x, cotangent])
         ascent.step()
