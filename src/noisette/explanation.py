@@ -1,4 +1,4 @@
-"""What noisette sees in a model: each use of each parameter, its rule, its cost, and what is refused and why."""
+"""What noisette sees in a model: uses of parameters and their rules, or layers and their bounds; what is refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from noisette.bounding.lipschitz_bound import LayerBound, LipschitzBound
 from noisette.paths import follow
 from noisette.preflight import mixing_modules
 from noisette.rules import find_rule, named_arguments, operation_name, rewrites
@@ -31,21 +32,30 @@ class UseLine:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every use, every reason to refuse the model, and what else its modules say of themselves, in ``remark``."""
+    """Every use, every reason to refuse the model, and what else its modules say of themselves, in ``remark``.
+
+    Of a Lipschitz bound it has the bound of each layer instead of uses.
+    """
 
     uses: tuple[UseLine, ...]
     unused: tuple[str, ...]
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
+    bounds: tuple[LayerBound, ...] = ()
 
 
-def explain(model: nn.Module, *inputs: Any) -> Explanation:
+def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
     """The uses of the model's trainable parameters in a forward pass on ``inputs``, with the rule of each.
+
+    A Lipschitz bound needs no inputs: what it knows of each layer holds for all of them.
 
     >>> report = explain(nn.Linear(3, 2), torch.zeros(4, 3))
     >>> [(use.parameter, use.rule) for use in report.uses]
     [('weight', 'linear_weight'), ('bias', 'linear_bias')]
     """
+    if isinstance(model, LipschitzBound):
+        mixing = tuple(mixing_modules(model.model))
+        return Explanation((), (), mixing, tuple(_remarks(model.model)), tuple(model.layers()))
     tape = Tape(model, rewrites())
     try:
         with torch.enable_grad():

@@ -36,6 +36,12 @@ def no_rule():
 def like_a_recipe(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1], classes))
 
+def clipless():
+    from noisette import LipschitzBound
+    from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
+    model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 4), GroupSort2(), SpectralLinear(4, 3))
+    return LipschitzBound(model, loss=TauCrossEntropy(tau=1.0), input_shape=(4,), slack=0.0)
+
 def three(a, b, c): ...
 
 def number():
@@ -139,3 +145,13 @@ def test_a_target_without_a_colon_is_refused() -> None:
     shown = CliRunner().invoke(app, ["explain", "mlp"])
     assert shown.exit_code == 2
     assert "expected MODULE:CALLABLE" in shown.output
+
+
+def test_a_lipschitz_bound_is_shown_layer_by_layer(explain) -> None:
+    result = explain("clipless")
+    assert result.exit_code == 0
+    [head, *rows] = [line.split() for line in result.output.splitlines() if line.strip()][:5]
+    assert " ".join(head) == "layer input reaches gradient at output one example adds"
+    assert rows[0][:3] == ["0", "BoundedInput", "inf"]
+    assert rows[1] == ["1", "SpectralLinear", "2", "1.414", "1.weight", "2.828"]
+    assert rows[3] == ["3", "SpectralLinear", "2", "1.414", "3.weight", "2.828"]

@@ -29,8 +29,8 @@ def explain(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Makes the model: returns a torch.nn.Module, or (module, example inputs). Called with nothing, or "
-            f"with (shape of an example, {_CLASSES} classes) if it takes two arguments.",
+            help="Makes the model: returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. Called "
+            f"with nothing, or with (shape of an example, {_CLASSES} classes) if it takes two arguments.",
         ),
     ],
     input_shape: Annotated[
@@ -48,14 +48,19 @@ def explain(
         ),
     ] = None,
 ) -> None:
-    """Show each use of each parameter in a model: its rule, its cost, what is refused and why.
+    """Show each use of each parameter in a model: its rule, its cost, what is refused and why. Or each layer's bound.
 
     Nothing is trained and no data is read. Exit code 1 if the model is refused.
     """
+    from noisette.bounding import LipschitzBound
     from noisette.errors import PrivacyRefusal
     from noisette.explanation import explain as explain_model
 
-    model, inputs = _model_and_inputs(target, _shape(input_shape))
+    made = _made(target, _shape(input_shape))
+    if isinstance(made, LipschitzBound):
+        _show_bounds(explain_model(made))
+        return
+    model, inputs = _model_and_inputs(target, made, _shape(input_shape))
     try:
         if batch_norm is not None:
             _replace_batch_norm(model, batch_norm, inputs)
@@ -95,11 +100,10 @@ def _shape(given: str | None) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts)
 
 
-def _model_and_inputs(target: str, shape: tuple[int, ...] | None) -> tuple[nn.Module, tuple[Any, ...]]:
+def _model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> tuple[nn.Module, tuple[Any, ...]]:
     import torch
     from torch import Tensor, nn
 
-    made = _made(target, shape)
     inputs = None
     if isinstance(made, tuple) and len(made) == 2:
         made, inputs = made
@@ -132,6 +136,21 @@ def _made(target: str, shape: tuple[int, ...] | None) -> Any:
     if shape is None:
         raise ValueError(f"{target} wants the shape of an example: give it with --input-shape")
     return factory(shape, _CLASSES)
+
+
+def _show_bounds(explanation: Explanation) -> None:
+    """The layers in the order of the forward pass; bounds on gradients walked the other way."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("layer", overflow="fold")
+    for heading in ("input reaches", "gradient at output", "one example adds"):
+        table.add_column(heading, justify="right", overflow="fold")
+    for line in explanation.bounds:
+        added = ", ".join(f"{name} {value:.4g}" for name, value in line.sensitivities.items())
+        table.add_row(f"{line.name}  {line.kind}", f"{line.reach:.4g}", f"{line.gradient:.4g}", added)
+    console = Console(soft_wrap=True)
+    console.print(table)
+    console.print("\nNorms, for any example at all, under the weights of now. A search for a steeper example is made")
+    console.print("before the first step of a run.")
 
 
 def _show(explanation: Explanation) -> None:
