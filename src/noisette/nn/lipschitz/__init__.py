@@ -1,9 +1,16 @@
-"""Modules of networks that stretch no vector, each with bounds of its own, and losses for them."""
+"""Modules that stretch nothing, and losses of known slope: networks whose gradients have a bound without clipping."""
 
 from noisette.nn.lipschitz.activations import Abs as Abs
 from noisette.nn.lipschitz.activations import FullSort as FullSort
 from noisette.nn.lipschitz.activations import GroupSort2 as GroupSort2
+from noisette.nn.lipschitz.bias import BallBias as BallBias
 from noisette.nn.lipschitz.centering import LayerCentering as LayerCentering
+from noisette.nn.lipschitz.conv import PatchConv2d as PatchConv2d
+from noisette.nn.lipschitz.conv import SpectralConv2d as SpectralConv2d
+from noisette.nn.lipschitz.distance_losses import MAE as MAE
+from noisette.nn.lipschitz.distance_losses import MSE as MSE
+from noisette.nn.lipschitz.distance_losses import HuberLoss as HuberLoss
+from noisette.nn.lipschitz.fft_conv import FftConv2d as FftConv2d
 from noisette.nn.lipschitz.inputs import BoundedInput as BoundedInput
 from noisette.nn.lipschitz.inputs import NormCap as NormCap
 from noisette.nn.lipschitz.inputs import SphereInput as SphereInput
@@ -11,11 +18,17 @@ from noisette.nn.lipschitz.joining import LipschitzConcat as LipschitzConcat
 from noisette.nn.lipschitz.joining import LipschitzResidual as LipschitzResidual
 from noisette.nn.lipschitz.joining import Scale as Scale
 from noisette.nn.lipschitz.linear import SpectralLinear as SpectralLinear
+from noisette.nn.lipschitz.logit_gradient import ClipLogitGrad as ClipLogitGrad
 from noisette.nn.lipschitz.losses import KCosine as KCosine
 from noisette.nn.lipschitz.losses import TauBCE as TauBCE
 from noisette.nn.lipschitz.losses import TauCrossEntropy as TauCrossEntropy
+from noisette.nn.lipschitz.margin_losses import HKR as HKR
+from noisette.nn.lipschitz.margin_losses import KR as KR
+from noisette.nn.lipschitz.margin_losses import MulticlassHinge as MulticlassHinge
+from noisette.nn.lipschitz.margin_losses import MultiMargin as MultiMargin
 from noisette.nn.lipschitz.mixer import MixerBlock as MixerBlock
 from noisette.nn.lipschitz.mixer import TokenMix as TokenMix
+from noisette.nn.lipschitz.patches import Patches as Patches
 from noisette.nn.lipschitz.pooling import GlobalL2NormPool2d as GlobalL2NormPool2d
 from noisette.nn.lipschitz.pooling import L2NormPool2d as L2NormPool2d
 from noisette.nn.lipschitz.pooling import ScaledAvgPool2d as ScaledAvgPool2d
