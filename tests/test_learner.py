@@ -12,11 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import Ledger, Loop, PrivacyRefusal, models
+from noisette import Ledger, Loop, PerExampleClip, PrivacyRefusal, models
 from noisette import nn as norms
+from noisette.bounding import LipschitzBound
 from noisette.data import DataSet, Split
 from noisette.learner import Learner, replace_batch_norm
-from noisette.recipe import DataSection, ModelSection, PrivacySection, PublicSection, Recipe, TrainingSection
+from noisette.recipe import (
+    DataSection,
+    LipschitzSection,
+    ModelSection,
+    PrivacySection,
+    PublicSection,
+    Recipe,
+    TrainingSection,
+)
 from noisette.training import Outcome, Point, evaluate, resume, train
 from noisette.unclaimed import UnclaimedRun
 
@@ -227,3 +236,60 @@ def test_a_model_without_fixed_features_has_nothing_to_standardise() -> None:
     settings = recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others"))
     with pytest.raises(ValueError, match="no fixed features to standardise"):
         Learner(settings, DATA, PUBLIC)
+
+
+def lipschitz(**changes: Any) -> Recipe:
+    training = TrainingSection(epochs=8, batch_size=50, lr=30.0, momentum=0.9, cosine=False, averaging=0.9)
+    settings = {
+        "model": ModelSection("lipschitz-dense"),
+        "lipschitz": LipschitzSection(tau=30.0, logit_clip=0.1),
+        "training": training,
+    }
+    return recipe(None, **settings | changes)
+
+
+def test_a_lipschitz_network_learns_under_the_bound_of_its_layers() -> None:
+    outcome = run(lipschitz(), None)
+    assert isinstance(outcome.run.bound, LipschitzBound)
+    assert 0.9 * 8.0 < (outcome.epsilon or 0) <= 8.0
+    assert (outcome.points[-1].test_accuracy or 0) > 0.7
+    for weight in (p for p in outcome.run.bound.model.parameters() if p.dim() == 2):
+        torch.testing.assert_close(
+            torch.linalg.svdvals(weight.double()), torch.ones(min(weight.shape)).double(), rtol=0, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_the_bound_is_that_of_the_loss_or_of_the_clipped_scores(clip: float) -> None:
+    learner = Learner(lipschitz(lipschitz=LipschitzSection(30.0, clip, "global")), DATA)
+    assert isinstance(learner.bound, LipschitzBound)
+    [part] = learner.bound.take()
+    assert part.bound == pytest.approx(2**0.5 * (clip or 2**0.5), rel=1e-3), "two layers, each with that of the scores"
+
+
+@pytest.mark.parametrize(("name", "parts"), [("global", 1), ("per-layer", 2), ("optimal", 2)])
+def test_every_allocation_can_be_asked_for(name: str, parts: int) -> None:
+    learner = Learner(lipschitz(lipschitz=LipschitzSection(30.0, 0.1, name)), DATA)
+    assert len(learner.bound.take()) == parts
+
+
+def test_the_same_network_can_be_clipped_instead() -> None:
+    learner = Learner(lipschitz(lipschitz=LipschitzSection()), DATA)
+    assert isinstance(learner.bound, PerExampleClip)
+
+
+def test_a_network_without_bounds_is_refused_by_name() -> None:
+    with pytest.raises(PrivacyRefusal, match="Linear"):
+        Learner(lipschitz(model=ModelSection("mlp")), DATA)
+
+
+def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
+    def stop(run: Any, point: Point) -> None:
+        if run.steps_taken == 2:
+            raise SystemExit
+
+    settings = lipschitz(training=TrainingSection(epochs=1, batch_size=50, lr=30.0, averaging=0.9))
+    with pytest.raises(SystemExit):
+        train(settings, DATA, ledger_path=tmp_path / "l.jsonl", on_step=stop, checkpoint=tmp_path / "c")
+    outcome = resume(settings, DATA, on_step=lambda run, point: None, checkpoint=tmp_path / "c")
+    assert outcome.run.steps_taken == outcome.run.steps == 4

@@ -6,6 +6,12 @@ from noisette.models.bilstm import ln_bilstm_dl as ln_bilstm_dl
 from noisette.models.fixed_features import FixedFeatures as FixedFeatures
 from noisette.models.lenet import lenet_5 as lenet_5
 from noisette.models.lenet import lenet_300_100 as lenet_300_100
+from noisette.models.lipschitz import dct_lipschitz_dense as dct_lipschitz_dense
+from noisette.models.lipschitz import lipschitz_dense as lipschitz_dense
+from noisette.models.lipschitz import lipschitz_linear as lipschitz_linear
+from noisette.models.lipschitz import lipschitz_mixer as lipschitz_mixer
+from noisette.models.lipschitz import lipschitz_patch as lipschitz_patch
+from noisette.models.lipschitz import scattering_lipschitz_linear as scattering_lipschitz_linear
 from noisette.models.norms import Norm as Norm
 from noisette.models.norms import batch_norm as batch_norm
 from noisette.models.norms import layer_norm as layer_norm

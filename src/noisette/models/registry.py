@@ -12,6 +12,14 @@ from torch import Tensor, nn
 from noisette.models.bilstm import bilstm_dl, ln_bilstm_dl
 from noisette.models.fixed_features import FixedFeatures
 from noisette.models.lenet import lenet_5, lenet_300_100
+from noisette.models.lipschitz import (
+    dct_lipschitz_dense,
+    lipschitz_dense,
+    lipschitz_linear,
+    lipschitz_mixer,
+    lipschitz_patch,
+    scattering_lipschitz_linear,
+)
 from noisette.models.norms import batch_norm, layer_norm
 from noisette.models.resnets import resnet
 from noisette.models.shapes import Shape, numbers_of
@@ -49,6 +57,12 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "ln-light-vgg": partial(light_vgg, norm=layer_norm),
     "bilstm-dl": bilstm_dl,
     "ln-bilstm-dl": ln_bilstm_dl,
+    "lipschitz-linear": lipschitz_linear,
+    "lipschitz-dense": lipschitz_dense,
+    "lipschitz-patch": lipschitz_patch,
+    "lipschitz-mixer": lipschitz_mixer,
+    "dct-lipschitz-dense": dct_lipschitz_dense,
+    "scattering-lipschitz-linear": scattering_lipschitz_linear,
 }
 
 
