@@ -1,0 +1,35 @@
+"""Audits: games and measurements that would show it if training leaked more than it claims."""
+
+from noisette.audit.arenas import Arena as Arena
+from noisette.audit.arenas import Axes as Axes
+from noisette.audit.arenas import BehindPublicNorm as BehindPublicNorm
+from noisette.audit.arenas import Canaries as Canaries
+from noisette.audit.certificate import certified_epsilon as certified_epsilon
+from noisette.audit.certificate import certified_mu as certified_mu
+from noisette.audit.certificate import epsilon_of as epsilon_of
+from noisette.audit.scores import Scores as Scores
+from noisette.audit.step_audit import StepAudit as StepAudit
+from noisette.audit.step_audit import Verdict as Verdict
+from noisette.audit.step_audit import assert_consistent as assert_consistent
+from noisette.audit.step_audit import audit_bound as audit_bound
+from noisette.audit.step_audit import audit_step as audit_step
+from noisette.audit.step_game import play as play
+from noisette.audit.step_game import play_step as play_step
+
+__all__ = [
+    "Arena",
+    "Axes",
+    "BehindPublicNorm",
+    "Canaries",
+    "Scores",
+    "StepAudit",
+    "Verdict",
+    "assert_consistent",
+    "audit_bound",
+    "audit_step",
+    "certified_epsilon",
+    "certified_mu",
+    "epsilon_of",
+    "play",
+    "play_step",
+]

@@ -1,0 +1,126 @@
+"""Models and records for the game: each canary's gradient has an axis of its own, and is far above any bound.
+
+Canary k is record k. Its gradient is the same number at element k of every trained parameter, and nothing else; the
+ordinary records move other elements.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from noisette.nn import PublicBatchNorm, use_public_batch
+
+# Of a canary's gradient, so that every bound is reached. It leaves room for squares in single precision.
+LENGTH = 1000.0
+_ELSEWHERE = 8  # axes of the ordinary records
+
+
+class Arena(Protocol):
+    """A model and its records."""
+
+    @property
+    def model(self) -> nn.Module:
+        """Trained on the records."""
+        ...
+
+    @property
+    def records(self) -> Tensor:
+        """The canaries, then ordinary records, (records, ...)."""
+        ...
+
+    @property
+    def canaries(self) -> int:
+        """How many of the records are canaries."""
+        ...
+
+    def losses(self, output: Tensor) -> Tensor:
+        """One loss for each row of the model's output."""
+        ...
+
+
+def _records(canaries: int, ordinary: int, widths: tuple[int, ...]) -> Tensor:
+    """Canaries on their axes in each of the parts, ordinary records on axes behind them."""
+    parts = []
+    for width in widths:
+        part = torch.zeros(canaries + ordinary, width)
+        part[:canaries, :canaries] = LENGTH * torch.eye(canaries)
+        part[canaries:, canaries:] = torch.randn(ordinary, width - canaries)
+        parts.append(part)
+    return torch.cat(parts, 1)
+
+
+class TwoLayers(nn.Module):
+    """The gradient of an example's output is the example itself, spread over two parameters of uneven size."""
+
+    def __init__(self, widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.cut = widths[0]
+        self.a, self.b = (nn.Linear(width, 1, bias=False) for width in widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x[:, : self.cut]) + self.b(x[:, self.cut :])
+
+
+class Axes:
+    """For every way of clipping: two linear layers, whose gradient is the record."""
+
+    def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
+        widths = canaries + _ELSEWHERE, canaries + 4 * _ELSEWHERE + 1
+        self.canaries = canaries
+        self.model = TwoLayers(widths)
+        self.records = _records(canaries, ordinary, widths)
+
+    def losses(self, output: Tensor) -> Tensor:
+        return output.squeeze(1)
+
+
+class BehindPublicNorm:
+    """For models with public batch norm: a linear layer whose output is normalised by public statistics.
+
+    The public examples live on the axes of the ordinary records, so what they add to a canary's gradient lies there.
+    """
+
+    def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
+        width = canaries + _ELSEWHERE
+        self.canaries = canaries
+        self.records = _records(canaries, ordinary, (width,))
+        layer = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(layer.weight[:, :canaries].detach())
+        self.model = nn.Sequential(layer, PublicBatchNorm(1, affine=False))
+        public = torch.zeros(64, width)
+        public[:, canaries:] = torch.randn(64, _ELSEWHERE)
+        use_public_batch(self.model, public)
+
+    def losses(self, output: Tensor) -> Tensor:
+        return LENGTH * output.squeeze(1)
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Records for a training step of your own, whose gradient at a linear model without bias is the record itself.
+
+    >>> canaries = Canaries(count=3, ordinary=2)
+    >>> canaries.records.shape, canaries.model()
+    (torch.Size([5, 11]), Linear(in_features=11, out_features=1, bias=False))
+    """
+
+    count: int = 512
+    ordinary: int = 100
+
+    @property
+    def width(self) -> int:
+        """How many numbers a record, and the model's gradient, has."""
+        return self.count + _ELSEWHERE
+
+    @property
+    def records(self) -> Tensor:
+        """The canaries, then ordinary records, (count + ordinary, width); drawn anew each time."""
+        return _records(self.count, self.ordinary, (self.width,))
+
+    def model(self) -> nn.Linear:
+        """A model whose loss is its output: then the gradient of an example is the example."""
+        return nn.Linear(self.width, 1, bias=False)

@@ -1,0 +1,124 @@
+"""What is certified is true as often as it says, and as sharp as the theory allows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import binom, norm
+
+from noisette.audit import certified_epsilon, certified_mu, epsilon_of
+from noisette.audit.certificate import rate_at_most
+
+
+@pytest.mark.parametrize("trials", [1, 7, 100, 3000])
+@pytest.mark.parametrize("rate", [0.003, 0.1, 0.5, 0.97])
+def test_upper_ends_cover_the_rate(trials: int, rate: float) -> None:
+    """Exactly: the probability, over all counts, that the upper end lies below the rate."""
+    alpha = 0.01
+    hits = np.arange(trials + 1)
+    below = np.array([rate_at_most(int(k), trials, alpha=alpha) < rate for k in hits])
+    assert binom.pmf(hits[below], trials, rate).sum() <= alpha * (1 + 1e-9)
+    assert rate_at_most(trials, trials, alpha=alpha) == 1.0
+
+
+def test_upper_end_is_the_rate_that_gives_so_few_with_probability_alpha() -> None:
+    for hits, trials in ((0, 1), (0, 50), (3, 50), (49, 50), (1000, 204_800)):
+        upper = rate_at_most(hits, trials, alpha=1e-9)
+        assert binom.cdf(hits, trials, upper) == pytest.approx(1e-9, rel=1e-6)
+
+
+def test_mu_is_close_to_the_truth_and_not_above_it() -> None:
+    """The table of powers: scores of an ideal Gaussian mechanism of mu = 1, false alarm 1e-9."""
+    random = np.random.default_rng(20230)
+    for scores, least in ((2_048, 0.3), (204_800, 0.93)):
+        found = [
+            certified_mu(random.normal(1, 1, scores // 2), random.normal(0, 1, scores // 2), threshold=0.5, alpha=1e-9)
+            for _ in range(20)
+        ]
+        assert least < min(found)
+        assert max(found) < 1
+
+
+# Scores on each side from which a claim that is too small by this factor is refuted, by three deviations.
+NEEDED = {2.0: 814, 1.25: 10_671, 1.1: 65_268}
+
+
+@pytest.mark.parametrize("factor", NEEDED)
+def test_so_many_scores_refute_a_claim(factor: float) -> None:
+    """The claim is mu = 1; with a tenth of the scores hardly anything is proven."""
+    random = np.random.default_rng(7)
+
+    def refuted(n: int) -> bool:
+        inside, outside = random.normal(factor, 1, n), random.normal(0, 1, n)
+        return certified_mu(inside, outside, threshold=0.5, alpha=1e-9) > 1
+
+    assert sum(refuted(NEEDED[factor]) for _ in range(20)) == 20
+    assert sum(refuted(NEEDED[factor] // 10) for _ in range(20)) <= 2
+
+
+def test_nothing_is_certified_of_scores_that_tell_nothing() -> None:
+    """At a false alarm of one in a thousand, 10,000 games give at most 30; the binomial tail beyond is 1e-7."""
+    random = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(10_000):
+        inside, outside = random.normal(size=(2, 50))
+        alarms += certified_mu(inside, outside, threshold=0.0, alpha=1e-3) > 0
+    assert alarms <= 30
+
+
+def test_the_reverse_direction_is_found() -> None:
+    random = np.random.default_rng(2)
+    inside, outside = random.normal(3, 1, 5000), random.normal(0, 1, 5000)
+    forward = certified_mu(inside, outside, threshold=1.5, alpha=1e-9)
+    assert forward > 2.5
+    assert certified_mu(-inside, -outside, threshold=1.5, alpha=1e-9) == pytest.approx(forward, abs=0.2)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (0, 5), (5, 0), (1, 1), (1, 1000)])
+def test_a_few_scores_prove_nothing(sizes: tuple[int, int]) -> None:
+    inside, outside = np.full(sizes[0], 9.0), np.full(sizes[1], -9.0)
+    assert certified_mu(inside, outside, threshold=0.0, alpha=1e-9) == 0
+    assert certified_epsilon(inside, outside, delta=1e-5, alpha=1e-9) == 0
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
+def test_ties_prove_nothing(value: float) -> None:
+    """All scores alike, on the threshold or on one side of it."""
+    scores = np.full(3000, value)
+    assert certified_mu(scores, scores, threshold=0.5, alpha=1e-9) == 0
+    assert certified_epsilon(scores, scores, delta=1e-5, alpha=1e-9) == 0
+
+
+def test_epsilon_of_mu_is_the_closed_form() -> None:
+    for mu, delta in ((1.0, 1e-5), (0.25, 1e-2), (3.0, 1e-9)):
+        epsilon = epsilon_of(mu, delta=delta)
+        closed = norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2)
+        assert closed == pytest.approx(delta, rel=1e-9)
+    assert epsilon_of(0.0, delta=1e-5) == 0
+
+
+def test_epsilon_by_rates_is_close_to_the_truth_and_not_above_it() -> None:
+    """Ideal scores of mu = 1 at a delta of one percent; nothing is known of the shape."""
+    random = np.random.default_rng(3)
+    truth = epsilon_of(1.0, delta=1e-2)
+    for sign in (1, -1):
+        inside, outside = sign * random.normal(1, 1, 400_000), sign * random.normal(0, 1, 400_000)
+        assert 0.85 * truth < certified_epsilon(inside, outside, delta=1e-2, alpha=1e-6) < truth
+
+
+def test_epsilon_by_rates_of_randomised_response() -> None:
+    """Two answers only: right with probability 3/4, which is epsilon = ln 3."""
+    random = np.random.default_rng(4)
+    inside, outside = (random.random((2, 200_000)) < [[0.75], [0.25]]).astype(float)
+    assert math.log(2.85) < certified_epsilon(inside, outside, delta=1e-9, alpha=1e-6) < math.log(3)
+
+
+def test_epsilon_by_rates_is_silent_on_null_scores() -> None:
+    random = np.random.default_rng(5)
+    alarms = 0
+    for _ in range(2_000):
+        inside, outside = random.normal(size=(2, 100))
+        alarms += certified_epsilon(inside, outside, delta=1e-5, alpha=1e-2) > 0
+    assert alarms <= 20 + 6 * math.sqrt(20)

@@ -1,0 +1,132 @@
+"""The checks of the step audit: silent on the documented mechanism, and each alert to the fault it is for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2, norm
+
+from noisette.audit import Canaries, Scores, StepAudit, Verdict, assert_consistent, audit_step
+from noisette.audit.step_audit import peak_across_steps, peak_within_steps, spread_z
+
+
+def ideal(random: np.random.Generator, *, steps: int = 8, canaries: int = 128, sigma: float = 1.0) -> Scores:
+    """What the Gaussian mechanism shows, by definition."""
+    inside = random.random((steps, canaries)) < 0.5
+    return Scores(random.normal(size=(steps, canaries)) + inside / sigma, inside, sigma, 1 / sigma)
+
+
+def test_a_thousand_audits_of_the_right_mechanism_are_silent() -> None:
+    random = np.random.default_rng(11)
+    audits = [StepAudit(ideal(random)) for _ in range(1_000)]
+    assert {audit.verdict for audit in audits} == {Verdict.CONSISTENT}
+    assert all(audit.findings == () for audit in audits)
+
+
+def test_false_alarms_are_as_rare_as_asked_for() -> None:
+    """At one in a hundred for each check; 1,000 audits, so ten are expected of each, and the tail beyond 35 is 1e-9."""
+    random = np.random.default_rng(12)
+    alarms = np.zeros(8)
+    for _ in range(1_000):
+        audit = StepAudit(ideal(random), false_alarm=1e-2)
+        alarms += [*(not check.passed for check in audit.checks), audit.certified_mu > audit.claimed_mu]
+    assert alarms.max() <= 35
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 1000])
+@pytest.mark.parametrize("tail", [1e-9, 1e-4, 0.5])
+def test_spread_is_judged_by_the_law_of_a_variance(n: int, tail: float) -> None:
+    """A variance at a quantile of its law has about the z of that quantile; few values never cry wolf."""
+    variance = chi2.isf(tail, n - 1) / (n - 1)
+    values = np.resize([1.0, -1.0], n)
+    z = spread_z(values * np.sqrt(variance / values.var(ddof=1)))
+    assert z == pytest.approx(norm.isf(tail), abs=0.02 if n > 100 else 0.6)
+    assert tail > 1e-9 or z < 6.11 + 0.02
+
+
+def test_spread_of_one_score_is_none() -> None:
+    assert spread_z(np.array([7.0])) == spread_z(np.array([])) == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
+def test_small_games_have_a_verdict(shape: tuple[int, int]) -> None:
+    """One score, one step, one canary, all in or all out."""
+    for inside in (True, False):
+        scores = Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0)
+        audit = StepAudit(scores)
+        assert audit.certified_mu == 0
+        assert audit.certified_epsilon(delta=1e-5) == 0
+
+
+def test_peaks_are_as_rare_as_they_say() -> None:
+    """The rarity that a peak stands for bounds how often it comes, also where a lag has few terms."""
+    random = np.random.default_rng(13)
+    games = random.normal(size=(4_000, 1, 60))
+    within = np.array([peak_within_steps(game) for game in games])
+    across = np.array([peak_across_steps(game.reshape(2, 30)) for game in games])
+    for peaks in (within, across):
+        looks = int(peaks[0, 1])
+        for z in (2.5, 3.0, 3.5):
+            bound = 2 * looks * np.exp(-(z**2) / 2)
+            allowed = bound * len(peaks) + 6 * np.sqrt(bound * len(peaks)) + 6
+            assert (peaks[:, 0] > z).sum() <= allowed
+
+
+def test_reversed_scores_are_not_as_documented() -> None:
+    scores = ideal(np.random.default_rng(14), steps=40)
+    audit = StepAudit(replace(scores, values=-scores.values))
+    assert audit.certified_mu > 0.5, "the leak is as large as before"
+    assert audit.verdict is Verdict.NOT_AS_DOCUMENTED
+
+
+def test_constant_scores_are_not_as_documented() -> None:
+    scores = ideal(np.random.default_rng(15))
+    assert StepAudit(replace(scores, values=np.zeros_like(scores.values))).verdict is Verdict.NOT_AS_DOCUMENTED
+
+
+# A training step by hand: clip each record to the bound, add up, add noise. No code of the library.
+def by_hand(records: torch.Tensor, *, bound: float = 2.0, sigma: float = 1.0, scale: float = 1.0) -> torch.Tensor:
+    clipped = records * (bound / records.norm(dim=1, keepdim=True)).clamp(max=1)
+    return scale * (clipped.sum(0) + sigma * bound * torch.randn(records.shape[1]))
+
+
+def test_a_step_by_hand_is_consistent() -> None:
+    audit = audit_step(by_hand, bound=2.0, noise_multiplier=1.0)
+    assert_consistent(audit)
+    assert audit.certified_mu > 0.6
+
+
+FAULTS = {
+    "half the noise": (lambda x: by_hand(x, sigma=0.5), Verdict.VIOLATION),
+    "bound taken twice": (lambda x: by_hand(x, bound=4.0, sigma=0.5), Verdict.VIOLATION),
+    "divided by the batch": (lambda x: by_hand(x, scale=1 / 300), Verdict.NOT_AS_DOCUMENTED),
+    "twice the noise": (lambda x: by_hand(x, sigma=2.0), Verdict.NOT_AS_DOCUMENTED),
+    "one noise for all": (lambda x: by_hand(x, sigma=1e-9) + 2 * torch.randn(1), Verdict.VIOLATION),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_a_step_by_hand_are_found(fault: str) -> None:
+    step, verdict = FAULTS[fault]
+    audit = audit_step(step, bound=2.0, noise_multiplier=1.0)
+    if fault == "one noise for all":
+        assert audit.verdict is not Verdict.CONSISTENT
+    else:
+        assert audit.verdict is verdict
+
+
+def test_a_step_that_returns_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected the step to return a tensor of 520 numbers, got \(3,\)"):
+        audit_step(lambda x: torch.zeros(3), bound=1.0, noise_multiplier=1.0)
+    with pytest.raises(ValueError, match="got NoneType"):
+        audit_step(lambda x: None, bound=1.0, noise_multiplier=1.0)
+
+
+def test_numbers_outside_their_domain_are_refused_together() -> None:
+    with pytest.raises(ValueError, match=r"bound > 0.*steps >= 1"):
+        audit_step(by_hand, bound=0.0, noise_multiplier=1.0, steps=0)
+    with pytest.raises(ValueError, match="false_alarm"):
+        audit_step(by_hand, bound=2.0, noise_multiplier=1.0, canaries=Canaries(4, 0), steps=1, false_alarm=0.0)
