@@ -1,0 +1,176 @@
+"""Faults of the noise: its size, its source, its independence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from planted import Mutant, Patch
+from torch import Tensor
+
+from noisette.bounding import BoundedSum
+from noisette.bounding.pending import Pending
+from noisette.keystream import SecretKey
+from noisette.noise import GaussianNoise
+from noisette.release import GaussianRelease
+
+Add = Callable[..., None]
+_SIZE = "test_release.py::test_deviation_is_noise_times_bound_over_the_constant"
+_AUDIT = "test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
+
+
+def added(change: Callable[..., None]) -> Patch:
+    """Noise is added by ``change(add, tensors, step=, deviation=, start=)``, where ``add`` is the library's own way."""
+    whole = GaussianNoise.add_
+
+    def add_(self: GaussianNoise, tensors: Any, *, step: int, deviation: float = 1.0, start: int = 0) -> None:
+        change(partial(whole, self), tensors, step=step, deviation=deviation, start=start)
+
+    return lambda patch: patch.setattr(GaussianNoise, "add_", add_)
+
+
+def times(factor: float) -> Patch:
+    def scaled(add: Add, tensors: Any, *, deviation: float, **place: int) -> None:
+        add(tensors, deviation=factor * deviation, **place)
+
+    return added(scaled)
+
+
+def of_an_average(patch: pytest.MonkeyPatch) -> None:
+    """The sum's noise is divided by the batch size a second time."""
+    whole = GaussianRelease._release
+
+    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, deviation: float, step: int) -> None:
+        whole(self, bounded, names, deviation / self.expected_batch_size, step)
+
+    patch.setattr(GaussianRelease, "_release", release)
+
+
+def for_each_piece(patch: pytest.MonkeyPatch) -> None:
+    """Each piece of a batch brings noise of its own."""
+    whole = Pending.add
+
+    def add(self: Pending, sums: Mapping[str, Tensor]) -> None:
+        whole(self, {name: total + torch.randn_like(total) for name, total in sums.items()})
+
+    patch.setattr(Pending, "add", add)
+
+
+def at_the_same_step(add: Add, tensors: Any, *, step: int, **numbers: Any) -> None:
+    add(tensors, step=0, **numbers)
+
+
+def by_one_name(add: Add, tensors: Any, **numbers: Any) -> None:
+    for tensor in tensors.values():
+        add({"one name": tensor}, **numbers)
+
+
+def tiled(add: Add, tensors: Any, **numbers: Any) -> None:
+    for name, tensor in tensors.items():
+        for half in tensor.view(-1).chunk(2):
+            add({name: half}, **numbers)
+
+
+def where_something_is(patch: pytest.MonkeyPatch) -> None:
+    whole = GaussianRelease._release
+
+    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, deviation: float, step: int) -> None:
+        reached = [bool(total.any()) for total in bounded.grads]
+        whole(self, bounded, names, deviation, step)
+        for p, there in zip(bounded.params, reached, strict=True):
+            if p.grad is not None and not there:
+                p.grad.zero_()
+
+    patch.setattr(GaussianRelease, "_release", release)
+
+
+def of_the_global_generator(add: Add, tensors: Any, *, deviation: float, **place: int) -> None:
+    for tensor in tensors.values():
+        tensor.add_(torch.randn(tensor.shape), alpha=deviation)
+
+
+def of_24_bits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.noise._RADIUS_BITS", 24)
+
+
+def one_key_for_all(patch: pytest.MonkeyPatch) -> None:
+    real = SecretKey.__init__
+    patch.setattr(SecretKey, "__init__", lambda self, secret=None: real(self, secret or bytes(32)))
+
+
+def whole_budget_for_each_sum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.release.shares_of", lambda sums: [1.0] * len(sums))
+
+
+MUTANTS = [
+    Mutant("no noise", "the clipped sum is published", times(1e-12), (_SIZE, _AUDIT)),
+    Mutant("half the noise", "epsilon is more than twice what is stated", times(0.5), (_SIZE, _AUDIT)),
+    Mutant("nine tenths of the noise", "epsilon is a tenth more than stated", times(0.9), (_SIZE, _AUDIT)),
+    Mutant("twice the noise", "accuracy is lost for nothing", times(2.0), (_SIZE, _AUDIT)),
+    Mutant("noise of an average", "noise too small by the batch size", of_an_average, (_SIZE, _AUDIT)),
+    Mutant(
+        "noise for each piece",
+        "noise depends on how a batch is cut",
+        for_each_piece,
+        ("test_private_run.py::test_pieces_change_nothing",),
+    ),
+    Mutant(
+        "same noise in each step",
+        "the difference of two steps has none",
+        added(at_the_same_step),
+        ("test_noise.py::test_independent_across", _AUDIT),
+    ),
+    Mutant(
+        "same noise for each tensor",
+        "the difference of two tensors has none",
+        added(by_one_name),
+        ("test_release.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
+    ),
+    Mutant(
+        "tiled noise",
+        "the difference of two halves of a tensor has none",
+        added(tiled),
+        ("test_noise.py::test_no_correlation_at_any_lag", "test_noise.py::test_no_value_comes_twice"),
+    ),
+    Mutant(
+        "no noise where the sum is zero",
+        "tells which parameters a batch has reached, and which batches are empty",
+        where_something_is,
+        (
+            "test_private_run.py::test_unused_parameter_gets_its_noise",
+            "test_private_run.py::test_empty_batch_is_a_step_of_noise_alone",
+        ),
+    ),
+    Mutant(
+        "torch.randn in single precision",
+        "a tail that stops at 5.8 deviations, and a seed that others know",
+        added(of_the_global_generator),
+        ("test_noise.py::test_tail_and_edge", "test_noise.py::test_global_seed_does_not_reach_it"),
+    ),
+    Mutant(
+        "radius of 24 bits",
+        "what the tail cannot reach shows the sum",
+        of_24_bits,
+        ("test_noise.py::test_tail_and_edge", "test_noise.py::test_radius_uses_53_bits"),
+    ),
+    Mutant(
+        "one key for all processes",
+        "noise can be computed again, and a resumed run repeats it",
+        one_key_for_all,
+        (
+            "test_keystream.py::test_keys_differ",
+            "test_private_run.py::test_two_runs_never_share_noise",
+            "test_resume.py::test_each_process_draws_noise_of_its_own",
+        ),
+    ),
+    Mutant(
+        "whole budget for each of several sums",
+        f"noise of k sums too small by the root of k (for two by {math.sqrt(2):.1f})",
+        whole_budget_for_each_sum,
+        ("test_release.py::test_several_sums_share_one_mechanism",),
+    ),
+]
