@@ -21,6 +21,7 @@ from noisette import (
     AdaptiveClip,
     Automatic,
     BookKeeping,
+    Flat,
     GradientBound,
     Loop,
     MultiLoss,
@@ -30,10 +31,22 @@ from noisette import (
     Reweight,
     Vmap,
 )
-from noisette.audit import Arena, Axes, BehindPublicNorm, Scores, StepAudit, Verdict, assert_consistent, audit_bound
+from noisette.audit import (
+    Arena,
+    Axes,
+    BehindPublicNorm,
+    LipschitzAxes,
+    Scores,
+    StepAudit,
+    Verdict,
+    assert_consistent,
+    audit_bound,
+)
 from noisette.bounding import Engine
 from noisette.bounding.clipped_sum import ClippedSum
+from noisette.bounding.lipschitz_bound import LipschitzBound
 from noisette.bounding.pending import Pending
+from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 from noisette.noise import GaussianNoise
 
 ENGINES = [BookKeeping(), Reweight(), Loop(), MultiLoss(), Vmap()]
@@ -92,6 +105,47 @@ def test_public_batch_norm_is_the_documented_mechanism(engine: Engine) -> None:
     audit = audit_bound(clipping(engine), noise_multiplier=1.0, arena=BehindPublicNorm())
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
+
+
+LIMITS = {"the loss": None, "clipped": Flat(0.1), "clipped adaptively": AdaptiveClip(0.1)}
+
+
+def lipschitz(limit: str) -> tuple[Callable[[nn.Module], GradientBound], LipschitzAxes]:
+    arena, loss = LipschitzAxes(), TauCrossEntropy(tau=2.0)
+    return lambda model: LipschitzBound(
+        model, loss=loss, input_shape=arena.input_shape, logit_clipping=LIMITS[limit]
+    ), arena
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
+    bound_of, arena = lipschitz(limit)
+    audit = audit_bound(bound_of, noise_multiplier=1.0, arena=arena)
+    assert_consistent(audit)
+    assert audit.certified_mu > 0.5
+
+
+LIPSCHITZ_MUTANTS = {
+    "inputs as they come": (BoundedInput, "forward", lambda self, x: x),
+    "gradients at the scores as they come": (
+        LipschitzBound,
+        "_within_limit",
+        lambda self, losses, scores: (torch.autograd.grad(losses.sum(), [scores])[0], None),
+    ),
+    "half of each sensitivity": (
+        LipschitzBound,
+        "sensitivities",
+        lambda self, real=LipschitzBound.sensitivities: {name: s / 2 for name, s in real(self).items()},
+    ),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "changed"), LIPSCHITZ_MUTANTS.values(), ids=LIPSCHITZ_MUTANTS)
+def test_planted_faults_of_lipschitz_bounds_are_caught(owner, name: str, changed, monkeypatch) -> None:
+    monkeypatch.setattr("noisette.preflight.prove", lambda bound, example: None)
+    monkeypatch.setattr(owner, name, changed)
+    bound_of, arena = lipschitz("clipped")
+    assert audit_bound(bound_of, noise_multiplier=1.0, arena=arena).verdict is Verdict.VIOLATION
 
 
 @pytest.mark.parametrize("arena", [Axes(), BehindPublicNorm()], ids=lambda a: type(a).__name__)

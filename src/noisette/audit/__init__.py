@@ -4,6 +4,7 @@ from noisette.audit.arenas import Arena as Arena
 from noisette.audit.arenas import Axes as Axes
 from noisette.audit.arenas import BehindPublicNorm as BehindPublicNorm
 from noisette.audit.arenas import Canaries as Canaries
+from noisette.audit.arenas import LipschitzAxes as LipschitzAxes
 from noisette.audit.certificate import certified_epsilon as certified_epsilon
 from noisette.audit.certificate import certified_mu as certified_mu
 from noisette.audit.certificate import epsilon_of as epsilon_of
@@ -21,6 +22,7 @@ __all__ = [
     "Axes",
     "BehindPublicNorm",
     "Canaries",
+    "LipschitzAxes",
     "Scores",
     "StepAudit",
     "Verdict",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.nn import PublicBatchNorm, use_public_batch
+from noisette.nn.lipschitz import BoundedInput, SpectralLinear
 
 # Of a canary's gradient, so that every bound is reached. It leaves room for squares in single precision.
 LENGTH = 1000.0
@@ -94,6 +95,23 @@ class BehindPublicNorm:
         public = torch.zeros(64, width)
         public[:, canaries:] = torch.randn(64, _ELSEWHERE)
         use_public_batch(self.model, public)
+
+    def losses(self, output: Tensor) -> Tensor:
+        return LENGTH * output.squeeze(1)
+
+
+class LipschitzAxes:
+    """For networks that bound by their layers: one that stretches nothing, and inputs of length one.
+
+    The gradient of an example is that at its score times its input, so it is as long as its bound, whatever that is.
+    """
+
+    def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
+        width = canaries + _ELSEWHERE
+        self.canaries = canaries
+        self.input_shape = (width,)
+        self.records = _records(canaries, ordinary, (width,))
+        self.model = nn.Sequential(BoundedInput(1.0), SpectralLinear(width, 1))
 
     def losses(self, output: Tensor) -> Tensor:
         return LENGTH * output.squeeze(1)

@@ -1,0 +1,27 @@
+"""The figures hold what was measured, and stand alone."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+
+from noisette.audit import Scores, StepAudit
+from noisette.audit.figures import step_figure
+from noisette.report.svg import standalone
+
+
+def scores(shape: tuple[int, int], mean: float) -> Scores:
+    random = np.random.default_rng(0)
+    inside = random.random(shape) < 0.5
+    return Scores(random.normal(size=shape) + mean * inside, inside, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("shape", [(24, 512), (1, 1)])
+@pytest.mark.parametrize("mean", [1.0, 4.0])
+def test_step_figure_is_an_element_that_stands_alone(shape: tuple[int, int], mean: float) -> None:
+    element = step_figure(StepAudit(scores(shape, mean)))
+    text = "".join(ElementTree.fromstring(standalone(element)).itertext())
+    assert all(word in text for word in ("canaries out", "canaries in", "claimed", "certified", "ε of one step"))
+    assert "http" not in element.replace("http://www.w3.org", "")
