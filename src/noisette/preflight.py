@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-from noisette.bounding.base import BoundedSum, GradientBound, Searched
+from noisette.bounding.base import BoundedSum, Derived, GradientBound
 from noisette.errors import MissingRule, PrivacyRefusal
 from noisette.release import shares_of
+from noisette.steepest import steepest_found
 from noisette.stilled import Stilled, stilled_again
 
 _EXAMPLES = 8
@@ -167,10 +168,10 @@ def _problem(bound: GradientBound, example: Call) -> str:
 def _refuse_steeper(bound: GradientBound, example: Call) -> None:
     """Where the bound follows from the network, no example that a short ascent finds exceeds it."""
     inputs = _public_batch(example).tensors()
-    if not isinstance(bound, Searched) or len(inputs) != 1 or not inputs[0].is_floating_point():
+    if not isinstance(bound, Derived) or len(inputs) != 1 or not inputs[0].is_floating_point():
         return
     with Stilled():
-        reached = bound.steepest(inputs[0][:_SOUGHT_FROM])
+        reached = steepest_found(bound.model, inputs[0][:_SOUGHT_FROM], bound.score_limit(), bound.sensitivities())
     if not reached <= 1 + 1e-5:
         raise PrivacyRefusal(
             f"an example was found whose gradient is {reached:.4g} times its bound: a module of the model states a "

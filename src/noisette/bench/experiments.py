@@ -17,6 +17,8 @@ Measure = Callable[[Cell, Sequence[str], Settings, Callable[[float], None]], Row
 # The methods of the paper, nxBP being its baseline and Reweight its own, and noisette's default.
 _PAPER = tuple(name for name in ("plain", "BookKeeping", "Reweight", "MultiLoss", "nxBP") if name in METHODS)
 _ALL = tuple(METHODS)
+_CLIPLESS = ("plain", "Clipless", "BookKeeping", *(name for name in ("Opacus-functorch",) if name in METHODS))
+_LIPSCHITZ = ("lipschitz-dense", "lipschitz-mixer", "lipschitz-conv")
 _LARGE = (*(f"resnet{depth}" for depth in (18, 34, 50, 101)), *(f"vgg{depth}" for depth in (11, 13, 16, 19)))
 
 
@@ -115,6 +117,22 @@ EXPERIMENTS: dict[str, Experiment] = {
         "How far a private step grows beyond the model and the batch, against a plain step.",
         (Cell("resnet18-cifar", 128), Cell("transformer", 128)),
         _ALL,
+        unit="bytes",
+    ),
+    "clipless": Experiment(
+        "Without clipping",
+        "Time per example as the batch grows (figure 5 of Bethune et al.): bounds of the network against clipping.",
+        tuple(
+            Cell(name, batch, target=1.1) for name in _LIPSCHITZ for batch in (1024, 2048, 5000, 10_000, 20_000, 50_000)
+        ),
+        _CLIPLESS,
+        axis="batch",
+    ),
+    "clipless-memory": Experiment(
+        "Peak memory without clipping",
+        "How far a step of a Lipschitz network grows beyond the model and the batch, against a plain step.",
+        tuple(Cell(name, 5000) for name in _LIPSCHITZ),
+        _CLIPLESS,
         unit="bytes",
     ),
 }

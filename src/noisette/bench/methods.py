@@ -10,8 +10,9 @@ from torch import Tensor, nn
 import noisette
 from noisette.bench.peers import opacus_methods
 from noisette.bench.step import LEARNING_RATE, MAX_GRAD_NORM, NOISE_MULTIPLIER, Method, Step
-from noisette.bounding import Engine, PerExampleClip
+from noisette.bounding import Engine, LipschitzBound, PerExampleClip
 from noisette.keystream import SecretKey
+from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.release import GaussianRelease
 
 F = nn.functional
@@ -50,6 +51,25 @@ def by_engine(engine: Callable[[], Engine]) -> Method:
     return method
 
 
+def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    """Bounds of a Lipschitz network instead of clipping, noise from the secret key, SGD, projection."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    loss = TauCrossEntropy(tau=1.0)
+    bound = LipschitzBound(model, loss=loss, input_shape=inputs.shape[1:])
+    release = GaussianRelease(SecretKey(), NOISE_MULTIPLIER, len(targets))
+    names = {id(p): name for name, p in bound.parameters.items()}
+    steps = iter(range(2**31))
+
+    def step() -> None:
+        bound.backward(loss(model(inputs), targets))
+        release(bound.take(), names, step=next(steps))
+        optimizer.step()
+        bound.after_step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def nxbp(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     """One example after another, forward and backward, in plain PyTorch (nxBP in Lee & Kifer 2020)."""
     params = list(model.parameters())
@@ -73,6 +93,7 @@ ENGINES = tuple(name for name in ("BookKeeping", "Reweight", "MultiLoss", "Loop"
 METHODS: dict[str, Method] = {
     "plain": plain,
     **{name: by_engine(getattr(noisette, name)) for name in ENGINES},
+    "Clipless": clipless,
     "nxBP": nxbp,
     **opacus_methods(),
 }

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.bench.convnets import resnet, resnet_small, vgg, vgg_small
+from noisette.bench.lipschitz_nets import lipschitz_conv, lipschitz_dense, lipschitz_mixer
 
 F = nn.functional
 
@@ -88,6 +89,9 @@ MODELS: dict[str, Model] = {
     "transformer": Model("Transformer block", Transformer, (128, 200), 2),
     "resnet18-cifar": Model("ResNet-18 (CIFAR)", partial(resnet_small, 18), (3, 32, 32)),
     "vgg16-cifar": Model("VGG-16 (CIFAR)", partial(vgg_small, 16), (3, 32, 32)),
+    "lipschitz-dense": Model("Lipschitz MLP", lipschitz_dense, (784,)),
+    "lipschitz-mixer": Model("Lipschitz mixer", lipschitz_mixer, (1, 28, 28)),
+    "lipschitz-conv": Model("Lipschitz CNN", lipschitz_conv, (1, 28, 28)),
     **{f"mlp-{depth}": Model(f"MLP, {depth} hidden layers", partial(mlp, depth), (784,)) for depth in (4, 6, 8)},
     **{f"resnet{depth}": Model(f"ResNet-{depth}", partial(resnet, depth), (3, 32, 32)) for depth in (18, 34, 50, 101)},
     **{f"vgg{depth}": Model(f"VGG-{depth}", partial(vgg, depth), (3, 32, 32)) for depth in (11, 13, 16, 19)},

@@ -49,11 +49,15 @@ class Learns(Protocol):
 
 
 @runtime_checkable
-class Searched(Protocol):
-    """A bound that follows from the network, so that examples can be sought that exceed it."""
+class Derived(Protocol):
+    """A bound that follows from the network and its weights, so that an example may be sought that exceeds it."""
 
-    def steepest(self, inputs: Tensor) -> float:
-        """How near the steepest example found by ascent from these public ones comes to its bound."""
+    def score_limit(self) -> float:
+        """Bound on one example's gradient at the scores."""
+        ...
+
+    def sensitivities(self) -> Mapping[str, float]:
+        """The most one example adds to the gradient of each parameter, by name."""
         ...
 
 

@@ -19,7 +19,6 @@ from noisette.bounding.clipping_rules import ClippingRule, Group, factors_within
 from noisette.bounding.count import counted_within, twice_the_count
 from noisette.bounding.losses import check_independent, check_one_per_example
 from noisette.bounding.pending import Pending
-from noisette.bounding.steepest import steepest_found
 from noisette.errors import PrivacyRefusal
 from noisette.lipschitz import Reach, walk
 from noisette.lipschitz.projecting import project
@@ -125,7 +124,7 @@ class LipschitzBound:
         Raises:
             PrivacyRefusal: there is no such bound.
         """
-        _, found = walk.backward(self.model, self.input, self._score_limit())
+        _, found = walk.backward(self.model, self.input, self.score_limit())
         unclaimed = [name for name, p in self._parameters.items() if p not in found]
         boundless = [name for name, p in self._parameters.items() if not found.get(p, 0.0) < math.inf]
         if unclaimed:
@@ -141,7 +140,7 @@ class LipschitzBound:
         """The way of the bounds, one entry for each part of the model, in the order of the forward pass."""
         names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
         lines: list[LayerBound] = []
-        g = self._score_limit()
+        g = self.score_limit()
         for name, part, reach in reversed(_chain("", self.model, self.input)):
             before, found = walk.backward(part, reach, g)
             own = {names[p]: value * (1 + self.slack) for p, value in found.items() if p in names}
@@ -205,14 +204,6 @@ class LipschitzBound:
         ]
         return taken if count is None else [*taken, counted_within(count, counted)]
 
-    def steepest(self, inputs: Tensor) -> float:
-        """How near the steepest example found by ascent comes to its bound, at most 1 if the bounds hold.
-
-        Args:
-            inputs: public examples to start from, shape (b, ...).
-        """
-        return steepest_found(self.model, inputs, self._score_limit(), self.sensitivities())
-
     def after_step(self) -> None:
         """Project the weights."""
         project(self.model)
@@ -232,8 +223,8 @@ class LipschitzBound:
         for handle in self._handles:
             handle.remove()
 
-    def _score_limit(self) -> float:
-        """Bound on one example's gradient at the scores."""
+    def score_limit(self) -> float:
+        """Bound on one example's gradient at the scores: what the loss allows, or less where that is clipped."""
         return min(self.loss.lipschitz(_finite(walk.forward(self.model, self.input).norm)), self._batch_group().bound)
 
     def _batch_group(self) -> Group:
@@ -249,7 +240,7 @@ class LipschitzBound:
         [gradient] = torch.autograd.grad(losses.sum(), [scores])
         norms = gradient.detach().double().flatten(1).norm(dim=1)
         group = self._batch_group()
-        limit = Group((_SCORES,), self._score_limit(), group.factor)
+        limit = Group((_SCORES,), self.score_limit(), group.factor)
         factors = factors_within([limit], norms.unsqueeze(0))[0]
         kept = factors.isfinite()
         shaped = (-1, *[1] * (gradient.dim() - 1))

@@ -34,14 +34,18 @@ class Device(StrEnum):
 def bench(
     *,
     experiments: Annotated[
-        str, typer.Option(metavar="A,B,..", help="targets, fig5, fig6, fig7, fig8, fig9, memory.")
+        str,
+        typer.Option(
+            metavar="A,B,..", help="targets, fig5, fig6, fig7, fig8, fig9, memory, clipless, clipless-memory."
+        ),
     ] = "targets,memory",
     models: Annotated[
         str | None,
         typer.Option(
             metavar="A,B,..",
             help="Only these models: mlp, mlp-4, mlp-6, mlp-8, cnn, rnn, lstm, gru, transformer, resnet18-cifar, "
-            "vgg16-cifar, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19.",
+            "vgg16-cifar, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19, lipschitz-dense, "
+            "lipschitz-mixer, lipschitz-conv.",
             show_default="those of the experiment",
         ),
     ] = None,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 _STEPS = 30
-_RATE = 0.05
+_STRIDE = 0.3  # of a step, in units of what moves
 
 
 def steepest_found(model: nn.Module, inputs: Tensor, limit: float, sensitivities: Mapping[str, float]) -> float:
@@ -17,7 +17,7 @@ def steepest_found(model: nn.Module, inputs: Tensor, limit: float, sensitivities
 
     Args:
         model: the network under its weights of now.
-        inputs: where the ascent starts, shape (b, ...); each example climbs on its own.
+        inputs: public examples where the ascent starts, shape (b, ...); each climbs on its own.
         limit: norm of the gradient at the scores.
         sensitivities: the bounds, by name of parameter.
     """
@@ -34,14 +34,20 @@ def steepest_found(model: nn.Module, inputs: Tensor, limit: float, sensitivities
 def _climb(
     model: nn.Module, example: Tensor, limit: float, bounds: list[tuple[nn.Parameter, float]], found: list[float]
 ) -> None:
-    x = example.clone().requires_grad_()
-    cotangent = torch.randn_like(model(x)).requires_grad_()
-    ascent = torch.optim.Adam([x, cotangent], lr=_RATE, maximize=True)
+    """Both ways at once: the input, and the gradient at the scores, which stays as long as the loss lets it be."""
+    x, cotangent = example, torch.randn_like(model(example).detach())
     for _ in range(_STEPS):
+        x, cotangent = x.detach().requires_grad_(), cotangent.detach().requires_grad_()
         direction = limit * cotangent / cotangent.norm()
         grads = torch.autograd.grad((model(x) * direction).sum(), [p for p, _ in bounds], create_graph=True)
         # Squares: a norm has no derivative at zero.
         reached = torch.stack([g.square().sum() / bound**2 for g, (_, bound) in zip(grads, bounds, strict=True)])
         found.append(float(reached.detach().max().sqrt()))
-        x.grad, cotangent.grad = torch.autograd.grad(reached.sum(), [x, cotangent])
-        ascent.step()
+        up = torch.autograd.grad(reached.sum(), [x, cotangent])
+        x, cotangent = (
+            value + _STRIDE * value.norm() * _unit(way) for value, way in zip((x, cotangent), up, strict=True)
+        )
+
+
+def _unit(way: Tensor) -> Tensor:
+    return way / way.norm().clamp(min=torch.finfo(way.dtype).tiny)
