@@ -29,7 +29,6 @@ from noisette.nn import (
     MixtureBatchNorm,
     PerExampleBatchNorm,
     PublicBatchNorm,
-    Standardise,
     convert_batch_norm,
 )
 from noisette.nn.conversion import refuse_overlap
@@ -68,12 +67,12 @@ class Learner:
         if self.components is not None:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
         model.to(device)
-        fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         chosen = _public_examples(recipe, data, public)
         self.public_digest = "" if chosen is None else hashlib.sha256(chosen.numpy().tobytes()).hexdigest()
         if recipe.model.standardised:
             assert chosen is not None, "a recipe that standardises names its public examples"
-            fixed = _standardised(fixed, chosen, data, device)
+            model = _standardised(model, chosen, data, device)
+        fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         self.examples = _Examples(data.train, fixed, device)
         self.test = _Examples(data.test, fixed, device).tensors if data.test else None
         if recipe.model.batch_norm is not None:
@@ -153,12 +152,12 @@ def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
     return torch.as_tensor(inputs[np.random.default_rng(seed).permutation(len(inputs))[:examples]])
 
 
-def _standardised(fixed: nn.Module | None, public: Tensor, data: DataSet, device: torch.device) -> nn.Module:
-    """The fixed features, less the mean and over the deviation of those of public examples."""
-    if fixed is None:
+def _standardised(model: nn.Module, public: Tensor, data: DataSet, device: torch.device) -> models.FixedFeatures:
+    """The model with its fixed features standardised by those of public examples."""
+    if not isinstance(model, models.FixedFeatures):
         raise ValueError("the model has no fixed features to standardise; leave standardised out")
     refuse_overlap([public], [torch.as_tensor(data.train.inputs)])
-    return nn.Sequential(fixed, Standardise.of_public(_features(public, fixed, device)))
+    return models.standardised(model, _features(public, model.features, device))
 
 
 _NORMS: Mapping[str, type[Any]] = {

@@ -6,6 +6,7 @@ import pytest
 
 from finished_runs import with_claim
 from noisette.report import Facts
+from noisette.report.facts import LayerBounds
 from noisette.report.statement import as_text, statement
 
 
@@ -85,3 +86,34 @@ def test_without_a_claim_nothing_is_promised_and_the_reason_stands_there(unclaim
     assert "128 examples of kmnist" in text
     for word in ("epsilon", "delta", "differentially", "ledger", "accountant", "Sensitivity"):
         assert word not in text
+
+
+LAYERS = LayerBounds(
+    loss="cross-entropy of the scores times 30, divided by it",
+    logit_clip=0.1,
+    allocation="optimal",
+    sensitivities={"2.weight": 0.10001, "4.weight": 0.2},
+    deviations={"2.weight": 0.5, "4.weight": 1.25},
+)
+
+
+def test_a_network_that_bounds_by_its_layers_says_so_and_clips_nothing(facts: Facts) -> None:
+    text = words(replace(facts, max_grad_norm=None, lipschitz=LAYERS))
+    for told in (
+        "every layer has a known Lipschitz constant, certified after each step",
+        "so has the loss, cross-entropy of the scores times 30, divided by it",
+        "gradient at the scores is scaled to a norm of at most 0.1; behind the scores nothing is clipped",
+        "at most: 2.weight 0.1, 4.weight 0.2 (at the last step)",
+        'standard deviation for each parameter: 2.weight 0.5, 4.weight 1.25 (at the last step; allocation "optimal")',
+    ):
+        assert told in text
+    assert "scaled to a Euclidean norm" not in text
+    unclipped = words(replace(facts, max_grad_norm=None, lipschitz=replace(LAYERS, logit_clip=0.0)))
+    assert "Nothing is clipped." in unclipped
+
+
+def test_standardised_features_name_their_public_examples(facts: Facts) -> None:
+    text = words(replace(facts, standardised=True, public_data="kmnist", public_examples=5000, public_seed=1))
+    assert "The fixed features' standardisation takes statistics from 5000 examples of kmnist, chosen by the" in text
+    assert "Nothing is promised to those" in text
+    assert "Batch norm" not in text

@@ -4,6 +4,7 @@ from noisette.models.bilstm import LayerNormLSTM as LayerNormLSTM
 from noisette.models.bilstm import bilstm_dl as bilstm_dl
 from noisette.models.bilstm import ln_bilstm_dl as ln_bilstm_dl
 from noisette.models.fixed_features import FixedFeatures as FixedFeatures
+from noisette.models.fixed_features import standardised as standardised
 from noisette.models.lenet import lenet_5 as lenet_5
 from noisette.models.lenet import lenet_300_100 as lenet_300_100
 from noisette.models.lipschitz import dct_lipschitz_dense as dct_lipschitz_dense

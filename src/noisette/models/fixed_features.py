@@ -6,6 +6,8 @@ from typing import Self
 
 from torch import Tensor, nn
 
+from noisette.nn.standardise import Standardise
+
 
 class FixedFeatures(nn.Module):
     """A model whose first part is fixed, so that its outputs can be computed once for a whole data set.
@@ -29,3 +31,15 @@ class FixedFeatures(nn.Module):
         super().train(mode)
         self.features.eval()
         return self
+
+
+def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
+    """The model with its fixed features less the mean, and over the deviation, of those of public examples.
+
+    Args:
+        model: its parts stay what they are.
+        public: what ``model.features`` gives for public examples, (n, channels, ...).
+
+    Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
+    """
+    return FixedFeatures(nn.Sequential(model.features, Standardise.of_public(public)), model.head)

@@ -15,8 +15,9 @@ import noisette
 from noisette.accounting import PoissonGaussian
 
 if TYPE_CHECKING:
+    from noisette.noisy_run import NoisyRun
     from noisette.private_run import PrivateRun
-    from noisette.recipe import PrivacySection
+    from noisette.recipe import LipschitzSection, PrivacySection
     from noisette.training import Outcome, Point
 
 _LIBRARY = "dp-accounting"  # prices the run
@@ -43,17 +44,34 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class LayerBounds:
+    """How the layers of a Lipschitz network bounded one record, by parameter, under the weights of the last step.
+
+    ``sensitivities`` are the most that one record moves the sum of a parameter's gradients, ``deviations`` those of the
+    noise on each of its numbers. ``logit_clip`` is the bound on a record's gradient at the scores, 0 for that of the
+    loss; ``loss`` tells the loss and its scale.
+    """
+
+    loss: str
+    logit_clip: float
+    allocation: str
+    sensitivities: Mapping[str, float]
+    deviations: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
 
     ``claim`` is ``None`` where nothing is promised, and ``no_claim_because`` says why, else "". In ``run.json`` the
     claim is true or false, and its numbers stand beside it, all null where there is none.
-    ``max_grad_norm`` is the bound of all ``layers`` together, each of which is clipped to an equal part of it;
+    ``max_grad_norm`` is the bound of all ``layers`` together, each of which is clipped to an equal part of it; ``None``
+    where gradients are bounded by the layers they go through, of which ``lipschitz`` tells;
     ``word_vectors`` are how many public ones there are and how many numbers each has, () where inputs are no words;
     ``components`` counts the private principal components that the records were projected on, 0 for none;
     ``public_weights`` is the SHA-256 of the file whose weights the model began with, "" if it began with random ones;
-    ``batch_norm`` is what stands for it, "" if nothing does, and ``public_examples`` how many examples of
-    ``public_data``, chosen by ``public_seed``, gave it statistics.
+    ``batch_norm`` is what stands for it, "" if nothing does, ``standardised`` whether fixed features were, and
+    ``public_examples`` how many examples of ``public_data``, chosen by ``public_seed``, gave statistics.
     ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps_lost`` are those paid for that
     went down with a process that died; ``resumed`` counts how often the run went on in another process; ``learning``
     holds the settings that only shape what becomes of the noised gradients.
@@ -74,6 +92,7 @@ class Facts:
     classes: int
     model: str
     public_weights: str
+    standardised: bool
     batch_norm: str
     public_data: str
     public_examples: int
@@ -82,7 +101,8 @@ class Facts:
     sampling: str
     sampling_rate: float
     noise_multiplier: float
-    max_grad_norm: float
+    max_grad_norm: float | None
+    lipschitz: LayerBounds | None
     layers: int
     components: int
     components_noise_multiplier: float
@@ -135,6 +155,7 @@ def facts_of(outcome: Outcome) -> Facts:
         classes=data.classes,
         model=recipe.model.name,
         public_weights=_sha256(recipe.model.weights),
+        standardised=recipe.model.standardised,
         batch_norm=recipe.model.batch_norm or "",
         public_data=Path(public.data).name if public.data else "",
         public_examples=public.examples if public.data else 0,
@@ -143,7 +164,8 @@ def facts_of(outcome: Outcome) -> Facts:
         sampling=PoissonGaussian.sampling,
         sampling_rate=run.sampling_rate,
         noise_multiplier=run.noise_multiplier,
-        max_grad_norm=math.hypot(*(part.bound for part in run.bound.take())),
+        max_grad_norm=None if recipe.lipschitz.used else math.hypot(*(part.bound for part in run.bound.take())),
+        lipschitz=_layer_bounds(run, recipe.lipschitz) if recipe.lipschitz.used else None,
         layers=outcome.layers,
         components=recipe.projection.components,
         components_noise_multiplier=recipe.projection.noise_multiplier,
@@ -176,6 +198,25 @@ def _claim(run: PrivateRun, privacy: PrivacySection) -> Claim:
         allow_large_delta=privacy.allow_large_delta,
         steps=run.ledger.events.get(run.event, 0),
         ledger_head=run.ledger.head,
+    )
+
+
+def _layer_bounds(run: NoisyRun, settings: LipschitzSection) -> LayerBounds:
+    from noisette.bounding import LipschitzBound
+
+    bound = run.bound
+    assert isinstance(bound, LipschitzBound), "a recipe with tau has no other"
+    sensitivities = bound.sensitivities()
+    return LayerBounds(
+        loss=f"cross-entropy of the scores times {settings.tau:g}, divided by it",
+        logit_clip=settings.logit_clip,
+        allocation=settings.allocation,
+        sensitivities=sensitivities,
+        deviations={
+            name: run.noise_multiplier * part.bound / math.sqrt(part.share)
+            for part in bound.allocation.parts(sensitivities, bound.parameters)
+            for name in part.names
+        },
     )
 
 

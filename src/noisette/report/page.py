@@ -60,8 +60,7 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
             "Privacy",
             [
                 *_promised(facts.claim),
-                ("noise multiplier", f"{facts.noise_multiplier:.4g} × bound"),
-                ("bound (max. gradient norm)", _bound(facts)),
+                *_bound(facts),
                 *_projection(facts),
                 ("sampling", f"{facts.sampling}, rate {facts.sampling_rate:.4g}"),
             ],
@@ -91,9 +90,24 @@ def _promised(claim: Claim | None) -> list[tuple[str, str]]:
     ]
 
 
-def _bound(facts: Facts) -> str:
+def _bound(facts: Facts) -> list[tuple[str, str]]:
+    """The noise multiplier, and what it multiplies."""
+    noise = f"{facts.noise_multiplier:.4g}"
+    if lipschitz := facts.lipschitz:
+        clipped = f", gradient at the scores within {lipschitz.logit_clip:g}" if lipschitz.logit_clip else ""
+        deviations = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.deviations.items())
+        return [
+            ("noise multiplier", noise),
+            ("bound", f"by the layers, nothing clipped{clipped}"),
+            ("loss", lipschitz.loss),
+            ("deviations of the noise", f"{deviations} ({lipschitz.allocation})"),
+        ]
+    assert facts.max_grad_norm is not None, "there is no other bound"
     each = f", {facts.layers} layers to {facts.max_grad_norm / math.sqrt(facts.layers):.4g} each"
-    return f"{facts.max_grad_norm:.4g}{each if facts.layers > 1 else ''}"
+    return [
+        ("noise multiplier", f"{noise} × bound"),
+        ("bound (max. gradient norm)", f"{facts.max_grad_norm:.4g}{each if facts.layers > 1 else ''}"),
+    ]
 
 
 def _start(facts: Facts) -> list[tuple[str, str]]:
@@ -103,10 +117,9 @@ def _start(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _norm(facts: Facts) -> list[tuple[str, str]]:
-    if not facts.batch_norm:
-        return []
     public = f", {facts.public_examples} examples of {facts.public_data}" if facts.public_examples else ""
-    return [("batch norm", f"{facts.batch_norm}{public}")]
+    norm = [("batch norm", f"{facts.batch_norm}{public}")] if facts.batch_norm else []
+    return [*norm, ("fixed features", f"standardised{public}")] if facts.standardised else norm
 
 
 def _projection(facts: Facts) -> list[tuple[str, str]]:
@@ -133,9 +146,14 @@ def _loading(facts: Facts) -> str:
     if facts.word_vectors:
         model = f"models.FixedFeatures(nn.Embedding{facts.word_vectors}, {model})"
     before, after = _norm_put_back(facts)
+    constants: list[str] = []
+    if facts.standardised:  # with constants that come with the weights
+        constants = [f"model = models.standardised(model, model.features(torch.zeros(2, *{shape})))"]
     imports = ["from noisette import models", "from safetensors.torch import load_file"]
     if facts.word_vectors:
         imports.append("from torch import nn")
+    if constants:
+        imports.append("import torch")
     if before or after:
         imports.append(f"from noisette.learner import {'public_examples, ' if after else ''}replace_batch_norm")
     if after:
@@ -144,6 +162,7 @@ def _loading(facts: Facts) -> str:
         *sorted(imports),
         "",
         f"model = {model}",
+        *constants,
         *before,
         'model.load_state_dict(load_file("model.safetensors"))',
         *after,

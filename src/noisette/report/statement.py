@@ -6,7 +6,7 @@ import math
 import textwrap
 from dataclasses import dataclass
 
-from noisette.report.facts import Claim, Facts
+from noisette.report.facts import Claim, Facts, LayerBounds
 from noisette.report.numbers import power_of_ten, upward
 
 _WIDTH = 88
@@ -88,22 +88,17 @@ def _promise(facts: Facts, claim: Claim) -> Section:
 
 
 def _mechanism(facts: Facts) -> Section:
-    bound, claim = f"{facts.max_grad_norm:g}", facts.claim
+    claim = facts.claim
     return Section(
         "How it is kept" if claim else "What was done",
         (
             *_start(facts),
             *_words(facts),
-            *_norm(facts),
+            *_public(facts),
             *_projection(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
             f"{facts.sampling_rate:.6g}. Batches may be empty; an empty one is released like any other.",
-            f"Sensitivity: {_clipping(facts)}, so one record moves the sum of a batch by at most "
-            f"{bound}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision."
-            if claim
-            else f"Clipping: {_clipping(facts)}. That does not bound what one record changes, see above.",
-            f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {bound} (noise multiplier "
-            f"times bound), on every element of every step's sum.",
+            *(_by_layers(facts.lipschitz) if facts.lipschitz else _by_clipping(facts)),
             f"Normaliser: the noised sum is divided by {facts.expected_batch_size}, a declared constant, whatever the "
             "batch held.",
             f"Steps: {facts.steps_planned} planned, {claim.steps} reserved in the ledger and paid for by epsilon, "
@@ -125,12 +120,49 @@ def _resumed(facts: Facts) -> str:
     )
 
 
+def _by_clipping(facts: Facts) -> tuple[str, str]:
+    """Sensitivity and noise where each example's gradient is scaled."""
+    bound = f"{facts.max_grad_norm:g}"
+    return (
+        f"Sensitivity: {_clipping(facts)}, so one record moves the sum of a batch by at most "
+        f"{bound}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision."
+        if facts.claim
+        else f"Clipping: {_clipping(facts)}. That does not bound what one record changes, see above.",
+        f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {bound} (noise multiplier "
+        f"times bound), on every element of every step's sum.",
+    )
+
+
+def _by_layers(lipschitz: LayerBounds) -> tuple[str, str]:
+    """Sensitivity and noise where layers bound each example's gradient."""
+    scores = (
+        f"A record's gradient at the scores is scaled to a norm of at most {lipschitz.logit_clip:g}; behind the scores "
+        "nothing is clipped."
+        if lipschitz.logit_clip
+        else "Nothing is clipped."
+    )
+    moved = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.sensitivities.items())
+    noised = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.deviations.items())
+    return (
+        f"Sensitivity: the layers bound it. Inputs are scaled to a declared norm, every layer has a known Lipschitz "
+        f"constant, certified after each step, and so has the loss, {lipschitz.loss}. {scores} One record moves the "
+        f"sum of a batch, for each parameter, by a Euclidean norm of at most: {moved} (at the last step), a "
+        "ten-thousandth of which is slack for rounding. Weights are projected after each step, which looks at released "
+        "values alone.",
+        "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
+        f'{noised} (at the last step; allocation "{lipschitz.allocation}"). In units of the noise one record moves all '
+        "parameters together by at most one over the noise multiplier.",
+    )
+
+
 def _clipping(facts: Facts) -> str:
+    assert facts.max_grad_norm is not None, "something is clipped"
     if facts.layers > 1:
+        each = facts.max_grad_norm / math.sqrt(facts.layers)
         return (
             f"the gradient of each example is scaled in each of {facts.layers} layers to a Euclidean norm of at most "
-            f"{facts.max_grad_norm / math.sqrt(facts.layers):g}, which for all {facts.parameters:,} trained parameters "
-            f"together gives at most {facts.max_grad_norm:g}"
+            f"{each:g}, which for all {facts.parameters:,} trained parameters together gives at most "
+            f"{facts.max_grad_norm:g}"
         )
     return (
         f"the gradient of each example, over all {facts.parameters:,} trained parameters together, is scaled to a "
@@ -147,13 +179,17 @@ def _start(facts: Facts) -> list[str]:
     ]
 
 
-def _norm(facts: Facts) -> list[str]:
+def _public(facts: Facts) -> list[str]:
     if not facts.public_examples:
         return []
+    taking = [
+        *([f'Batch norm ("{facts.batch_norm}") takes'] if facts.batch_norm else []),
+        *(["The fixed features' standardisation takes"] if facts.standardised else []),
+    ]
     return [
-        f'Batch norm ("{facts.batch_norm}") takes statistics from {facts.public_examples} examples of '
-        f"{facts.public_data}, chosen by the seed {facts.public_seed}. Nothing is promised to those: they are taken to "
-        "be public."
+        f"{who} statistics from {facts.public_examples} examples of {facts.public_data}, chosen by the seed "
+        f"{facts.public_seed}. Nothing is promised to those: they are taken to be public."
+        for who in taking
     ]
 
 

@@ -15,6 +15,7 @@ from noisette.accounting import Ledger
 from noisette.bounding import PerExampleClip
 from noisette.data import DataSet
 from noisette.learner import Learner, principal_components_of
+from noisette.lipschitz.projecting import project
 from noisette.nn.evaluation import in_evaluation
 from noisette.noisy_run import NoisyRun
 from noisette.private_run import PrivateRun, privatize
@@ -195,6 +196,7 @@ class _Training:
             _set_learning_rate(run, settings)
             if averaged:
                 averaged.update_parameters(model)
+                project(averaged.module)  # an average of orthogonal weights is none, and is published
             if run.steps_spent in self._costs:
                 self._add_point(self._costs[run.steps_spent])
                 self._save()
