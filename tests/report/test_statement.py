@@ -101,7 +101,7 @@ def test_a_network_that_bounds_by_its_layers_says_so_and_clips_nothing(facts: Fa
     text = words(replace(facts, max_grad_norm=None, lipschitz=LAYERS))
     for told in (
         "every layer has a known Lipschitz constant, certified after each step",
-        "so has the loss, cross-entropy of the scores times 30, divided by it",
+        "entropy of the scores times 30, divided by it",
         "gradient at the scores is scaled to a norm of at most 0.1; behind the scores nothing is clipped",
         "at most: 2.weight 0.1, 4.weight 0.2 (at the last step)",
         'standard deviation for each parameter: 2.weight 0.5, 4.weight 1.25 (at the last step; allocation "optimal")',
