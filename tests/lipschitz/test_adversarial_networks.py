@@ -1,0 +1,237 @@
+"""Adversaries climb over inputs, labels and weights of whole networks: no gradient may exceed its bound.
+
+Sampling at random reaches some 0.7 of a bound, so it cannot tell a right bound from one that is a third too small. An
+ascent reaches it, and each planted fault must carry it beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette import LipschitzBound
+from noisette.lipschitz import Reach, walk
+from noisette.lipschitz.projecting import project
+from noisette.nn.lipschitz import (
+    Abs,
+    BallBias,
+    BoundedInput,
+    FftConv2d,
+    FullSort,
+    GlobalL2NormPool2d,
+    GroupSort2,
+    L2NormPool2d,
+    LayerCentering,
+    LipschitzConcat,
+    LipschitzResidual,
+    MixerBlock,
+    NormCap,
+    PatchConv2d,
+    ScaledAvgPool2d,
+    SpectralConv2d,
+    SpectralLinear,
+    SphereInput,
+    TauCrossEntropy,
+)
+
+F = nn.functional
+X0, TAU = 2.0, 20.0
+
+
+def ratio(bound: LipschitzBound, x: Tensor, label: int) -> dict[str, Tensor]:
+    """Gradient of one example over its bound, for each parameter, as a function of everything."""
+    params = list(bound.parameters.values())
+    loss = F.cross_entropy(TAU * bound.model(x), torch.tensor([label])) / TAU
+    grads = torch.autograd.grad(loss, params, create_graph=True)
+    limits = bound.sensitivities().values()
+    return {name: g.norm() / limit for name, g, limit in zip(bound.parameters, grads, limits, strict=True)}
+
+
+def climbed(model: nn.Module, shape: tuple[int, ...], target: str, steps: int = 250, classes: int = 3) -> float:
+    """The largest ratio found for one parameter: input, label and all weights give way, weights within their sets."""
+    bound = LipschitzBound(model, loss=TauCrossEntropy(TAU), input_shape=shape, slack=0.0)
+    x = torch.randn(1, *shape, dtype=torch.float64).requires_grad_()
+    ascent = torch.optim.Adam([x, *bound.parameters.values()], lr=0.05, maximize=True)
+    best, best_label = 0.0, 0
+    for step in range(steps):
+        label = step * classes // steps if step < steps // 2 else best_label
+        reached = ratio(bound, x, label)[target]
+        if float(reached.detach()) > best:
+            best, best_label = float(reached.detach()), label
+        ascent.zero_grad()
+        reached.backward()
+        ascent.step()
+        with torch.no_grad():
+            x.mul_(X0 / x.norm())
+        bound.after_step()
+    bound.close()
+    return best
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(
+        *(BoundedInput(X0), SpectralLinear(6, 6), GroupSort2(), SpectralLinear(6, 6), GroupSort2()),
+        SpectralLinear(6, 3),
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "dense": (dense, (6,)),
+    "dense with biases": (
+        lambda: nn.Sequential(
+            *(BoundedInput(X0), SpectralLinear(5, 6), BallBias(6, 0.3), GroupSort2(), NormCap(1.5)),
+            *(SpectralLinear(6, 4), BallBias(4, 0.2), Abs(), SpectralLinear(4, 3)),
+        ),
+        (5,),
+    ),
+    "convolution": (
+        lambda: nn.Sequential(
+            *(BoundedInput(X0), SpectralConv2d(2, 4, 3, padding=1), BallBias(4, 0.3), GroupSort2(), L2NormPool2d(2)),
+            *(LayerCentering(1), nn.Flatten(), SpectralLinear(36, 3)),
+        ),
+        (2, 6, 6),
+    ),
+    "strided convolution": (
+        lambda: nn.Sequential(
+            *(BoundedInput(X0), SpectralConv2d(1, 4, 3, stride=2, padding=1), FullSort(), ScaledAvgPool2d(2)),
+            *(nn.Flatten(), SpectralLinear(16, 3)),
+        ),
+        (1, 8, 8),
+    ),
+    "convolution by frequency": (
+        lambda: nn.Sequential(
+            *(BoundedInput(X0), FftConv2d(1, 2, 3, size=(5, 5), padding=1), GroupSort2(), GlobalL2NormPool2d()),
+            *(nn.Flatten(), SpectralLinear(2, 3)),
+        ),
+        (1, 5, 5),
+    ),
+    "residual": (
+        lambda: nn.Sequential(
+            *(SphereInput(X0), SpectralLinear(4, 4)),
+            LipschitzResidual(nn.Sequential(SpectralLinear(4, 4), GroupSort2())),
+            *(LipschitzConcat([SpectralLinear(4, 4), nn.Tanh()]), SpectralLinear(8, 3)),
+        ),
+        (4,),
+    ),
+    "mixer": (
+        lambda: nn.Sequential(
+            *(BoundedInput(X0), PatchConv2d(1, 4, patch=2), MixerBlock(channels=4, tokens=4)),
+            *(nn.Flatten(), SpectralLinear(16, 3)),
+        ),
+        (1, 4, 4),
+    ),
+}
+every_network = pytest.mark.parametrize(("make", "shape"), NETWORKS.values(), ids=NETWORKS)
+
+
+@every_network
+def test_no_adversary_exceeds_a_bound(make, shape, request) -> None:
+    torch.manual_seed(1)
+    for target, _ in make().named_parameters():
+        assert climbed(make().double(), shape, target, steps=40) <= 1 + 1e-9
+
+
+@pytest.mark.slow
+@every_network
+def test_no_stubborn_adversary_exceeds_a_bound(make, shape) -> None:
+    for seed in range(3):
+        torch.manual_seed(seed)
+        for target, _ in make().named_parameters():
+            assert climbed(make().double(), shape, target, steps=400) <= 1 + 1e-9
+
+
+def test_the_bounds_of_a_dense_network_are_reached() -> None:
+    for target, _ in dense().named_parameters():
+        reached = []
+        for seed in range(2):
+            torch.manual_seed(seed)
+            reached.append(climbed(dense().double(), (6,), target, steps=200))
+        assert max(reached) >= 0.99
+
+
+@every_network
+def test_a_batch_adds_up_from_its_examples(make, shape) -> None:
+    model = make().double()
+    bound = LipschitzBound(model, loss=TauCrossEntropy(TAU), input_shape=shape)
+    x, y = torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 3, (5,))
+    x[2] *= 1e6
+
+    def summed(rows: slice) -> Tensor:
+        bound.backward(bound.loss(model(x[rows]), y[rows]))  # pyright: ignore[reportCallIssue]
+        return torch.cat([g.flatten() for part in bound.take() for g in part.grads])
+
+    alone = torch.stack([summed(slice(i, i + 1)) for i in range(5)]).sum(0)
+    assert torch.allclose(summed(slice(0, 5)), alone, atol=1e-10)
+
+
+@every_network
+def test_every_activation_stays_within_its_reach_and_no_difference_grows(make, shape) -> None:
+    model = make().double()
+    project(model)
+    reaches, outputs = [Reach(torch.inf, shape)], []
+    for part in model:
+        reaches.append(walk.forward(part, reaches[-1]))
+        part.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
+    x = torch.randn(64, *shape, dtype=torch.float64)
+    x[::2] *= 1e6
+    model(x)
+    for reach, output in zip(reaches[1:], outputs, strict=True):
+        assert float(output.flatten(1).norm(dim=1).max()) <= reach.norm * (1 + 1e-9)
+        assert tuple(output.shape[1:]) == reach.shape
+    behind = model[1:]
+    inside = outputs[0]
+    moved = inside + 1e-4 * torch.randn_like(inside)
+    slope, _ = walk.backward(behind, reaches[1], 1.0)
+    grown = (behind(moved) - behind(inside)).norm(dim=1)
+    assert (grown <= slope * (moved - inside).flatten(1).norm(dim=1) * (1 + 1e-9)).all()
+
+
+class Unscaled(BallBias):
+    """A bias on maps that forgets how many positions share it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias.view(-1, *[1] * (x.dim() - 2))
+
+
+class Kernel(SpectralConv2d):
+    """Convolves with the kernel itself: its gradient collects what every window saw."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, padding=1)
+
+
+def on_maps(layer: nn.Module) -> nn.Sequential:
+    return nn.Sequential(BoundedInput(X0), layer, nn.Flatten(), SpectralLinear(64, 3))
+
+
+FAULTS = {
+    "bias without its positions": (lambda: on_maps(Unscaled(1, 0.3)), (1, 8, 8), "1.bias"),
+    "kernel not scaled": (lambda: on_maps(Kernel(1, 1, 3, padding=1)), (1, 8, 8), "1.weight"),
+}
+
+
+@pytest.mark.parametrize(("make", "shape", "target"), FAULTS.values(), ids=FAULTS)
+def test_an_adversary_finds_a_planted_fault(make, shape, target) -> None:
+    torch.manual_seed(0)
+    assert climbed(make().double(), shape, target, steps=100) > 1.001
+
+
+def test_an_adversary_finds_a_projection_that_is_skipped(monkeypatch) -> None:
+    monkeypatch.setattr(LipschitzBound, "after_step", lambda self: None)
+    torch.manual_seed(0)
+    assert climbed(dense().double(), (6,), "1.weight", steps=60) > 1.01
+
+
+def test_an_adversary_finds_a_loss_that_understates_itself(monkeypatch) -> None:
+    monkeypatch.setattr(TauCrossEntropy, "lipschitz", lambda self, logit_bound=None: 1.0)
+    torch.manual_seed(0)
+    assert climbed(dense().double(), (6,), "5.weight", steps=100) > 1.1
+
+
+def test_centring_over_the_batch_does_not_add_up(monkeypatch) -> None:
+    monkeypatch.setattr(LayerCentering, "forward", lambda self, x: x - x.mean(0))
+    with pytest.raises(AssertionError):
+        test_a_batch_adds_up_from_its_examples(*NETWORKS["convolution"])
