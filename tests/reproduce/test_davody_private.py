@@ -16,8 +16,9 @@ from noisette.data import DataSet, Split
 from noisette.reproduce.davody_2020 import norms, schedules, table_6, table_7
 from noisette.reproduce.davody_2020.networks import lenet
 from noisette.reproduce.davody_2020.private import Private
-from noisette.reproduce.davody_2020.runs import Cell, missing, read
+from noisette.reproduce.davody_2020.runs import Cell, read
 from noisette.reproduce.davody_2020.schedules import Schedule
+from noisette.reproduce.grid import missing
 from noisette.reproduce.paper import Asked
 
 

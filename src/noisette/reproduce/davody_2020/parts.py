@@ -14,7 +14,8 @@ from noisette.reproduce.davody_2020 import (
     table_7,
 )
 from noisette.reproduce.davody_2020.grid import Grid
-from noisette.reproduce.davody_2020.runs import Run, missing, read
+from noisette.reproduce.davody_2020.runs import Run, read
+from noisette.reproduce.grid import missing
 from noisette.reproduce.paper import Paper, Part
 
 _SEEDS, _SEED = (0, 1, 2), (0,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from noisette.reproduce import run_file
 from noisette.reproduce.davody_2020.private import Private
 from noisette.reproduce.davody_2020.setting import NoisyWeights
+from noisette.reproduce.grid import one_of_each_seed
 from noisette.reproduce.recipe_run import carry_out
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
-    from noisette.reproduce.paper import Asked, Tell
+    from noisette.reproduce.paper import Tell
 
 Setting = NoisyWeights | Private
 _SETTINGS: dict[str, type[Setting]] = {setting.kind: setting for setting in (NoisyWeights, Private)}
@@ -91,17 +92,6 @@ def _trained(
     return {"records": records.declared_size, "test_accuracy": facts["points"][-1][1]} | facts
 
 
-def missing(cells: Callable[[Asked], Sequence[Cell]]) -> Callable[[Asked, Sequence[Run]], list[Cell]]:
-    """Those of the cells asked for that no finished run has, each once."""
-
-    def left(asked: Asked, done: Sequence[Run]) -> list[Cell]:
-        known = {(run.setting, run.seed) for run in done}
-        wanted = {(cell.setting, cell.seed): cell for cell in cells(asked)}
-        return [cell for key, cell in wanted.items() if key not in known]
-
-    return left
-
-
 @dataclass(frozen=True)
 class Mean:
     """Accuracies of several seeds: mean and standard error, in per cent."""
@@ -118,12 +108,8 @@ class Mean:
 
 def mean_of(runs: Sequence[Run], setting: Setting) -> Mean | None:
     """What the runs of a setting reached at their end; ``None`` if there are none."""
-    percents = [100 * accuracy for accuracy in _of_seeds(runs, setting)]
+    percents = [100 * run.test_accuracy for run in one_of_each_seed(runs, setting)]
     if not percents:
         return None
     error = statistics.stdev(percents) / len(percents) ** 0.5 if len(percents) > 1 else None
     return Mean(statistics.mean(percents), error, len(percents))
-
-
-def _of_seeds(runs: Sequence[Run], setting: Setting) -> Iterator[float]:
-    yield from {run.seed: run.test_accuracy for run in runs if run.setting == setting}.values()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from noisette.reproduce.davody_2020.grid import Grid, Row
+from noisette.reproduce.davody_2020.grid import Row, networks_against_noise
 from noisette.reproduce.davody_2020.runs import Setting
 from noisette.reproduce.davody_2020.setting import NoisyWeights
 
@@ -51,7 +51,7 @@ def seconds(setting: Setting) -> float:
     return an_epoch * (given_up or setting.epochs)
 
 
-GRID = Grid(
+GRID = networks_against_noise(
     name="table-2",
     title="Table 2: MNIST under noise on the weights",
     about=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from noisette.reproduce.davody_2020.grid import Grid, Row
+from noisette.reproduce.davody_2020.grid import Row, networks_against_noise
 from noisette.reproduce.davody_2020.runs import Setting
 from noisette.reproduce.davody_2020.setting import NoisyWeights
 from noisette.reproduce.davody_2020.table_2 import NORM_RATE, SIGMAS, rate
@@ -39,7 +39,7 @@ def seconds(setting: Setting) -> float:
     return (5.0 if setting.model.startswith("ln-") else 2.0) * setting.epochs
 
 
-GRID = Grid(
+GRID = networks_against_noise(
     name="table-4",
     title="Table 4: AG News under noise on the weights",
     about=(

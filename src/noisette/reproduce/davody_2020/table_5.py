@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from noisette.reproduce.davody_2020 import norms, schedules, table_2
-from noisette.reproduce.davody_2020.grid import Grid, Row
+from noisette.reproduce.davody_2020.grid import Row, networks_against_noise
 from noisette.reproduce.davody_2020.norms import LAYER, MIXTURE, MIXTURE_32, PLAIN, PUBLIC_BATCH, PUBLIC_BATCH_32, Norm
 from noisette.reproduce.davody_2020.runs import Run, Setting
 from noisette.reproduce.section import Section
@@ -36,7 +36,7 @@ def _printed(norm: Norm) -> tuple[str, ...]:
     return ("99.20", *(f"{percent:.2f}" for percent in printed)) if printed else ("",) * (1 + len(EPSILONS))
 
 
-GRID = Grid(
+GRID = networks_against_noise(
     name="table-5",
     title="Table 5: MNIST with private training",
     about=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from noisette.reproduce.davody_2020 import schedules
-from noisette.reproduce.davody_2020.grid import Grid, Row
+from noisette.reproduce.davody_2020.grid import Row, networks_against_noise
 from noisette.reproduce.davody_2020.private import Private
 from noisette.reproduce.davody_2020.runs import Setting
 
@@ -44,7 +44,7 @@ def seconds(setting: Setting) -> float:
     return setting.epochs * _IMAGES / _FEATURES_A_SECOND
 
 
-GRID = Grid(
+GRID = networks_against_noise(
     name="table-6",
     title="Table 6: CIFAR-10, the head of a pretrained network trained privately",
     about=(

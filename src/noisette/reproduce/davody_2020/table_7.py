@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from noisette.reproduce.davody_2020 import schedules, table_4
-from noisette.reproduce.davody_2020.grid import Grid, Row
+from noisette.reproduce.davody_2020.grid import Row, networks_against_noise
 from noisette.reproduce.davody_2020.private import Private
 from noisette.reproduce.davody_2020.runs import Setting
 from noisette.reproduce.davody_2020.setting import NoisyWeights
@@ -35,7 +35,7 @@ def seconds(setting: Setting) -> float:
     return setting.epochs * _ARTICLES * (4e-4 if setting.model.startswith("ln-") else 2e-4)
 
 
-GRID = Grid(
+GRID = networks_against_noise(
     name="table-7",
     title="Table 7: AG News with private training",
     about=(
