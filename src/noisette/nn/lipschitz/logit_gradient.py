@@ -19,8 +19,8 @@ class ClipLogitGrad(nn.Module):
     gradient that is not finite becomes zeros.
 
     Guarantee: whatever the loss, one example's gradient is at most ``clip`` in front of it, over all its numbers. A
-    second backward pass through the same call would add a second gradient of that size, or one that clipping does not
-    scale with, so it is refused; with :class:`noisette.PerExampleClip` take an engine of one pass.
+    second backward pass through the same call would add a second gradient of that size, so it is refused; with it
+    :class:`noisette.PerExampleClip` is, which weights losses and expects gradients to follow.
     Source: Bethune et al. 2024, section 3 (loss-gradient clipping).
 
     Raises:
@@ -66,7 +66,7 @@ class _Clipped(torch.autograd.Function):
         if ctx.passed:
             raise RuntimeError(
                 "a second backward pass reached ClipLogitGrad through one call of the model: what it clips is the "
-                "gradient of one loss per example. Add the losses up, or (with PerExampleClip) use BookKeeping()"
+                "gradient of one loss per example. Add losses up before backward; PerExampleClip does without it"
             )
         ctx.passed, ctx.kept_graph = True, torch.is_grad_enabled()
         norms = norms_of_examples(gradient)

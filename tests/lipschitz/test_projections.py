@@ -1,0 +1,176 @@
+"""Projections onto sets of matrices, against singular values in double precision."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lipschitz_ascent import dense_matrix, spectral_norm
+from noisette.lipschitz import Projection
+from noisette.lipschitz.projections import FrequencyBall, FrobeniusBall, Orthogonal, SpectralBall, SvdClip
+
+PROJECTIONS: list[Projection] = [Orthogonal(), SpectralBall(), SvdClip(), FrobeniusBall(), FrobeniusBall(0.3)]
+every_projection = pytest.mark.parametrize("projection", PROJECTIONS, ids=str)
+every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=_generator(), dtype=torch.float64)
+
+
+def nearly_deficient() -> Tensor:
+    u, _, vh = torch.linalg.svd(random(20, 9), full_matrices=False)
+    return (u * torch.logspace(0, -9, 9, dtype=torch.float64)) @ vh
+
+
+MATRICES = {
+    "random": random(40, 17),
+    "wide": random(6, 30),
+    "square": random(12, 12),
+    "rank-deficient": random(20, 3) @ random(3, 9),
+    "nearly rank-deficient": nearly_deficient(),
+    "zero": torch.zeros(7, 5, dtype=torch.float64),
+    "with a zero column": random(7, 5) * torch.tensor([1, 1, 0, 1, 1]),
+    "huge": 1e6 * random(9, 6),
+    "beyond the range of squares": 1e30 * random(9, 6),
+    "tiny": 1e-6 * random(9, 6),
+    "below the range of squares": 1e-30 * random(9, 6),
+    "one row": random(1, 11),
+    "one column": random(11, 1),
+    "one number": random(1, 1),
+    "just above": torch.linalg.qr(random(15, 15))[0] * 1.7,
+}
+every_matrix = pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES)
+
+
+@every_projection
+@every_precision
+@every_matrix
+def test_a_projected_matrix_stretches_nothing_and_its_certificate_covers_it(projection, dtype, matrix) -> None:
+    [found], [norm] = projection(matrix.to(dtype)[None])
+    truth = spectral_norm(found)
+    assert found.dtype == dtype
+    assert norm.dtype == torch.float64
+    assert truth <= float(norm)
+    assert truth <= getattr(projection, "radius", 1.0) * (1 + 1e-6)
+
+
+@every_projection
+@every_precision
+@every_matrix
+def test_projecting_twice_changes_nothing(projection, dtype, matrix) -> None:
+    once, norms = projection(matrix.to(dtype)[None])
+    twice, again = projection(once)
+    torch.testing.assert_close(twice, once, rtol=0, atol=1e-6)
+    torch.testing.assert_close(again, norms, rtol=0, atol=1e-5)
+
+
+@every_projection
+def test_a_thousand_calls_do_not_wear_a_matrix_down(projection) -> None:
+    found, _ = projection(random(30, 8).float()[None])
+    start = torch.linalg.svdvals(found[0].double())
+    for _ in range(1000):
+        found, _ = projection(found)
+    end = torch.linalg.svdvals(found[0].double())
+    assert float((end / start).mean()) > 0.9999
+    assert float(end.max()) <= 1 + 1e-6
+
+
+@every_precision
+@every_matrix
+def test_all_singular_values_of_an_orthogonal_matrix_are_one(dtype, matrix) -> None:
+    found, norms = Orthogonal()(matrix.to(dtype)[None])
+    torch.testing.assert_close(
+        torch.linalg.svdvals(found[0].double()),
+        torch.ones(min(matrix.shape), dtype=torch.float64),
+        rtol=0,
+        atol=3e-6 if dtype == torch.float32 else 1e-9,
+    )
+    assert float(norms) < 1 + 1e-5
+
+
+@pytest.mark.parametrize("name", ["random", "wide", "square", "huge", "tiny", "one row", "one column", "just above"])
+def test_orthogonal_finds_the_polar_factor(name) -> None:
+    matrix = MATRICES[name]
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    torch.testing.assert_close(Orthogonal()(matrix[None])[0][0], u @ vh, rtol=0, atol=1e-8)
+
+
+def test_orthogonal_matrices_come_back_to_the_last_bit() -> None:
+    found, _ = Orthogonal()(random(3, 20, 8).float())
+    again, _ = Orthogonal()(found)
+    assert torch.equal(again, found)
+
+
+def test_svd_clip_leaves_what_is_inside_and_finds_the_nearest_of_what_is_not() -> None:
+    inside = 0.9 * torch.linalg.qr(random(6, 6))[0]
+    u, _, vh = torch.linalg.svd(random(6, 6))
+    outside = (u * torch.tensor([5.0, 1.5, 1.0, 0.7, 0.2, 0.0], dtype=torch.float64)) @ vh
+    found, norms = SvdClip()(torch.stack([inside, outside]))
+    assert torch.equal(found[0], inside)
+    nearest = (u * torch.tensor([1.0, 1.0, 1.0, 0.7, 0.2, 0.0], dtype=torch.float64)) @ vh
+    torch.testing.assert_close(found[1], nearest, rtol=0, atol=1e-12)
+    torch.testing.assert_close(norms, torch.tensor([0.9, 1.0], dtype=torch.float64), rtol=0, atol=1e-11)
+
+
+def test_frobenius_ball_scales_to_its_radius_what_is_outside() -> None:
+    found, norms = FrobeniusBall(2.5)(torch.tensor([[[3.0, 4.0]], [[0.6, 0.8]]]))
+    torch.testing.assert_close(found, torch.tensor([[[1.5, 2.0]], [[0.6, 0.8]]]))
+    torch.testing.assert_close(norms, torch.tensor([2.5, 1.0], dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+def test_spectral_ball_leaves_what_is_inside_as_it_is() -> None:
+    inside = 0.99 * torch.linalg.qr(random(6, 4))[0]
+    found, norms = SpectralBall()(inside[None])
+    assert torch.equal(found[0], inside)
+    assert 0.99 <= float(norms) < 0.992
+
+
+@every_projection
+def test_a_stack_is_projected_as_its_members_are(projection) -> None:
+    stack = torch.stack([random(9, 6), torch.zeros(9, 6, dtype=torch.float64), 1e-6 * random(9, 6), 3 * random(9, 6)])
+    found, norms = projection(stack)
+    for k, matrix in enumerate(stack):
+        alone, norm = projection(matrix[None])
+        torch.testing.assert_close(found[k], alone[0], rtol=0, atol=1e-9)
+        torch.testing.assert_close(norms[k], norm[0], rtol=0, atol=1e-9)
+
+
+@every_projection
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
+def test_weights_that_are_not_finite_are_refused(projection, bad) -> None:
+    matrices = torch.ones(2, 3, 4)
+    matrices[1, 0, 2] = bad
+    with pytest.raises(ValueError, match="1 of 24 weights are not finite"):
+        projection(matrices)
+
+
+def test_equal_projections_compare_equal_so_that_layers_share_a_batch() -> None:
+    assert Orthogonal() == Orthogonal()
+    assert FrobeniusBall(1.0) == FrobeniusBall()
+    assert FrobeniusBall(2.0) != FrobeniusBall()
+    assert len({Orthogonal(), Orthogonal(), SpectralBall(), SvdClip()}) == 3
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan])
+def test_a_radius_outside_of_its_domain_is_refused(radius) -> None:
+    with pytest.raises(ValueError, match="radius"):
+        FrobeniusBall(radius)
+
+
+@every_precision
+def test_frequency_ball_makes_a_convolution_stretch_nothing(dtype) -> None:
+    ball = FrequencyBall((2, 3, 3), grid=(8, 7))
+    matrices = random(1, 4, 18).to(dtype)
+    found, [norm] = ball(matrices)
+    kernel = found.view(4, 2, 3, 3).double()
+    dense = dense_matrix(lambda x: torch.nn.functional.conv2d(x, kernel, padding=1), (2, 6, 5))
+    assert spectral_norm(dense) <= float(norm) <= 1 + 1e-6
+    assert torch.equal(ball(found)[0], found)

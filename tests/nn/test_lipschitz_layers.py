@@ -1,0 +1,348 @@
+"""Every layer of a Lipschitz network: its formula, its bounds against ascent, and the layer under clipping."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import noisette
+from engine_check import TOLERANCE, measured
+from lipschitz_ascent import clip_singular_values, dense_matrix, largest_stretch, spectral_norm, steepest
+from model_cases import squares
+from noisette import BookKeeping, Reweight
+from noisette.lipschitz import Bounded, Constrained, Reach
+from noisette.nn.lipschitz import (
+    Abs,
+    BallBias,
+    BoundedInput,
+    FftConv2d,
+    FullSort,
+    GlobalL2NormPool2d,
+    GroupSort2,
+    L2NormPool2d,
+    LayerCentering,
+    LipschitzConcat,
+    LipschitzResidual,
+    MixerBlock,
+    NormCap,
+    PatchConv2d,
+    Patches,
+    Scale,
+    ScaledAvgPool2d,
+    SpectralConv2d,
+    SpectralLinear,
+    SphereInput,
+    TokenMix,
+)
+from oracle import clipped_sum
+
+F = nn.functional
+Formula = Callable[[nn.Module, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(7)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer, the shape of an example, what it should compute, and what ascent should reach of its bounds."""
+
+    make: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    formula: Formula
+    reached: float = 0.97  # of the bound on a parameter's gradient, at least
+    stretched: float = 0.93  # of the bound on the input's gradient, at least
+    rounded: float = 1e-11  # how far it may be from its formula
+
+
+def sorted_pairs(x: Tensor) -> Tensor:
+    """Pairs along axis 1, one by one."""
+    out = x.clone()
+    for k in range(0, x.shape[1], 2):
+        out[:, k] = torch.where(x[:, k] < x[:, k + 1], x[:, k], x[:, k + 1])
+        out[:, k + 1] = torch.where(x[:, k] < x[:, k + 1], x[:, k + 1], x[:, k])
+    return out
+
+
+def window_norms(x: Tensor, k: int) -> Tensor:
+    corners = [(i, j) for i in range(0, x.shape[2] - k + 1, k) for j in range(0, x.shape[3] - k + 1, k)]
+    norms = [x[:, :, i : i + k, j : j + k].pow(2).sum((2, 3)).sqrt() for i, j in corners]
+    return torch.stack(norms, 2).unflatten(2, (-1, x.shape[3] // k))
+
+
+def mlp(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    hidden = sorted_pairs(torch.einsum("...n,hn->...h", x, first).transpose(1, -1)).transpose(1, -1)
+    return torch.einsum("...h,nh->...n", hidden - hidden.mean(-1, keepdim=True), second)
+
+
+def mixed(block: nn.Module, x: Tensor) -> Tensor:
+    w = dict(block.named_parameters())
+    x = mlp(x.mT, w["mix_tokens.module.0.weight"], w["mix_tokens.module.3.weight"]).mT
+    return mlp(x, w["mix_channels.0.weight"], w["mix_channels.3.weight"])
+
+
+def scaled_conv(looks: int, **figures: int) -> Formula:
+    return lambda layer, x: F.conv2d(x, layer.weight, **figures) / math.sqrt(looks)
+
+
+LAYERS: dict[str, Layer] = {
+    "linear": Layer(lambda: SpectralLinear(5, 3), (5,), lambda m, x: x @ m.weight.T),
+    "linear over positions": Layer(
+        lambda: SpectralLinear(5, 4), (3, 5), lambda m, x: torch.einsum("btn,mn->btm", x, m.weight)
+    ),
+    "conv": Layer(lambda: SpectralConv2d(2, 4, 3, padding=1), (2, 8, 8), scaled_conv(9, padding=1), 0.5, 0.75),
+    "conv of every figure": Layer(
+        lambda: SpectralConv2d(4, 6, 3, stride=2, padding=1, dilation=2, groups=2),
+        (4, 9, 8),
+        scaled_conv(9, stride=2, padding=1, dilation=2, groups=2),
+        0.4,
+        0.7,
+    ),
+    "conv of even windows": Layer(lambda: SpectralConv2d(2, 3, 2), (2, 5, 5), scaled_conv(4), 0.6, 0.75),
+    "conv of one pixel": Layer(lambda: SpectralConv2d(4, 3, 1), (4, 3, 3), scaled_conv(1)),
+    "patch conv": Layer(lambda: PatchConv2d(2, 9, patch=2), (2, 6, 4), scaled_conv(1, stride=2)),
+    "fft conv": Layer(
+        lambda: FftConv2d(2, 3, 3, size=(6, 6), padding=1),
+        (2, 6, 6),
+        lambda m, x: F.conv2d(x, m.weight, padding=1),
+        0.5,
+        0.8,
+    ),
+    "patches": Layer(
+        lambda: Patches(3, stride=2, padding=1),
+        (2, 5, 5),
+        lambda m, x: F.conv2d(x, torch.eye(18, dtype=x.dtype).view(18, 2, 3, 3), stride=2, padding=1),
+        stretched=0.75,
+    ),
+    "bias": Layer(lambda: BallBias(4, 0.5), (4,), lambda m, x: x + m.bias),
+    "bias of maps": Layer(lambda: BallBias(4, 0.5), (4, 3, 3), lambda m, x: x + m.bias.view(4, 1, 1) / 3),
+    "bias of sequences": Layer(lambda: BallBias(4, 0.5, dim=-1), (9, 4), lambda m, x: x + m.bias / 3),
+    "pair sort": Layer(lambda: GroupSort2(), (6,), lambda m, x: sorted_pairs(x)),
+    "pair sort of maps": Layer(lambda: GroupSort2(), (4, 3, 2), lambda m, x: sorted_pairs(x)),
+    "pair sort of sequences": Layer(lambda: GroupSort2(-1), (3, 4), lambda m, x: sorted_pairs(x.mT).mT),
+    "full sort": Layer(lambda: FullSort(), (5,), lambda m, x: x.topk(5, largest=False).values),
+    "full sort of sequences": Layer(
+        lambda: FullSort(-1), (3, 5), lambda m, x: torch.stack([x.kthvalue(k, 2).values for k in range(1, 6)], 2)
+    ),
+    "absolute": Layer(lambda: Abs(), (5,), lambda m, x: torch.maximum(x, -x)),
+    "l2 pool": Layer(lambda: L2NormPool2d(2), (3, 4, 5), lambda m, x: window_norms(x, 2), rounded=1e-4),
+    "global l2 pool": Layer(
+        lambda: GlobalL2NormPool2d(), (3, 4, 5), lambda m, x: x.pow(2).sum((2, 3)).sqrt(), rounded=1e-4
+    ),
+    "scaled mean pool": Layer(
+        lambda: ScaledAvgPool2d(2),
+        (3, 4, 4),
+        lambda m, x: (x[..., ::2, ::2] + x[..., ::2, 1::2] + x[..., 1::2, ::2] + x[..., 1::2, 1::2]) / 2,
+    ),
+    "centring of channels": Layer(lambda: LayerCentering(1), (4, 3, 3), lambda m, x: x - x.sum(1, keepdim=True) / 4),
+    "centring of positions": Layer(
+        lambda: LayerCentering((2, 3)), (4, 3, 3), lambda m, x: x - x.sum((2, 3), keepdim=True) / 9
+    ),
+    "norm cap": Layer(lambda: NormCap(1.0), (4,), lambda m, x: x * (1.0 / x.norm(dim=1, keepdim=True)).clamp(max=1)),
+    "scale": Layer(lambda: Scale(-1.5), (4,), lambda m, x: x * -1.5),
+    "residual": Layer(
+        lambda: LipschitzResidual(nn.Sequential(SpectralLinear(4, 4), GroupSort2())),
+        (4,),
+        lambda m, x: (x + sorted_pairs(x @ m.branch[0].weight.T)) / 2,
+    ),
+    "residual of other factors": Layer(
+        lambda: LipschitzResidual(SpectralLinear(4, 4), a=-0.8, c=0.7),
+        (4,),
+        lambda m, x: 0.7 * (x @ m.branch.weight.T) - 0.8 * x,
+        stretched=0.9,
+    ),
+    "concat": Layer(
+        lambda: LipschitzConcat([SpectralLinear(4, 4), Scale(0.5)]),
+        (4,),
+        lambda m, x: torch.cat([x @ m.branches[0].weight.T, x / 2], 1),
+        stretched=0.9,
+    ),
+    "token mix": Layer(
+        lambda: TokenMix(SpectralLinear(5, 4)), (5, 3), lambda m, x: torch.einsum("btc,st->bsc", x, m.module.weight)
+    ),
+    "mixer of sequences": Layer(lambda: MixerBlock(3, 4), (3, 4), mixed, 0.9, 0.9),
+    "mixer of maps": Layer(
+        lambda: MixerBlock(4, 4), (4, 2, 2), lambda m, x: mixed(m, x.flatten(2).mT).mT.unflatten(2, (2, 2)), 0.9, 0.9
+    ),
+}
+every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+training = {name: layer for name, layer in LAYERS.items() if list(layer.make().parameters())}
+every_training_layer = pytest.mark.parametrize("layer", training.values(), ids=training)
+
+
+def moved(layer: Layer) -> nn.Module:
+    """The layer in double precision, off its starting weights but in its sets."""
+    module = layer.make().double()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+        restore(module)
+    return module
+
+
+def restore(module: nn.Module) -> None:
+    """The parameters back in their sets, which the module takes for certified at the edge of these."""
+    for part in module.modules():
+        if isinstance(part, BallBias):
+            part.bias.mul_(min(1.0, 0.5 / float(part.bias.norm())))
+            part.certified(torch.tensor([0.5]))
+        elif isinstance(part, FftConv2d):
+            dense = dense_matrix(part, (part.weight.shape[1], *part.size))
+            part.weight.div_(max(1.0, spectral_norm(dense)))
+            part.certified(torch.ones(1))
+        elif isinstance(part, Constrained):
+            clip_singular_values(part.matrices())
+            part.certified(torch.ones(1))
+
+
+def bounded(module: nn.Module) -> Bounded:
+    assert isinstance(module, Bounded)
+    return module
+
+
+@every_layer
+def test_a_layer_computes_its_formula_and_its_gradients_in_double_precision(layer) -> None:
+    module = moved(layer)
+    x = torch.randn(3, *layer.shape, dtype=torch.float64, requires_grad=True)
+    tensors = [x, *module.parameters()]
+    found, expected = module(x), layer.formula(module, x)
+    torch.testing.assert_close(found, expected, rtol=layer.rounded, atol=1e-12)
+    back = torch.randn_like(found)
+    gradients = torch.autograd.grad(found, tensors, back)
+    truth = torch.autograd.grad(expected, tensors, back)
+    torch.testing.assert_close(gradients, truth, rtol=layer.rounded, atol=1e-12)
+
+
+@every_layer
+def test_a_layer_says_the_shape_of_its_output_and_stays_within_its_reach(layer) -> None:
+    module = moved(layer)
+    x = torch.randn(200, *layer.shape, dtype=torch.float64)
+    reach = bounded(module).bound_forward(Reach(2.0, layer.shape))
+    output = module(2 * x / x.flatten(1).norm(dim=1).view(-1, *[1] * len(layer.shape))).detach()
+    assert output.shape[1:] == reach.shape
+    assert float(output.flatten(1).norm(dim=1).max()) <= reach.norm * (1 + 1e-12)
+
+
+@every_layer
+def test_a_layer_takes_no_two_inputs_further_apart_than_it_says(layer) -> None:
+    module = moved(layer)
+    factor, _ = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
+    assert largest_stretch(module, layer.shape) <= factor * (1 + 1e-9)
+
+
+@every_layer
+def test_ascent_finds_no_gradient_at_the_input_beyond_the_bound_and_comes_near_it(layer) -> None:
+    module = moved(layer)
+    found = steepest(module, layer.shape, restore=lambda: restore(module))
+    bound, _ = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
+    assert layer.stretched * bound <= found <= bound * (1 + 1e-9)
+
+
+@every_training_layer
+def test_ascent_finds_no_gradient_of_a_parameter_beyond_the_bound_and_comes_near_it(layer) -> None:
+    module = moved(layer)
+    _, bounds = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
+    assert set(bounds) == set(module.parameters())
+    for p in module.parameters():
+        found = steepest(module, layer.shape, p, restore=lambda: restore(module))
+        assert layer.reached * bounds[p] <= found <= bounds[p] * (1 + 1e-9)
+
+
+@every_training_layer
+def test_bounds_are_in_proportion_to_reach_and_gradient(layer) -> None:
+    module = moved(layer)
+    back, one = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
+    far, three = bounded(module).bound_backward(Reach(1.0, layer.shape), 3.0)
+    assert far == pytest.approx(3 * back, rel=1e-12)
+    assert all(three[p] == pytest.approx(3 * one[p], rel=1e-12) for p in one)
+    if not isinstance(module, BallBias):
+        _, long = bounded(module).bound_backward(Reach(5.0, layer.shape), 1.0)
+        assert all(long[p] == pytest.approx(5 * one[p], rel=1e-12) for p in one)
+
+
+@every_layer
+def test_an_example_comes_out_of_a_batch_as_it_does_alone(layer) -> None:
+    module = moved(layer)
+    x = torch.randn(4, *layer.shape, dtype=torch.float64)
+    alone = torch.cat([module(x[k : k + 1]) for k in range(4)])
+    torch.testing.assert_close(module(x), alone, rtol=0, atol=1e-12)
+    assert module(x[:0]).shape == (0, *alone.shape[1:])
+
+
+@every_layer
+@pytest.mark.parametrize("engine", [BookKeeping(), Reweight()], ids=lambda e: type(e).__name__)
+def test_a_layer_works_under_per_example_clipping(layer, engine) -> None:
+    width = layer.shape[0] if len(layer.shape) == 3 else layer.shape[-1]
+    front = SpectralConv2d(width, width, 1) if len(layer.shape) == 3 else SpectralLinear(width, width)
+    model = nn.Sequential(BoundedInput(3.0), front, moved(layer)).double()
+    x = torch.randn(5, *layer.shape, dtype=torch.float64)
+    report = noisette.explain(model, x)
+    assert not report.problems
+    assert not report.unused
+    truth = clipped_sum(model, squares, (x,), 0.5)
+    norms, sums = measured(model, squares, (x,), 0.5, engine)
+    torch.testing.assert_close(norms, truth.norms, rtol=TOLERANCE[torch.float64], atol=0)
+    for name, expected in truth.sums.items():
+        torch.testing.assert_close(sums[name], expected, rtol=0, atol=1e-10)
+
+
+@every_layer
+def test_a_copy_of_a_layer_has_its_bounds(layer) -> None:
+    module = moved(layer)
+    twin = copy.deepcopy(module)
+    x = Reach(2.0, layer.shape)
+    assert bounded(twin).bound_forward(x) == bounded(module).bound_forward(x)
+    here, there = bounded(module).bound_backward(x, 1.0), bounded(twin).bound_backward(x, 1.0)
+    assert there[0] == here[0]
+    assert [there[1][p] for p in twin.parameters()] == [here[1][p] for p in module.parameters()]
+
+
+@every_training_layer
+def test_weights_are_feasible_from_the_start_and_after_a_state_is_loaded(layer) -> None:
+    module, other = layer.make(), layer.make()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.copy_(5 * torch.randn_like(p))
+    module.load_state_dict(other.state_dict())
+    for fresh in (layer.make(), module):
+        for part in fresh.modules():
+            if isinstance(part, FftConv2d):
+                size = (part.weight.shape[1], *part.size)
+                assert spectral_norm(dense_matrix(copy.deepcopy(part).double(), size)) <= part.norm <= 1 + 1e-6
+            elif isinstance(part, Constrained):
+                norms = torch.linalg.matrix_norm(part.matrices().detach().double(), ord=2)
+                assert float(norms.max()) <= part.norm <= getattr(part, "radius", 1.0) * (1 + 1e-5)
+
+
+def test_activations_stay_within_their_reach_whatever_comes_in() -> None:
+    model = nn.Sequential(
+        BoundedInput(1.5),
+        SpectralConv2d(2, 4, 3, padding=1),
+        BallBias(4, 0.3),
+        GroupSort2(),
+        L2NormPool2d(2),
+        LayerCentering(1),
+        LipschitzResidual(nn.Sequential(SpectralConv2d(4, 4, 1), FullSort())),
+        NormCap(1.6),
+        nn.Flatten(),
+        SpectralLinear(36, 5),
+    )
+    for size in (1e-6, 1.0, 1e6, 1e30):
+        x, reach = size * torch.randn(50, 2, 6, 6), Reach(math.inf, (2, 6, 6))
+        for part in model:
+            x = part(x).detach()
+            reach = part.bound_forward(reach) if isinstance(part, Bounded) else Reach(reach.norm, tuple(x.shape[1:]))
+            assert float(x.flatten(1).double().norm(dim=1).max()) <= reach.norm * (1 + 1e-6)
+            assert x.isfinite().all()
+
+
+def test_the_sphere_has_no_lipschitz_constant_and_says_so() -> None:
+    assert SphereInput(2.0).bound_backward(Reach(1.0, (3,)), 0.1) == (math.inf, {})
