@@ -97,9 +97,10 @@ def test_a_part_that_stretches_makes_radii_shorter_by_as_much(part: nn.Module, s
 
 
 def test_a_part_that_stands_in_two_places_stretches_twice() -> None:
-    twice = Scale(3.0)
-    model = nn.Sequential(BoundedInput(10.0), twice, twice, same(2))
-    torch.testing.assert_close(certify(model, double([0.2, 0.1])), double([0.1 / math.sqrt(2)])[0], **EXACT)
+    twice = nn.Sigmoid()
+    first, second = double([2.0, -1.0])[0].sigmoid().sigmoid()
+    radius = certify(nn.Sequential(twice, twice, same(2)), double([2.0, -1.0]))
+    torch.testing.assert_close(radius, ((first - second) * 16 / math.sqrt(2)).unsqueeze(0), **EXACT)
 
 
 def test_weights_below_norm_one_make_radii_longer() -> None:
@@ -164,11 +165,12 @@ def test_nothing_within_the_radius_is_further_off_behind_the_ball_than_certified
 
 def test_what_is_not_finite_or_of_no_direction_has_radius_zero() -> None:
     ball, sphere = (nn.Sequential(kind(3.0), same(2)) for kind in (BoundedInput, SphereInput))
-    odd = double([math.nan, 1.0], [math.inf, 1.0], [1e200, 1.0], [1e-200, 0.0], [0.0, 0.0], [1.0, 0.0])
+    odd = double([math.nan, 1.0], [math.inf, 1.0], [1e100, 1.0], [1e-25, 0.0], [0.0, 0.0], [1.0, 0.0])
     assert certify(ball, odd)[[0, 1, 2, 4]].tolist() == [0, 0, 0, 0]
     assert certify(sphere, odd)[:5].tolist() == [0, 0, 0, 0, 0]
     assert certify(sphere, odd)[5] > 0
     assert certify(ball, odd)[5] > 0
+    assert certify(nn.Identity(), odd)[[0, 1]].tolist() == [0, 0]
 
 
 def test_fixed_features_of_known_stretch_stay_in_front_of_the_radius() -> None:

@@ -153,7 +153,7 @@ def _radii(parts: Sequence[nn.Module], inputs: Tensor) -> tuple[Tensor, Tensor]:
     classes, radii = _lead(inputs)
     for part, reach, norms in reversed(way):
         radii = _in_front(part, reach, norms, radii)
-    return classes, radii.nan_to_num(nan=0.0, posinf=math.inf)
+    return classes, radii.nan_to_num(nan=0.0, posinf=0.0)
 
 
 def _lead(scores: Tensor) -> tuple[Tensor, Tensor]:
