@@ -10,7 +10,9 @@ from noisette.data import DataError, Declaration, load, names
 
 
 def test_built_in_names() -> None:
-    assert names() == ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult", "ag-news")
+    images, others = ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10"), ("adult", "ag-news")
+    anomalies = ("aloi", "campaign", "celeba", "donors", "magic", "mammography", "shuttle", "skin", "yeast")
+    assert names() == (*images, *others, *(f"adbench-{name}" for name in anomalies))
 
 
 def test_unknown_name_lists_all_and_a_close_one() -> None:

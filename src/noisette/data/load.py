@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
-from noisette.data import adult, ag_news, cifar10, csv, digits, emnist, folder, mnist, npz
+from noisette.data import adbench, adult, ag_news, cifar10, csv, digits, emnist, folder, mnist, npz
 from noisette.data.dataset import DataSet
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError
@@ -20,6 +21,7 @@ BUILT_IN: dict[str, Callable[[Path | None], DataSet]] = {
     "cifar10": cifar10.cifar10,
     "adult": adult.adult,
     "ag-news": ag_news.ag_news,
+    **{f"adbench-{name}": partial(adbench.read, name) for name in adbench.TABLES},
 }
 OWN: dict[str, Callable[[Path, Declaration], DataSet]] = {
     ".csv": csv.read,
