@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from model_cases import CASES, Case, Forward, attention, cnn, mlp, parameter, recurrent
 from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, Reweight
 from noisette.preflight import Call, prove
+from noisette.stilled import Stilled
 
 ENGINES = [BookKeeping(), Reweight(), Loop()]
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
@@ -131,6 +132,86 @@ def test_batch_norm_is_refused_by_name(norm: nn.Module) -> None:
         PrivacyRefusal, match=rf"1  {type(norm).__name__} mixes examples: put PublicBatchNorm or GroupNorm"
     ):
         proven(model, torch.randn(4, 6))
+
+
+class Stateful(nn.Module):
+    """A layer behind others that keeps something of what came by, or shares something out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls, self.kept = nn.Linear(6, 3), 0, None
+        self.experts = nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3)])
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+
+class CountsCalls(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) * self.calls
+
+
+class ScaledByAllItSaw(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += x.detach().sum()
+        return self.layer(x) * (1 + self.seen.tanh())
+
+
+class LooksBack(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        y, self.kept = self.layer(x if self.kept is None else x + self.kept), x.detach().mean(0)
+        return y
+
+
+class RoutesWithCapacity(Stateful):
+    """Each expert serves a share of the batch and a quarter more; the others get nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, capacity = (x[:, 0] > 0).long(), -(-5 * len(x) // 8)
+        output = x.new_zeros(len(x), 3)
+        for k, expert in enumerate(self.experts):
+            served = (chosen == k) & ((chosen == k).cumsum(0) <= capacity)
+            output = output + expert(x) * served.unsqueeze(1)
+        return output
+
+
+class CentresBetweenItsParts(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.experts[0](x)
+        return self.experts[1](torch.cat([h - h.mean(0), h], 1))
+
+
+class Contrasts(Stateful):
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.layer(x)
+        return (z @ z.t()).log_softmax(1)[:, :1]
+
+
+KEPT = [CountsCalls, ScaledByAllItSaw, LooksBack, RoutesWithCapacity, CentresBetweenItsParts, Contrasts]
+
+
+@every_engine
+@pytest.mark.parametrize("kind", KEPT, ids=lambda k: k.__name__)
+def test_the_module_that_couples_is_named_not_the_one_it_leads_to(kind: type[nn.Module], engine) -> None:
+    with pytest.raises(PrivacyRefusal, match=rf"1 \({kind.__name__}\) gives an example another output"):
+        proven(nn.Sequential(nn.Linear(6, 6), kind()), torch.randn(4, 6), engine=engine)
+
+
+class CountsExamples(nn.Module):
+    """How many records took part is as private as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x)
+        return self.layer(x)
+
+
+def test_a_model_that_counts_its_examples_is_refused() -> None:
+    with pytest.raises(PrivacyRefusal, match=r"keeps something of its inputs in 1\.seen"):
+        proven(nn.Sequential(nn.Linear(6, 6), CountsExamples()), torch.randn(4, 6))
 
 
 class Rounded(nn.Module):
@@ -296,6 +377,12 @@ def test_model_without_an_output_for_each_example() -> None:
 
 def test_only_shapes_of_the_input_are_read() -> None:
     proven(mlp(), torch.full((4, 6), float("nan")))
+
+
+@pytest.mark.parametrize("function", ["centring", "experts with capacity"])
+def test_mixing_is_refused_also_where_randomness_is_stilled_around_the_call(function: str) -> None:
+    with Stilled(), pytest.raises(PrivacyRefusal, match="middle"):
+        proven(Between(MIXING[function]), torch.randn(4, 6))
 
 
 def test_everything_is_as_it_was() -> None:

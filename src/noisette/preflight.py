@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -123,26 +124,33 @@ def prove(bound: GradientBound, example: Call) -> None:
             keeps of its inputs.
     """
     refuse_mixing_modules(bound.model)
-    with torch.random.fork_rng(), _buffers_kept(bound.model):
-        problem = _problem(bound, example)
-        if problem and _tolerance(bound.model) == _TOLERANCE[torch.float32]:
-            # Alone and in a batch values are rounded differently, and then a maximum of two that nearly tie may change.
-            with _in_double(bound.model), suppress(RuntimeError):
-                problem = _problem(bound, example.map(_doubled))
-        if problem:
-            raise PrivacyRefusal(problem)
+    with torch.random.fork_rng(), _buffers_kept(bound.model) as put_back:
+        torch.manual_seed(_SEED)
+        public = _public_batch(example)
+        _refuse_mixing(bound, public)
+        # Equal examples want the same places and the same expert, and a state that has wandered off shows little.
+        with _before_calls(bound.model, put_back):
+            _refuse_mixing(bound, _batched(public, lambda tensor: tensor[:1].expand_as(tensor).clone()))
         _refuse_steeper(bound, example)
     _refuse_remembering(bound.model, example)
 
 
-def _problem(bound: GradientBound, example: Call) -> str:
+def _refuse_mixing(bound: GradientBound, public: Call) -> None:
+    problem = _problem(bound, public)
+    if problem and _tolerance(bound.model) == _TOLERANCE[torch.float32]:
+        # Alone and in a batch values are rounded differently, and then a maximum of two that nearly tie may change.
+        with _in_double(bound.model), suppress(RuntimeError):
+            problem = _problem(bound, public.map(_doubled))
+    if problem:
+        raise PrivacyRefusal(problem)
+
+
+def _problem(bound: GradientBound, public: Call) -> str:
     """What speaks against additivity, "" if it holds.
 
     Raises:
         PrivacyRefusal: one example alone is above the bound, which no other precision excuses.
     """
-    torch.manual_seed(_SEED)
-    public = _public_batch(example)
     loss = _Projection()
     raw = [_singleton(bound, public, i, loss, 1.0) for i in range(_EXAMPLES)]
     scale = _scale_to_bound(bound, public, loss, raw)
@@ -228,17 +236,23 @@ def _public_batch(example: Call) -> Call:
     def public(tensor: Tensor) -> Tensor:
         batched = tensor.dim() and tensor.shape[0] == b
         shape = (_EXAMPLES if batched else tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else tensor.shape
-        if tensor.dtype.is_floating_point:
-            return torch.randn(shape, dtype=tensor.dtype, device=tensor.device)
-        # Zero and one are the integers that every vocabulary, mask and list of classes has.
-        return torch.randint(0, 2, shape, device=tensor.device).to(tensor.dtype)
+        with torch._C.DisableTorchFunction():  # whatever mode the call came in, such as one that stills randomness
+            if tensor.dtype.is_floating_point:
+                return torch.randn(shape, dtype=tensor.dtype, device=tensor.device)
+            # Zero and one are the integers that every vocabulary, mask and list of classes has.
+            return torch.randint(0, 2, shape, device=tensor.device).to(tensor.dtype)
 
     return example.map(public)
 
 
+def _batched(batch: Call, change: Callable[[Tensor], Tensor]) -> Call:
+    """The batch with the tensors changed that hold its examples."""
+    return batch.map(lambda tensor: change(tensor) if tensor.dim() and tensor.shape[0] == _EXAMPLES else tensor)
+
+
 def _row(batch: Call, i: int) -> Call:
     """One example of a batch as a batch of one."""
-    return batch.map(lambda tensor: tensor[i : i + 1] if tensor.dim() and tensor.shape[0] == _EXAMPLES else tensor)
+    return _batched(batch, lambda tensor: tensor[i : i + 1])
 
 
 class _Projection:
@@ -265,7 +279,8 @@ class _Projection:
 
     def _directions_of(self, k: int, rows: Tensor) -> Tensor:
         if k not in self._directions or self._directions[k].shape[1] != rows.shape[1]:
-            self._directions[k] = torch.randn(_EXAMPLES, rows.shape[1], dtype=rows.dtype, device=rows.device)
+            with torch._C.DisableTorchFunction():
+                self._directions[k] = torch.randn(_EXAMPLES, rows.shape[1], dtype=rows.dtype, device=rows.device)
         return self._directions[k]
 
 
@@ -320,8 +335,15 @@ def _reached(sums: Sequence[BoundedSum]) -> float:
 
 def _refuse_remembering(model: nn.Module, example: Call) -> None:
     """The state that is published with the weights must not know what came by."""
-    left = [_state_after(model, example, seed) for seed in (_SEED, _SEED + 1)]
-    if told := [name for name in sorted(left[0] | left[1]) if not _same(left[0].get(name), left[1].get(name))]:
+    left, other, fewer = (
+        _state_after(model, example, seed, count)
+        for seed, count in ((_SEED, _EXAMPLES), (_SEED + 1, _EXAMPLES), (_SEED, _EXAMPLES - 1))
+    )
+    if told := [
+        name
+        for name in sorted(left | other | fewer)
+        if not all(_same(left.get(name), state.get(name)) for state in (other, fewer))
+    ]:
         raise PrivacyRefusal(
             f"the model keeps something of its inputs in {', '.join(told)}, which would be saved with the weights "
             "without any noise. Freeze what writes it (eval mode), or take it out of the model's state "
@@ -329,11 +351,11 @@ def _refuse_remembering(model: nn.Module, example: Call) -> None:
         )
 
 
-def _state_after(model: nn.Module, example: Call, seed: int) -> dict[str, Any]:
-    """The state of the model after one call with public inputs that this seed draws."""
+def _state_after(model: nn.Module, example: Call, seed: int, count: int) -> dict[str, Any]:
+    """The state of the model after one call with the first of the public inputs that this seed draws."""
     with torch.random.fork_rng(), _buffers_kept(model), torch.no_grad():
         torch.manual_seed(seed)
-        call = _public_batch(example)
+        call = _batched(_public_batch(example), lambda tensor: tensor[:count])
         torch.manual_seed(seed - seed % 10)  # the model's own random numbers are the same for both
         model(*call.args, **call.kwargs)
         trained = dict(model.named_parameters())
@@ -347,19 +369,33 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
+def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """What puts the model's buffers back to what they are now; it is called at the end."""
     before = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
         for name, buffer in module._buffers.items()
         if buffer is not None
     ]
-    try:
-        yield
-    finally:
+
+    def put_back() -> None:
         with torch.no_grad():
             for module, name, buffer, value in before:
                 module._buffers[name] = buffer.copy_(value)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+@contextmanager
+def _before_calls(model: nn.Module, do: Callable[[], None]) -> Iterator[None]:
+    handle = model.register_forward_pre_hook(lambda module, args: do(), prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 _MIXING_UNSEEN = (
@@ -369,33 +405,61 @@ _MIXING_UNSEEN = (
 
 
 def _first_mixing_module(model: nn.Module, batch: Call) -> str:
-    """What to say of the innermost module, first in order, whose output for example 0 changes when the others leave.
+    """What to say of the innermost module, first in order, whose output for an example changes when the others leave.
 
-    Empty where no module's output shows it.
+    One whose inputs change as well got that from elsewhere, unless there is no other. Empty where no output shows it.
     """
-    together, alone = _outputs_of_example_0(model, batch), _outputs_of_example_0(model, _row(batch, 0))
-    for (name, output), (_, single) in zip(together, alone, strict=False):
-        if output.shape == single.shape and not torch.allclose(output, single, rtol=1e-2, atol=1e-4):
-            kind = type(dict(model.named_modules())[name]).__name__
-            return (
-                f"{name or 'the model'} ({kind}) gives an example another output when the other examples change. "
-                "Every operation must look at one example at a time; for batch norm use GroupNorm."
-            )
-    return ""
+    together = _answers(model, batch, _EXAMPLES)
+    alone = [_answers(model, _row(batch, i), 1) for i in range(_EXAMPLES)]
+    found = ""
+    for whole, *singles in zip(together, *alone, strict=False):
+        pairs = [(whole.of(i), single.of(0)) for i, single in enumerate(singles)]
+        changed = [_differ(one.inputs, other.inputs) for one, other in pairs if _differ(one.outputs, other.outputs)]
+        if changed and (not found or not all(changed)):
+            found = f"{whole.name or 'the model'} ({whole.kind})"
+            if not all(changed):
+                break
+    return found and (
+        f"{found} gives an example another output when the other examples change. "
+        "Every operation must look at one example at a time; for batch norm use GroupNorm."
+    )
 
 
-def _outputs_of_example_0(model: nn.Module, batch: Call) -> list[tuple[str, Tensor]]:
-    seen: list[tuple[str, Tensor]] = []
-    b = 1 if all(t.shape[:1] != (_EXAMPLES,) for t in batch.tensors()) else _EXAMPLES
+@dataclass(frozen=True)
+class _Answer:
+    """What a module was given and what it answered, each tensor with the examples on its first axis."""
 
-    def remember(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.dim() and output.shape[0] % b == 0:
-                seen.append((name, output.detach()[: output.shape[0] // b].clone()))
+    name: str
+    kind: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
 
-        return hook
+    def of(self, i: int) -> _Answer:
+        """Of one example."""
+        return _Answer(self.name, self.kind, tuple(t[i] for t in self.inputs), tuple(t[i] for t in self.outputs))
 
-    handles = [module.register_forward_hook(remember(name)) for name, module in model.named_modules()]
+
+def _differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return any(
+        a.shape == b.shape and not torch.allclose(a.double(), b.double(), rtol=1e-2, atol=1e-4, equal_nan=True)
+        for a, b in zip(one, other, strict=False)
+    )
+
+
+def _answers(model: nn.Module, batch: Call, b: int) -> list[_Answer]:
+    """What the modules answer for a batch of b examples, in the order of their answers."""
+    seen: list[_Answer] = []
+
+    def by_example(values: Any) -> tuple[Tensor, ...]:
+        leaves = [leaf for leaf in tree_flatten(_plain(values))[0] if isinstance(leaf, Tensor) and leaf.dim()]
+        return tuple(t.detach().unflatten(0, (b, -1)).clone() for t in leaves if t.shape[0] and t.shape[0] % b == 0)
+
+    def hook(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        seen.append(_Answer(name, type(module).__name__, by_example((args, kwargs)), by_example(output)))
+
+    handles = [
+        module.register_forward_hook(partial(hook, name), with_kwargs=True) for name, module in model.named_modules()
+    ]
     try:
         with torch.no_grad(), Stilled():
             model(*batch.args, **batch.kwargs)
