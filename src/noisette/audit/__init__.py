@@ -8,6 +8,8 @@ from noisette.audit.arenas import LipschitzAxes as LipschitzAxes
 from noisette.audit.certificate import certified_epsilon as certified_epsilon
 from noisette.audit.certificate import certified_mu as certified_mu
 from noisette.audit.certificate import epsilon_of as epsilon_of
+from noisette.audit.neighbours import NeighbourAudit as NeighbourAudit
+from noisette.audit.neighbours import audit_neighbours as audit_neighbours
 from noisette.audit.scores import Scores as Scores
 from noisette.audit.step_audit import StepAudit as StepAudit
 from noisette.audit.step_audit import Verdict as Verdict
@@ -23,11 +25,13 @@ __all__ = [
     "BehindPublicNorm",
     "Canaries",
     "LipschitzAxes",
+    "NeighbourAudit",
     "Scores",
     "StepAudit",
     "Verdict",
     "assert_consistent",
     "audit_bound",
+    "audit_neighbours",
     "audit_step",
     "certified_epsilon",
     "certified_mu",

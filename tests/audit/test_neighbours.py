@@ -1,0 +1,123 @@
+"""Batches that differ by one record: within the bound for harmless models, beyond it where records mix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noisette import AdaptiveClip, BookKeeping, GradientBound, Loop, PerExampleClip, PrivacyRefusal, Reweight
+from noisette.audit import Verdict, audit_neighbours
+from noisette.bounding.lipschitz_bound import LipschitzBound
+from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
+from noisette.noise import GaussianNoise
+
+
+def draw(n: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(n, 6), torch.randint(0, 3, (n,))
+
+
+def losses(model: nn.Module, records: tuple[Tensor, ...]) -> Tensor:
+    return F.cross_entropy(model(records[0]), records[1], reduction="none")
+
+
+class Between(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def network(function: Callable[[Tensor], Tensor] = lambda x: x) -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 16), Between(function), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), Loop()], ids=lambda e: type(e).__name__)
+def test_a_record_moves_a_sum_by_no_more_than_the_bound(engine) -> None:
+    pairs = 6 if isinstance(engine, Loop) else 50
+    audit = audit_neighbours(
+        lambda: PerExampleClip(network(), 0.5, engine=engine), draw, losses, noise_multiplier=1.0, pairs=pairs, steps=30
+    )
+    assert audit.verdict is Verdict.CONSISTENT, audit.findings
+    assert audit.reached.shape == (pairs,)
+    assert 0.99 < audit.worst < 1 + 1e-5, "the bound is reached, and not passed"
+
+
+def test_a_bound_that_learns_beside_the_gradient_is_kept() -> None:
+    audit = audit_neighbours(
+        lambda: PerExampleClip(network(), clipping=AdaptiveClip(0.5, count_share=0.2)),
+        draw,
+        losses,
+        noise_multiplier=1.0,
+        steps=1,
+    )
+    assert 0.99 < audit.worst < 1 + 1e-5
+
+
+def test_a_lipschitz_network_keeps_its_bound() -> None:
+    loss = TauCrossEntropy(tau=2.0)
+
+    def make() -> GradientBound:
+        torch.manual_seed(5)
+        model = nn.Sequential(BoundedInput(1.0), SpectralLinear(6, 8), GroupSort2(), SpectralLinear(8, 3))
+        return LipschitzBound(model, loss=loss, input_shape=(6,))
+
+    audit = audit_neighbours(make, draw, lambda m, r: loss(m(r[0]), r[1]), noise_multiplier=1.0, steps=30)
+    assert audit.verdict is Verdict.CONSISTENT, audit.findings
+    assert 0.2 < audit.worst <= 1
+
+
+MIXING = {
+    "centring": lambda x: x - x.mean(0),
+    "scaling by the largest": lambda x: x / x.abs().max(),
+    "softmax over the batch": lambda x: 10 * x.softmax(0),
+    "attention over the batch": lambda x: (x @ x.t()).softmax(1) @ x,
+}
+
+
+@pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
+def test_records_that_mix_are_found(function, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> GradientBound:
+        return PerExampleClip(network(function), 0.5, engine=Loop())
+
+    with pytest.raises(PrivacyRefusal):
+        audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=1, steps=1)
+    monkeypatch.setattr("noisette.preflight.prove", lambda bound, example: None)
+    audit = audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=18, steps=1)
+    assert audit.verdict is Verdict.VIOLATION
+    assert audit.findings[0] == f"one record moves the sum of a batch by {audit.worst:.3g} times the bound"
+
+
+def test_too_little_noise_is_found_along_the_worst_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = GaussianNoise.add_
+
+    def quieter(self, tensors, *, step, deviation):
+        real(self, tensors, step=step, deviation=0.2 * deviation)
+
+    monkeypatch.setattr(GaussianNoise, "add_", quieter)
+    audit = audit_neighbours(lambda: PerExampleClip(network(), 0.5), draw, losses, noise_multiplier=1.0, pairs=2)
+    assert audit.worst < 1 + 1e-5
+    assert audit.noised.certified_mu > 1
+    assert audit.verdict is Verdict.VIOLATION
+
+
+def test_inputs_that_are_no_numbers_are_drawn_alone() -> None:
+    def make() -> GradientBound:
+        torch.manual_seed(1)
+        return PerExampleClip(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), 0.1)
+
+    audit = audit_neighbours(
+        make, lambda n: (torch.randint(0, 9, (n, 5)), draw(n)[1]), losses, noise_multiplier=1.0, steps=5
+    )
+    assert audit.verdict is Verdict.CONSISTENT, audit.findings
+
+
+def test_numbers_outside_their_domain_are_refused_together() -> None:
+    with pytest.raises(ValueError, match=r"noise_multiplier.*pairs"):
+        audit_neighbours(lambda: PerExampleClip(network(), 1.0), draw, losses, noise_multiplier=0.0, pairs=0)
