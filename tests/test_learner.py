@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import Ledger, Loop, PerExampleClip, PrivacyRefusal, models
+from noisette import Ledger, Loop, PrivacyRefusal, models
 from noisette import nn as norms
 from noisette.bounding import LipschitzBound
 from noisette.data import DataSet, Split
@@ -273,9 +273,9 @@ def test_every_allocation_can_be_asked_for(name: str, parts: int) -> None:
     assert len(learner.bound.take()) == parts
 
 
-def test_the_same_network_can_be_clipped_instead() -> None:
-    learner = Learner(lipschitz(lipschitz=LipschitzSection()), DATA)
-    assert isinstance(learner.bound, PerExampleClip)
+def test_a_network_that_keeps_its_weights_in_a_set_is_not_trained_out_of_it() -> None:
+    with pytest.raises(ValueError, match=r"lipschitz-dense keeps its weights in a set.*\[lipschitz\] tau = 30"):
+        Learner(lipschitz(lipschitz=LipschitzSection()), DATA)
 
 
 def test_a_network_without_bounds_is_refused_by_name() -> None:

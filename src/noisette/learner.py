@@ -23,6 +23,7 @@ from noisette.bounding.base import GradientBound
 from noisette.bounding.clipping_rules import Flat, Group
 from noisette.bounding.lipschitz_bound import LipschitzBound
 from noisette.data import DataSet, Split
+from noisette.lipschitz import Constrained
 from noisette.nn import (
     ExactPerExampleBatchNorm,
     FrozenBatchNorm,
@@ -214,6 +215,7 @@ def _bound(
 ) -> tuple[Loss, GradientBound, float | None]:
     """The loss, what bounds one example, and the noise multiplier of all layers together if the recipe gives one."""
     if recipe.lipschitz.tau is None:
+        _refuse_constrained(model, recipe)
         return partial(nn.functional.cross_entropy, reduction="none"), *_clip(model, recipe)
     lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, classes)
     bound = LipschitzBound(
@@ -224,6 +226,15 @@ def _bound(
         logit_clipping=Flat(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier
+
+
+def _refuse_constrained(model: nn.Module, recipe: Recipe) -> None:
+    """Weights that belong to a set are not clipped out of it: they would be others when they are loaded."""
+    if any(isinstance(part, Constrained) for part in model.modules()):
+        raise ValueError(
+            f"{recipe.model.name} keeps its weights in a set, and bounds one example by its layers: give the recipe a "
+            "table lipschitz, such as [lipschitz] tau = 30"
+        )
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:

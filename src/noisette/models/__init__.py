@@ -12,6 +12,7 @@ from noisette.models.lipschitz import lipschitz_dense as lipschitz_dense
 from noisette.models.lipschitz import lipschitz_linear as lipschitz_linear
 from noisette.models.lipschitz import lipschitz_mixer as lipschitz_mixer
 from noisette.models.lipschitz import lipschitz_patch as lipschitz_patch
+from noisette.models.lipschitz import lipschitz_rows as lipschitz_rows
 from noisette.models.lipschitz import scattering_lipschitz_linear as scattering_lipschitz_linear
 from noisette.models.norms import Norm as Norm
 from noisette.models.norms import batch_norm as batch_norm

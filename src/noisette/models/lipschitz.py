@@ -17,7 +17,7 @@ from torch import nn
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.models.fixed_features import FixedFeatures
 from noisette.models.shapes import Shape, need_images, numbers_of
-from noisette.nn import DctCut, Scattering2d
+from noisette.nn import AppendOne, DctCut, Scattering2d
 from noisette.nn.lipschitz import (
     GroupSort2,
     L2NormPool2d,
@@ -38,6 +38,17 @@ def lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
 def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)) -> FixedFeatures:
     """Orthogonal layers with sorted pairs between them, on the numbers of an example, images less their mean."""
     return FixedFeatures(_centred(shape), _dense_head(numbers_of(shape), units, classes))
+
+
+def lipschitz_rows(shape: Shape, classes: int, *, units: Sequence[int] = (64, 64)) -> FixedFeatures:
+    """:func:`lipschitz_dense` on rows of numbers of about one each, beside a one.
+
+    Raises:
+        ValueError: examples are no rows.
+    """
+    if len(shape) != 1:
+        raise ValueError(f"the model 'lipschitz-rows' needs rows of numbers, got examples of shape {tuple(shape)}")
+    return FixedFeatures(AppendOne(), _dense_head(shape[0] + 1, units, classes))
 
 
 def dct_lipschitz_dense(shape: Shape, classes: int, *, k: int = 10, units: Sequence[int] = (128,)) -> FixedFeatures:

@@ -18,6 +18,7 @@ from noisette.models.lipschitz import (
     lipschitz_linear,
     lipschitz_mixer,
     lipschitz_patch,
+    lipschitz_rows,
     scattering_lipschitz_linear,
 )
 from noisette.models.norms import batch_norm, layer_norm
@@ -59,6 +60,7 @@ _MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "ln-bilstm-dl": ln_bilstm_dl,
     "lipschitz-linear": lipschitz_linear,
     "lipschitz-dense": lipschitz_dense,
+    "lipschitz-rows": lipschitz_rows,
     "lipschitz-patch": lipschitz_patch,
     "lipschitz-mixer": lipschitz_mixer,
     "dct-lipschitz-dense": dct_lipschitz_dense,

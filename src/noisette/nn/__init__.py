@@ -1,5 +1,6 @@
 """Modules that a user puts into a model."""
 
+from noisette.nn.append_one import AppendOne as AppendOne
 from noisette.nn.channel_norm import FrozenBatchNorm as FrozenBatchNorm
 from noisette.nn.channel_norm import PerExampleBatchNorm as PerExampleBatchNorm
 from noisette.nn.channel_norm import PublicBatchNorm as PublicBatchNorm
