@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -19,7 +19,7 @@ def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written; the error names the path.
     """
-    beside = path.with_name(f"{path.name}.unfinished")
+    beside = _beside(path)
     try:
         beside.unlink(missing_ok=True)
         os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -43,6 +43,16 @@ def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """
     with whole_file(path, mode=mode) as beside:
         beside.write_bytes(content)
+
+
+def clear(path: Path) -> None:
+    """Take away what a crash left of a new file for ``path``, where that can be done."""
+    with suppress(OSError):
+        _beside(path).unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.unfinished")
 
 
 def sync(path: Path) -> None:

@@ -15,6 +15,7 @@ from noisette._check import count
 from noisette.accounting.events import Event, check_events
 from noisette.accounting.ledger_file import LedgerFile
 from noisette.accounting.ledger_lines import End, Entry, Kind, mended, sealed_entries
+from noisette.accounting.ledger_tail import Tail
 from noisette.errors import PrivacyRefusal
 
 LEDGER_FILE = "ledger.jsonl"
@@ -99,6 +100,7 @@ class Ledger:
         self.dataset = dataset
         self._end = End()
         self._heads = {self._end.head}
+        self._tail = Tail()
         self._tallies: dict[Event, Tally] = {}
         self._unused: Counter[Event] = Counter()
         self._file = None if self.path is None else LedgerFile(self.path)
@@ -106,6 +108,7 @@ class Ledger:
         if self._file is not None:
             try:
                 self._replay(self._file.content(), self._file.path)
+                self._name_head()
             except BaseException:
                 self._file.close()
                 raise
@@ -155,7 +158,12 @@ class Ledger:
 
     @property
     def head(self) -> str:
-        """The digest of the last line, which seals all lines; empty without a line or without a file."""
+        """The digest of the last line, which seals all lines; empty without a line or without a file.
+
+        From now on this line stays: lines since the last one that was asked for may be replaced by fewer with the same
+        totals, so that a ledger does not grow with every step.
+        """
+        self._name_head()
         return self._end.head
 
     @property
@@ -175,7 +183,7 @@ class Ledger:
 
     def holds(self, head: str) -> bool:
         """Whether this was once the head of the ledger, so that the ledger goes on from there."""
-        return head in self._heads
+        return head in self._heads or head in self._tail.heads
 
     def reserve(self, event: Event, steps: int) -> None:
         """Write down, durably, that this many releases may follow. Call it before their batches are drawn.
@@ -264,7 +272,18 @@ class Ledger:
 
     def _spend(self, kind: Kind, event: Event, steps: int) -> None:
         check_events({**self.events, event: steps})  # a mixture would have no price
+        if self._file is not None and self._tail.is_long:
+            self._shorten(self._file)
         self._append(kind, event, steps, durable=True)
+
+    def _shorten(self, file: LedgerFile) -> None:
+        lines, tail, end = self._tail.shortened(self.dataset)
+        if file.replace_end(lines, start=tail.start.size, size=self._end.size):
+            self._tail, self._end = tail, end
+
+    def _name_head(self) -> None:
+        self._heads.update(self._tail.heads)
+        self._tail = Tail(self._end)
 
     def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
         if os.getpid() != self._owner:
@@ -284,7 +303,8 @@ class Ledger:
 
     def _count(self, entry: Entry, end: End) -> None:
         self._tallies[entry.event] = self._tallies.get(entry.event, Tally()).after(entry.kind, entry.steps)
-        self._heads.add(end.head)
+        if end.head:
+            self._tail.add(entry, end)
         self._end = end
 
     def _replay(self, content: bytes, path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from noisette.durable import sync
+from noisette import durable
 from noisette.errors import PrivacyRefusal
 
 
@@ -25,8 +26,7 @@ class LedgerFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._owner = os.getpid()
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        self._let_go = weakref.finalize(self, _unlock_and_close, self._descriptor, self._owner)
+        self._hold(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600))
         try:
             _lock(self._descriptor)
         except BlockingIOError:
@@ -39,6 +39,11 @@ class LedgerFile:
             self.close()
             error.filename = str(path)
             raise
+        durable.clear(path)
+
+    def _hold(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._let_go = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
 
     def content(self) -> bytes:
         """All that the file holds."""
@@ -75,6 +80,44 @@ class LedgerFile:
         os.ftruncate(self._descriptor, size)
         self._sync(new=False)
 
+    def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
+        """Put these lines, durably, in place of all behind ``start`` in a file of this size; tell whether it was.
+
+        It is not where the disk has no room for it, or the file lies elsewhere by now; the file stays as it was.
+
+        Raises:
+            PrivacyRefusal: the file was closed, removed or changed, or belongs to the process this one was forked from.
+            OSError: nobody knows which of the two files a crash would leave; the file is closed.
+        """
+        self._check_ours(size)
+        if not self._lies_at_its_path():
+            return False
+        descriptor = -1
+        try:
+            with durable.whole_file(self.path, mode=0o600) as beside:
+                descriptor = os.open(beside, os.O_RDWR | os.O_APPEND)
+                _lock(descriptor)  # before it has the name, under which others look for it
+                content = self.content()[:start] + lines
+                if os.write(descriptor, content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except BaseException as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if not self._lies_at_its_path():
+                self.close()
+            elif isinstance(error, OSError):
+                return False
+            raise
+        let_go = self._let_go
+        self._hold(descriptor)
+        let_go()
+        return True
+
+    def _lies_at_its_path(self) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        return False
+
     def close(self) -> None:
         """Unlock the file. It is written no more."""
         self._let_go()
@@ -96,7 +139,7 @@ class LedgerFile:
         try:
             os.fsync(self._descriptor)
             if new:  # a new file is not durable before its name is
-                sync(self.path.parent)
+                durable.sync(self.path.parent)
         except OSError:
             self.close()
             raise

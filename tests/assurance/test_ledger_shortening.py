@@ -1,0 +1,315 @@
+"""A ledger does not grow with every step: its end is put together in a few lines, whatever goes wrong meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RdpAccountant
+from noisette.accounting.ledger_lines import End, Entry, Kind
+from noisette.accounting.ledger_tail import Tail
+from noisette.errors import PrivacyRefusal
+
+EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends of eight lines are long."""
+    monkeypatch.setattr("noisette.accounting.ledger_tail.MOST_LINES", 8)
+
+
+def steps(ledger: Ledger, number: int, *, lease: int = 4) -> None:
+    for step in range(number):
+        if step % lease == 0:
+            ledger.reserve(EVENT, lease)
+        ledger.commit()
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n")
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_file_is_bounded_and_the_totals_are_those_of_all_lines(path: Path) -> None:
+    with Ledger(path) as ledger:
+        ledger.charge(OTHER, 3)
+        for _ in range(40):
+            steps(ledger, 10)
+            ledger.release()
+            ledger.charge(OTHER)
+        totals, head = ledger.tallies, ledger.head
+    assert lines(path) < 30
+    read = Ledger.read(path)
+    assert read.tallies == totals
+    assert read.events == {EVENT: 400, OTHER: 43}
+    assert read.committed == 400
+    assert read.head == head
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.usefixtures("_short")
+def test_a_line_whose_digest_was_asked_for_stays(path: Path) -> None:
+    heads = []
+    with Ledger(path) as ledger:
+        for _ in range(30):
+            steps(ledger, 20)
+            heads.append(ledger.head)
+        assert all(map(ledger.holds, heads))
+        assert not ledger.holds("0" * 64)
+    assert all(map(Ledger.read(path).holds, heads))
+    with Ledger(path) as again:
+        steps(again, 100)
+        assert all(map(again.holds, heads))
+
+
+@pytest.mark.usefixtures("_short")
+def test_lines_of_an_earlier_process_stay_as_they_are(path: Path) -> None:
+    with Ledger(path) as ledger:
+        steps(ledger, 7)
+    before = path.read_bytes()
+    with Ledger(path) as ledger:
+        steps(ledger, 200)
+        assert path.read_bytes().startswith(before)
+        assert ledger.events == {EVENT: 208}
+
+
+@pytest.mark.usefixtures("_short")
+def test_the_lock_is_never_let_go(path: Path) -> None:
+    with Ledger(path) as ledger:
+        for _ in range(10):
+            steps(ledger, 8)
+            with pytest.raises(PrivacyRefusal, match="open for writing elsewhere"):
+                Ledger(path)
+    Ledger(path).close()
+
+
+@pytest.mark.usefixtures("_short")
+def test_a_folder_that_was_moved_keeps_its_growing_file(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with Ledger(tmp_path / "run" / "ledger.jsonl") as ledger:
+        steps(ledger, 8)
+        (tmp_path / "run").rename(tmp_path / "moved")
+        (tmp_path / "run").mkdir()
+        steps(ledger, 80)
+    assert os.listdir(tmp_path / "run") == []
+    assert lines(tmp_path / "moved" / "ledger.jsonl") > 80
+    assert Ledger.read(tmp_path / "moved" / "ledger.jsonl").events == {EVENT: 88}
+
+
+@pytest.mark.usefixtures("_short")
+def test_what_a_crash_left_beside_it_is_cleared(path: Path) -> None:
+    beside = path.with_name("ledger.jsonl.unfinished")
+    beside.write_bytes(b"half a line")
+    with Ledger(path) as ledger:
+        assert not beside.exists()
+        steps(ledger, 40)
+
+
+def test_reservations_come_first() -> None:
+    """So that a file which ends anywhere in the lines counts no less than the lines say by then."""
+    tail, end = Tail(), End()
+    for kind, event, number in ((Kind.COMMIT, EVENT, 2), (Kind.RESERVE, EVENT, 3), (Kind.CHARGE, OTHER, 1)):
+        entry = Entry(kind, "mine", event, number)
+        end = entry.line(end)[1]
+        tail.add(entry, end)
+    content, shorter, _ = tail.shortened("mine")
+    assert [line.split(b'"kind": "')[1][:6] for line in content.splitlines()] == [b"reserv", b"commit", b"charge"]
+    assert len(shorter.heads) == 3
+
+
+# What may go wrong meanwhile
+
+Fail = Callable[..., Any]
+
+
+def failing(name: str, at: int, error: BaseException, *, once: bool, after: bool) -> tuple[Fail, list[int]]:
+    whole, left = getattr(os, name), [at]
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0 and (left[0] == -1 or not once):
+            if after:
+                whole(*arguments, **options)
+            raise error
+        return whole(*arguments, **options)
+
+    return call, left
+
+
+def steps_in_spite_of(path: Path, number: int) -> int:
+    """How many steps happened in a run whose owner goes on after each failure."""
+    happened = 0
+    with suppress(OSError, KeyboardInterrupt, PrivacyRefusal), Ledger(path) as ledger:
+        for step in range(number):
+            with suppress(OSError, KeyboardInterrupt, PrivacyRefusal):
+                if step % 4 == 0:
+                    ledger.reserve(EVENT, 4)
+                ledger.commit()
+                happened += 1
+        with suppress(OSError, KeyboardInterrupt, PrivacyRefusal):
+            ledger.release()
+    return happened
+
+
+@pytest.mark.usefixtures("_short")
+@pytest.mark.parametrize("once", [True, False], ids=["once", "for-good"])
+@pytest.mark.parametrize("after", [True, False], ids=["after", "before"])
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        *((name, OSError(errno.ENOSPC, "disk full")) for name in ("write", "fsync", "replace", "open")),
+        *((name, KeyboardInterrupt()) for name in ("write", "fsync", "replace", "open", "stat", "fstat")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_call_that_fails_never_hides_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException, after: bool, once: bool
+) -> None:
+    for at in count():
+        path = tmp_path / f"{at}.jsonl"
+        with monkeypatch.context() as patch:
+            call, left = failing(name, at, error, once=once, after=after)
+            patch.setattr(os, name, call)
+            happened = steps_in_spite_of(path, 30)
+        if path.exists():
+            Ledger.repair(path)
+            assert sum(Ledger.read(path).events.values()) >= happened
+        else:
+            assert happened == 0
+        if left[0] >= 0:
+            break
+    assert at >= 2
+    assert happened == 30
+
+
+@pytest.mark.usefixtures("_short")
+def test_without_room_for_the_shorter_file_the_long_one_goes_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "disk full")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with Ledger(path) as ledger:
+        steps(ledger, 40)
+    assert lines(path) == 50
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.usefixtures("_short")
+def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reservation in a file that a crash would take back is none."""
+    from noisette import durable
+
+    sync = durable.sync
+
+    def fail_for_folders(place: Path) -> None:
+        if place.is_dir() and lines(path) < 8:
+            raise OSError(errno.EIO, "no disk")
+        sync(place)
+
+    with Ledger(path) as ledger:
+        steps(ledger, 8)
+        monkeypatch.setattr(durable, "sync", fail_for_folders)
+        with pytest.raises(OSError, match="no disk"):
+            steps(ledger, 8)
+        with pytest.raises(PrivacyRefusal, match="closed"):
+            ledger.reserve(EVENT, 1)
+    assert Ledger.read(path).events == {EVENT: 8}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from noisette.accounting import Ledger, PoissonGaussian, ledger_tail
+
+ledger_tail.MOST_LINES = 8
+os.fsync = lambda descriptor: None
+EVENT = PoissonGaussian(0.01, 1.1)
+
+def run(folder):
+    file = os.open(folder / "calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        for step in range(14):
+            if step % 2 == 0:
+                ledger.reserve(EVENT, 2)
+            os.write(file, b"c")
+            ledger.commit()
+
+def die_at(number):
+    left = number
+    def trace(frame, event, _):
+        nonlocal left
+        if not any(name in frame.f_code.co_filename for name in ("ledger_file", "ledger_tail", "durable", "ledger.py")):
+            return None
+        if event == "line":
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    sys.settrace(trace)
+
+for number in range(0, 10**6, 3):
+    folder = Path(sys.argv[1], str(number))
+    folder.mkdir()
+    child = os.fork()
+    if child == 0:
+        try:
+            die_at(number)
+            run(folder)
+        finally:
+            os._exit(0)
+    if os.waitpid(child, 0)[1] == 0:
+        break
+"""
+
+
+def test_a_kill_at_any_line_never_hides_a_step(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=True)
+    shortened = 0
+    folders = sorted(tmp_path.iterdir())
+    for folder in folders:
+        calls = (folder / "calls").stat().st_size if (folder / "calls").exists() else 0
+        path = folder / "ledger.jsonl"
+        if not path.exists():
+            assert calls == 0
+            continue
+        Ledger.repair(path)
+        assert calls <= sum(Ledger.read(path).events.values()) <= calls + 2
+        shortened += lines(path) < calls
+        with Ledger(path) as ledger:
+            ledger.reserve(EVENT, 1)
+        assert {entry.name for entry in folder.iterdir()} == {"calls", "ledger.jsonl"}
+    assert len(folders) > 100
+    assert shortened > 10
+
+
+@pytest.mark.slow
+def test_a_million_steps_take_no_more_room_than_a_thousand(path: Path) -> None:
+    accountant, sizes = RdpAccountant(), []
+    with Ledger(path) as ledger:
+        for _ in range(10):
+            steps(ledger, 100_000, lease=64)
+            sizes.append(path.stat().st_size)
+        assert ledger.events[EVENT] >= 1_000_000
+        assert len(ledger._heads) + len(ledger._tail.heads) < 2000
+    assert max(sizes) < 600_000
+    read = Ledger.read(path)
+    assert read.committed == 1_000_000
+    assert 0 < accountant.price(read.events).epsilon(delta=1e-5) < float("inf")
