@@ -1,0 +1,122 @@
+"""Draw the picture of docs/clipless.md: bounds that walk through a network and back.
+
+    python -m experiments.clipless_page [--check]
+
+With --check nothing is written, and the exit code says whether the numbers in the picture are those of now. They
+are those that the library finds for the network on that page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import nn
+
+from noisette import LipschitzBound
+from noisette.bounding.lipschitz_bound import LayerBound
+from noisette.nn.lipschitz import BoundedInput, GroupSort2, MixerBlock, PatchConv2d, SpectralLinear, TauCrossEntropy
+from noisette.report.svg import BLUE, FAINT, INK, ORANGE, STYLE, standalone, svg
+
+PICTURE = Path(__file__).parent.parent / "docs" / "clipless" / "bounds.svg"
+TAU = 8.0
+_STEP, _WIDTH, _LETTER = 1.22, 0.94, 7.5
+_AHEAD, _BOX, _BACK, _SUM = 2.05, 1.45, 0.85, 0.2  # heights of the rows
+
+
+def network() -> nn.Module:
+    """The network of the page."""
+    return nn.Sequential(
+        BoundedInput(x0=3.0),
+        PatchConv2d(1, 64, patch=4),
+        GroupSort2(),
+        MixerBlock(tokens=49, channels=64),
+        nn.Flatten(),
+        SpectralLinear(3136, 10),
+    )
+
+
+def layers() -> list[LayerBound]:
+    """What the library knows of its parts."""
+    return LipschitzBound(network(), loss=TauCrossEntropy(TAU), input_shape=(1, 28, 28), slack=0.0).layers()
+
+
+def drawn() -> str:
+    """The picture as an SVG element."""
+    parts = layers()
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.6, 2.75))
+        axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+        axes.set(xlim=(-2.75, _STEP * len(parts) + 0.72), ylim=(-0.22, 2.4))
+        axes.axis("off")
+        for height, colour, text in (
+            (_AHEAD, BLUE, "forward: how long\nan example can be"),
+            (_BACK, ORANGE, "back: how long its\ngradient can be"),
+            (_SUM, INK, "product: how far it can\nmove the gradient sum\nof each weight"),
+        ):
+            axes.text(-2.68, height, text, color=colour, fontsize=8, va="center")
+        _arrow(axes, -1, 0, _AHEAD, "any", BLUE)
+        for k, part in enumerate(parts):
+            _box(axes, k, part.kind, trained=bool(part.sensitivities))
+            if k:
+                _arrow(axes, k - 1, k, _AHEAD, f"≤ {part.reach:.2f}", BLUE)
+                _arrow(axes, k, k - 1, _BACK, f"≤ {parts[k - 1].gradient:.2f}", ORANGE)
+            _product(axes, k, part)
+        last = len(parts)
+        _box(axes, last, "loss", trained=False)
+        _arrow(axes, last - 1, last, _AHEAD, f"≤ {parts[-1].reach:.2f}", BLUE)
+        _arrow(axes, last, last - 1, _BACK, f"≤ {parts[-1].gradient:.2f}", ORANGE)
+        return svg(figure, salt="clipless-bounds")
+
+
+def _box(axes: Axes, place: int, name: str, *, trained: bool) -> None:
+    left = _STEP * place - _WIDTH / 2
+    axes.add_patch(
+        matplotlib.patches.Rectangle(
+            (left, _BOX - 0.24), _WIDTH, 0.48, facecolor="none", edgecolor=INK if trained else FAINT, linewidth=1
+        )
+    )
+    lines = re.sub(r"(?<=[a-z0-9])(?=[A-Z][a-z])", "\n", name)
+    axes.text(_STEP * place, _BOX, lines, ha="center", va="center", fontsize=_LETTER)
+
+
+def _arrow(axes: Axes, start: int, end: int, height: float, text: str, colour: str) -> None:
+    """From the middle of one box to that of the next, with its bound above."""
+    axes.annotate(
+        "",
+        (_STEP * end - 0.1 * (end - start), height),
+        (_STEP * start + 0.1 * (end - start), height),
+        arrowprops={"arrowstyle": "-|>", "color": colour, "linewidth": 1.4, "shrinkA": 0, "shrinkB": 0},
+    )
+    axes.text(_STEP * (start + end) / 2, height + 0.07, text, color=colour, ha="center", va="bottom", fontsize=_LETTER)
+
+
+def _product(axes: Axes, place: int, part: LayerBound) -> None:
+    for value in {f"{value:.2f}" for value in part.sensitivities.values()}:
+        many = f"{len(part.sensitivities)} weights:\n" if len(part.sensitivities) > 1 else ""
+        text = f"{many}{part.reach:.2f} × {part.gradient:.2f}\n= {value}"
+        axes.text(_STEP * place, _SUM, text, ha="center", va="center", fontsize=_LETTER)
+
+
+def numbers(picture: str) -> list[str]:
+    """What the picture says in figures."""
+    return re.findall(r"\d+\.\d\d(?=<| ×)", picture)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    picture = standalone(drawn())
+    if parser.parse_args().check:
+        sys.exit(numbers(picture) != numbers(PICTURE.read_text(encoding="utf-8")))
+    PICTURE.parent.mkdir(exist_ok=True)
+    PICTURE.write_text(picture, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
