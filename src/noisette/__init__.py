@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from noisette.private_run import PrivateRun as PrivateRun
     from noisette.private_run import privatize as privatize
     from noisette.release import GaussianRelease as GaussianRelease
+    from noisette.robustness import certified_accuracy as certified_accuracy
+    from noisette.robustness import certify as certify
     from noisette.rules import rule as rule
 
 _ROOMS = {
@@ -87,6 +89,8 @@ _ROOMS = {
     "StrongComposition": "accounting",
     "Unpriceable": "errors",
     "Vmap": "bounding",
+    "certified_accuracy": "robustness",
+    "certify": "robustness",
     "delta_for": "accounting",
     "epsilon_for": "accounting",
     "explain": "explanation",

@@ -463,3 +463,11 @@ def test_layers_tell_the_way_of_the_bounds() -> None:
     assert {name: value for line in lines for name, value in line.sensitivities.items()} == pytest.approx(
         bound.sensitivities()
     )
+
+
+def test_a_layer_that_stands_twice_is_told_twice() -> None:
+    twice = SpectralLinear(6, 6)
+    model = nn.Sequential(BoundedInput(2.0), twice, GroupSort2(), twice).double()
+    bound = bound_of(model, 6, slack=0.0)
+    assert [line.name for line in bound.layers()] == ["0", "1", "2", "3"]
+    assert bound.sensitivities() == pytest.approx({"1.weight": 2 * 2 * SQRT2})

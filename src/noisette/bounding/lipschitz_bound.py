@@ -334,8 +334,8 @@ def _chain(name: str, module: nn.Module, x: Reach) -> list[tuple[str, nn.Module,
     if type(module) is not nn.Sequential:
         return [(name, module, x)]
     chain: list[tuple[str, nn.Module, Reach]] = []
-    for key, part in module.named_children():
-        chain += _chain(f"{name}.{key}" if name else key, part, x)
+    for k, part in enumerate(module):  # a part that stands in two places is two parts
+        chain += _chain(f"{name}.{k}" if name else str(k), part, x)
         x = walk.forward(part, x)
     return chain
 
