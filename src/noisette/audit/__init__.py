@@ -5,9 +5,12 @@ from noisette.audit.arenas import Axes as Axes
 from noisette.audit.arenas import BehindPublicNorm as BehindPublicNorm
 from noisette.audit.arenas import Canaries as Canaries
 from noisette.audit.arenas import LipschitzAxes as LipschitzAxes
+from noisette.audit.arenas import Rows as Rows
 from noisette.audit.certificate import certified_epsilon as certified_epsilon
 from noisette.audit.certificate import certified_mu as certified_mu
 from noisette.audit.certificate import epsilon_of as epsilon_of
+from noisette.audit.guesses import OneRunAudit as OneRunAudit
+from noisette.audit.guesses import audit_guesses as audit_guesses
 from noisette.audit.neighbours import NeighbourAudit as NeighbourAudit
 from noisette.audit.neighbours import audit_neighbours as audit_neighbours
 from noisette.audit.scores import Scores as Scores
@@ -18,6 +21,8 @@ from noisette.audit.step_audit import audit_bound as audit_bound
 from noisette.audit.step_audit import audit_step as audit_step
 from noisette.audit.step_game import play as play
 from noisette.audit.step_game import play_step as play_step
+from noisette.audit.whole_run import RunAudit as RunAudit
+from noisette.audit.whole_run import audit_run as audit_run
 
 __all__ = [
     "Arena",
@@ -26,12 +31,17 @@ __all__ = [
     "Canaries",
     "LipschitzAxes",
     "NeighbourAudit",
+    "OneRunAudit",
+    "Rows",
+    "RunAudit",
     "Scores",
     "StepAudit",
     "Verdict",
     "assert_consistent",
     "audit_bound",
+    "audit_guesses",
     "audit_neighbours",
+    "audit_run",
     "audit_step",
     "certified_epsilon",
     "certified_mu",

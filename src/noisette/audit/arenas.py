@@ -117,6 +117,36 @@ class LipschitzAxes:
         return LENGTH * output.squeeze(1)
 
 
+class _SignedRows(nn.Module):
+    """The row of a number; beyond the table, the negative row of what is left."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(rows, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table.num_embeddings
+        return self.table(x % rows).squeeze(1) * torch.where(x < rows, 1.0, -1.0)
+
+
+class Rows:
+    """For games with very many canaries: a table of which each record moves one row.
+
+    Args:
+        canaries: how many; each has an axis of its own.
+        crowd: ordinary records on the axis of each canary, which move it the other way. They tell a sampler that hands
+            each record out once per epoch from one that tosses coins.
+    """
+
+    def __init__(self, canaries: int, crowd: int = 0) -> None:
+        self.canaries = canaries
+        self.model = _SignedRows(canaries)
+        self.records = torch.cat([torch.arange(canaries), torch.arange(canaries, 2 * canaries).repeat(crowd)])
+
+    def losses(self, output: Tensor) -> Tensor:
+        return LENGTH * output
+
+
 @dataclass(frozen=True)
 class Canaries:
     """Records for a training step of your own, whose gradient at a linear model without bias is the record itself.

@@ -1,0 +1,157 @@
+"""Whole runs: their claim stands for the real sampler, noise and price, and falls with a wrong one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from noisette import BookKeeping, PerExampleClip, PldAccountant, Reweight
+from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run
+from noisette.audit.whole_run import Largest, LikelihoodRatio
+from noisette.bounding.lipschitz_bound import LipschitzBound
+from noisette.nn.lipschitz import TauCrossEntropy
+from noisette.noise import GaussianNoise
+from noisette.sampling import PoissonSampler
+
+
+def clip(model) -> PerExampleClip:
+    return PerExampleClip(model, 0.7)
+
+
+# Noise, rate and steps; what is certified at delta 1e-2 at least.
+SETTINGS = [(1.0, 0.1, 100, 1.4), (0.7, 0.05, 100, 1.2), (2.0, 1.0, 10, 1.7)]
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps", "least"), SETTINGS)
+def test_real_runs_keep_their_claim_and_the_game_has_power(sigma: float, rate: float, steps: int, least: float) -> None:
+    told = []
+    audit = audit_run(
+        clip,
+        noise_multiplier=sigma,
+        sampling_rate=rate,
+        steps=steps,
+        on_step=lambda done, of: told.append((done, of)),
+    )
+    assert audit.verdict is Verdict.CONSISTENT
+    at_percent = audit.points[0]
+    assert at_percent.delta == 1e-2
+    assert least < at_percent.certified < at_percent.claimed
+    assert told == [(k + 1, steps) for k in range(steps)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "least"), [(1.0, 0.1, 100, 2.9), (0.7, 0.05, 100, 2.8), (2.0, 1.0, 10, 3.6)]
+)
+def test_a_million_canaries_come_close_to_the_claim(sigma: float, rate: float, steps: int, least: float) -> None:
+    audit = audit_run(
+        clip,
+        noise_multiplier=sigma,
+        sampling_rate=rate,
+        steps=steps,
+        arena=lambda: Rows(200_000),
+        runs=10,
+    )
+    assert audit.inside.size == 1_000_000
+    assert audit.verdict is Verdict.CONSISTENT
+    assert least < audit.points[0].certified < audit.points[0].claimed
+
+
+def test_several_runs_on_axes_of_two_layers() -> None:
+    audit = audit_run(
+        lambda model: PerExampleClip(model, 0.7, engine=Reweight()),
+        noise_multiplier=0.5,
+        sampling_rate=0.5,
+        steps=4,
+        arena=lambda: Axes(400, 20),
+        runs=5,
+    )
+    assert audit.inside.size == audit.outside.size == 1_000
+    assert audit.verdict is Verdict.CONSISTENT
+    assert audit.points[0].certified > 0.5
+
+
+SIGMA, CROWD, AXES = 0.5, 99, 20_000
+
+
+def crowded(monkeypatch: pytest.MonkeyPatch, *, shuffle: bool):
+    """One epoch; every axis has a crowd of records that move it the other way, and perhaps a canary."""
+
+    turns = (
+        np.random.default_rng(0).random((AXES, CROWD + 1)).argsort(1)
+    )  # of each axis: whose turn it is, step by step
+    axes = np.arange(AXES)
+
+    def without_coins(self: PoissonSampler, *, step: int) -> np.ndarray:
+        """Of each axis one record, each of them once: the last is the canary, if the axis has one."""
+        turn, present = turns[:, step], AXES // 2
+        ordinary = present + (turn * AXES + axes)[turn < CROWD]
+        return np.concatenate([axes[(turn == CROWD) & (axes < present)], ordinary])
+
+    if shuffle:
+        monkeypatch.setattr(PoissonSampler, "indices", without_coins)
+    return audit_run(
+        lambda model: PerExampleClip(model, 0.7, engine=BookKeeping()),
+        noise_multiplier=SIGMA,
+        sampling_rate=1 / (CROWD + 1),
+        steps=CROWD + 1,
+        arena=lambda: Rows(AXES, CROWD),
+        score=Largest(),
+        accountant=PldAccountant(),
+    )
+
+
+def test_coins_in_a_crowd_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = crowded(monkeypatch, shuffle=False)
+    assert audit.verdict is Verdict.CONSISTENT
+
+
+def test_shuffling_that_is_priced_as_coins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = crowded(monkeypatch, shuffle=True)
+    assert audit.verdict is Verdict.VIOLATION
+    assert audit.points[0].certified > 1.2 * audit.points[0].claimed
+    assert audit.findings[0].startswith("at delta=0.01 the run costs epsilon=")
+
+
+def test_runs_with_half_the_noise_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = GaussianNoise.add_
+
+    def half(self, tensors, *, step, deviation):
+        real(self, tensors, step=step, deviation=deviation / 2)
+
+    monkeypatch.setattr(GaussianNoise, "add_", half)
+    audit = audit_run(clip, noise_multiplier=2.0, sampling_rate=1.0, steps=10)
+    assert audit.verdict is Verdict.VIOLATION
+
+
+def test_a_rate_that_is_larger_than_priced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = PoissonSampler.indices
+
+    def more(self, *, step):
+        return real(PoissonSampler(self.size, min(1.0, 5 * self.sampling_rate), self.key), step=step)
+
+    monkeypatch.setattr(PoissonSampler, "indices", more)
+    audit = audit_run(clip, noise_multiplier=0.7, sampling_rate=0.05, steps=40)
+    assert audit.verdict is Verdict.VIOLATION
+
+
+def test_likelihood_ratio_is_that_of_the_mixture() -> None:
+    y, shift, q = np.array([-1.0, 0.0, 2.5]), 0.8, 0.3
+    density = np.exp(-((y - shift) ** 2) / 2) / np.exp(-(y**2) / 2)
+    np.testing.assert_allclose(LikelihoodRatio()(y, shift, q), np.log(1 - q + q * density))
+    assert LikelihoodRatio().join(np.array([1.0]), np.array([2.0])) == [3.0]
+    assert Largest().join(np.array([1.0]), np.array([-2.0])) == [1.0]
+
+
+def test_lipschitz_networks_are_audited_on_axes_of_their_own() -> None:
+    def bound_of(model) -> LipschitzBound:
+        return LipschitzBound(model, loss=TauCrossEntropy(tau=1.0), input_shape=LipschitzAxes().input_shape)
+
+    audit = audit_run(bound_of, noise_multiplier=0.5, sampling_rate=0.5, steps=2, arena=LipschitzAxes, runs=4)
+    assert audit.verdict is Verdict.CONSISTENT
+    assert audit.inside.size == 4 * 256
+
+
+def test_numbers_outside_their_domain_are_refused_together() -> None:
+    with pytest.raises(ValueError, match=r"runs >= 1.*delta"):
+        audit_run(clip, noise_multiplier=1.0, sampling_rate=0.5, steps=1, runs=0, deltas=(2.0,))
