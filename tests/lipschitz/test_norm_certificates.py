@@ -111,6 +111,15 @@ def test_each_kernel_of_a_stack_has_a_bound_of_its_own() -> None:
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=0)
 
 
+def test_taps_that_lie_apart_are_those_of_a_larger_kernel_with_zeros_between() -> None:
+    kernel = torch.tensor([[[[[1.0, 1, -1]]]]], dtype=torch.float64)
+    spread = torch.zeros(1, 1, 1, 1, 7, dtype=torch.float64)
+    spread[..., ::3] = kernel
+    for grid in ((1, 9), (1, 12), (1, 13)):
+        apart = float(frequency_bound(kernel, grid, dilation=(1, 3)))
+        assert apart == pytest.approx(float(frequency_bound(spread, grid)), rel=1e-12)
+
+
 def test_a_kernel_that_reaches_over_the_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="reaches 4 pixels does not fit a grid of side 4"):
         frequency_bound(random(1, 1, 1, 3, 3), (4, 4), dilation=(2, 2))

@@ -25,7 +25,8 @@ _CONVERGENT = 1.7  # a step keeps singular values within one from up to sqrt(3),
 class Orthogonal:
     """All singular values become one, by a few products of matrices; gradients then keep their norm through a layer.
 
-    Where these do not get there (a singular value near zero), the singular value decomposition finds the same matrix.
+    Where these do not get there (a singular value near zero, or weights too large to square), the singular value
+    decomposition finds the same matrix.
 
     Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, however the matrix was found.
 
@@ -42,13 +43,13 @@ class Orthogonal:
         if matrices.shape[-2] < matrices.shape[-1]:
             found, norms = self(matrices.mT)
             return found.mT, norms
-        gram = _gram(tall := _of_ordinary_size(matrices))
+        gram = _gram(matrices)
         reached = _reached(gram)
         if (_residual(gram) <= math.sqrt(reached)).all():
             norms = residual_bound(matrices)
             if (norms.square() - 1 <= reached + 4 * matrices[0].numel() * torch.finfo(torch.float64).eps).all():
                 return matrices, norms
-        found = _iterated(tall, gram)
+        found = _iterated(matrices, gram)
         norms = residual_bound(found)
         if (missed := ~(norms <= 1 + math.sqrt(reached))).any():
             u, _, vh = torch.linalg.svd(matrices[missed].double(), full_matrices=False)
@@ -132,13 +133,6 @@ def _shrunk(matrices: Tensor, bound: Callable[[Tensor], Tensor], radius: float) 
         return matrices, norms
     shrunk = (matrices / torch.where(over, excess, 1.0)[:, None, None]).to(matrices.dtype)
     return shrunk, bound(shrunk)
-
-
-def _of_ordinary_size(tall: Tensor) -> Tensor:
-    """The matrices, those divided by a root mean square of their singular values where that is far from one."""
-    size = torch.linalg.vector_norm(tall, dim=(-2, -1), dtype=torch.float64) / math.sqrt(tall.shape[-1])
-    ordinary = (size > 0.5) & (size < 2) | (size == 0)
-    return (tall / torch.where(ordinary, 1.0, size)[:, None, None]).to(tall.dtype)
 
 
 def _iterated(tall: Tensor, gram: Tensor) -> Tensor:
