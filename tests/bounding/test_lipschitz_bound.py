@@ -219,6 +219,26 @@ def test_weights_are_projected_when_they_are_taken_over_and_when_they_were_moved
     bound.close()
 
 
+def test_weights_that_were_replaced_or_cast_are_projected_anew() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    model[1].weight.data = 9 * model[1].weight.data
+    model(torch.randn(2, 6, dtype=torch.float64))
+    assert largest(model) <= 1 + 1e-6
+    model.float()
+    model(torch.randn(2, 6))
+    assert largest(model.double()) <= 1 + 1e-6
+    bound.close()
+
+
+def test_half_precision_is_refused() -> None:
+    model = dense(6, 8, 4).float()
+    bound = bound_of(model, 6)
+    model.bfloat16()
+    with pytest.raises(PrivacyRefusal, match="half precision"):
+        bound.model(torch.randn(2, 6, dtype=torch.bfloat16))
+
+
 def largest(model: nn.Module) -> float:
     return max(float(torch.linalg.matrix_norm(p.detach(), 2)) for p in model.parameters())
 

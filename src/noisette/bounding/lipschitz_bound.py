@@ -99,7 +99,7 @@ class LipschitzBound:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-        self._projected: dict[str, int] = {}
+        self._projected: dict[str, tuple[Any, ...]] = {}
         self._group: Group | None = None  # of the batch under way: all its pieces have the same bound
         self._pending = Pending()
         self._counted: Tensor | None = None
@@ -205,7 +205,16 @@ class LipschitzBound:
         return taken if count is None else [*taken, counted_within(count, counted)]
 
     def after_step(self) -> None:
-        """Project the weights."""
+        """Project the weights.
+
+        Raises:
+            PrivacyRefusal: they are in half precision.
+        """
+        if coarse := [name for name, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]:
+            raise PrivacyRefusal(
+                f"{', '.join(coarse)}: half precision rounds more than the slack of the bounds allows for; call "
+                "model.float()"
+            )
         project(self.model)
         self._projected = self._versions()
 
@@ -258,8 +267,9 @@ class LipschitzBound:
             if losses.isfinite().all():  # what is not a number proves nothing
                 self._checked.add(kind)
 
-    def _versions(self) -> dict[str, int]:
-        return {name: p._version for name, p in self._parameters.items()}
+    def _versions(self) -> dict[str, tuple[Any, ...]]:
+        """What changes with a weight, whether it is written to, replaced or cast."""
+        return {name: (p._version, p.data_ptr(), p.dtype) for name, p in self._parameters.items()}
 
     def _project_if_moved(self) -> None:
         """Weights that were loaded, or moved by hand, are projected before they are used."""
