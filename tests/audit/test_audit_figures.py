@@ -7,8 +7,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from noisette.audit import Scores, StepAudit
-from noisette.audit.figures import step_figure
+from noisette.audit import RunAudit, Scores, StepAudit
+from noisette.audit.figures import run_figure, step_figure
+from noisette.audit.whole_run import Point
 from noisette.report.svg import standalone
 
 
@@ -25,3 +26,12 @@ def test_step_figure_is_an_element_that_stands_alone(shape: tuple[int, int], mea
     text = "".join(ElementTree.fromstring(standalone(element)).itertext())
     assert all(word in text for word in ("canaries out", "canaries in", "claimed", "certified", "ε of one step"))
     assert "http" not in element.replace("http://www.w3.org", "")
+
+
+def test_run_figure_has_both_epsilons_at_every_delta() -> None:
+    random = np.random.default_rng(1)
+    points = (Point(1e-2, 3.4, 1.8), Point(1e-5, 7.0, 0.0))
+    for inside in (random.normal(1, 1, 500), np.zeros(1)):
+        element = run_figure(RunAudit(inside, random.normal(size=500), points, 1e-6))
+        text = "".join(ElementTree.fromstring(standalone(element)).itertext())
+        assert all(word in text for word in ("claimed", "certified", "δ = 1e-2", "δ = 1e-5", "ε of the run"))

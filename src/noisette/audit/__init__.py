@@ -11,6 +11,8 @@ from noisette.audit.certificate import certified_mu as certified_mu
 from noisette.audit.certificate import epsilon_of as epsilon_of
 from noisette.audit.guesses import OneRunAudit as OneRunAudit
 from noisette.audit.guesses import audit_guesses as audit_guesses
+from noisette.audit.membership import Attack as Attack
+from noisette.audit.membership import Membership as Membership
 from noisette.audit.neighbours import NeighbourAudit as NeighbourAudit
 from noisette.audit.neighbours import audit_neighbours as audit_neighbours
 from noisette.audit.scores import Scores as Scores
@@ -21,15 +23,19 @@ from noisette.audit.step_audit import audit_bound as audit_bound
 from noisette.audit.step_audit import audit_step as audit_step
 from noisette.audit.step_game import play as play
 from noisette.audit.step_game import play_step as play_step
+from noisette.audit.trained import audit_one_run as audit_one_run
+from noisette.audit.trained import membership_of as membership_of
 from noisette.audit.whole_run import RunAudit as RunAudit
 from noisette.audit.whole_run import audit_run as audit_run
 
 __all__ = [
     "Arena",
+    "Attack",
     "Axes",
     "BehindPublicNorm",
     "Canaries",
     "LipschitzAxes",
+    "Membership",
     "NeighbourAudit",
     "OneRunAudit",
     "Rows",
@@ -41,11 +47,13 @@ __all__ = [
     "audit_bound",
     "audit_guesses",
     "audit_neighbours",
+    "audit_one_run",
     "audit_run",
     "audit_step",
     "certified_epsilon",
     "certified_mu",
     "epsilon_of",
+    "membership_of",
     "play",
     "play_step",
 ]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from noisette.audit.certificate import epsilon_of
+from noisette.audit.membership import Membership
 from noisette.audit.step_audit import StepAudit
-from noisette.report.svg import BLUE, GREEN, ORANGE, STYLE, end_label, spread, svg
+from noisette.audit.whole_run import RunAudit
+from noisette.report.numbers import power_of_ten
+from noisette.report.svg import BLUE, FAINT, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
 
 _INCHES = (7.6, 2.9)
 _BINS = 60
@@ -61,3 +66,69 @@ def _epsilons(axes: Axes, audit: StepAudit) -> None:
     for (values, name, colour, dashes), height in zip(curves, heights, strict=True):
         axes.plot(_DELTAS[::-1], values, dashes, color=colour, clip_on=False)
         end_label(axes, name, (_DELTAS[0], height), colour)
+
+
+def run_figure(audit: RunAudit) -> str:
+    """Scores of whole runs with and without a canary, and the epsilon that they prove beside what was claimed."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=_INCHES)
+        left, right = figure.add_axes((0.075, 0.17, 0.40, 0.70)), figure.add_axes((0.585, 0.17, 0.27, 0.70))
+        both = np.concatenate([audit.inside, audit.outside])
+        places = np.linspace(both.min(), both.max() + 1e-9, _BINS + 1).tolist()
+        for values, colour in ((audit.outside, BLUE), (audit.inside, ORANGE)):
+            left.hist(values, places, density=True, color=colour, alpha=0.35)
+        left.set(xlabel="score of a canary over the whole run", yticks=[])
+        left.spines["left"].set_visible(False)
+        left.grid(visible=False)
+        left.text(0.0, 1.06, "canaries out", color=BLUE, transform=left.transAxes)
+        left.text(0.28, 1.06, "canaries in", color=ORANGE, transform=left.transAxes)
+        _bars(right, audit)
+        for axes in (left, right):
+            axes.tick_params(length=0)
+        return svg(figure, salt="whole run")
+
+
+def _bars(axes: Axes, audit: RunAudit) -> None:
+    places = np.arange(len(audit.points))
+    for shift, colour, name, heights, line in (
+        (-0.2, GREEN, "claimed", [p.claimed for p in audit.points], 0.94),
+        (0.2, ORANGE, "certified", [p.certified for p in audit.points], 0.84),
+    ):
+        axes.bar(places + shift, heights, 0.36, color=colour)
+        axes.text(1.04, line, name, color=colour, **_beside(axes))
+    axes.set_axisbelow(True)
+    axes.set_xticks(places.tolist(), [f"δ = {power_of_ten(p.delta)}" for p in audit.points])
+    axes.set_ylabel("ε of the run")
+    axes.grid(visible=False, axis="x")
+
+
+def membership_figure(found: Membership) -> str:
+    """Share of members that each attack catches against its false alarms, and the most that the claim allows."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.2, 3.6))
+        axes = figure.add_axes((0.13, 0.14, 0.58, 0.82))
+        least = 1 / len(found.attacks[0].others)  # nothing is known of rarer false alarms
+        rates = np.logspace(np.log10(least), 0, 200)
+        allowed = [found.allowed(float(rate)) for rate in rates]
+        axes.fill_between(rates, rates, np.maximum(allowed, rates), color=FAINT, alpha=0.45, linewidth=0)
+        axes.plot(rates, rates, ":", color=INK, linewidth=1)
+        looks = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."))
+        ends = []
+        for attack, (colour, dashes) in zip(found.attacks, looks, strict=False):
+            false, caught = attack.curve()
+            seen = false > 0
+            axes.step(false[seen], np.maximum(caught[seen], least), dashes, where="post", color=colour)
+            ends.append((attack, colour))
+        axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
+        axes.set(xlabel="false alarms (share of records not trained on)", ylabel="members caught")
+        axes.tick_params(length=0)
+        axes.minorticks_off()
+        for k, (attack, colour) in enumerate(ends):
+            axes.text(1.04, 0.94 - 0.14 * k, f"{attack.name}\nAUC {attack.auc:.3f}", color=colour, **_beside(axes))
+        axes.text(1.04, 0.30, "shaded: allowed\nby the claim", **_beside(axes))
+        axes.text(1.04, 0.14, "dotted: guessing", **_beside(axes))
+        return svg(figure, salt="membership")
+
+
+def _beside(axes: Axes) -> dict[str, Any]:
+    return {"transform": axes.transAxes, "va": "center"}

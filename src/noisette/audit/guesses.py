@@ -89,7 +89,7 @@ def audit_guesses(
     numbers = sorted({max(1, round(m * share)) for share in _TRIED_SHARES}) if guesses is None else list(guesses)
     _check.all_of(
         lambda: _check.open_fraction(delta=delta),
-        lambda: _check_confidence(confidence),
+        lambda: check_confidence(confidence),
         *(lambda r=r: _check_guesses(r, m) for r in numbers),
     )
     order = np.argsort(scores, kind="stable")
@@ -107,7 +107,12 @@ def audit_guesses(
     )
 
 
-def _check_confidence(confidence: float) -> None:
+def check_confidence(confidence: float) -> None:
+    """One run can say something at this confidence.
+
+    Raises:
+        ValueError: it cannot, or that is no confidence.
+    """
     if not _LEAST_CONFIDENCE <= confidence <= _MOST_CONFIDENCE:
         raise ValueError(
             f"expected {_LEAST_CONFIDENCE} <= confidence <= {_MOST_CONFIDENCE}, got confidence={confidence}: one run "

@@ -10,6 +10,7 @@ import typer
 
 import noisette
 from noisette.cli.account import account
+from noisette.cli.audit import audit
 from noisette.cli.bench import bench
 from noisette.cli.calibrate import calibrate
 from noisette.cli.explain import explain
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, explain, account, calibrate, plan, bench, reproduce):
+for command in (train, explain, account, calibrate, plan, audit, bench, reproduce):
     app.command()(command)
 app.add_typer(ledger)
 

@@ -62,7 +62,7 @@ def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]
     folder = RunFolder(out)
     for begun in unfinished_runs(out):
         typer.echo(f"An earlier run is unfinished. To go on with it: noisette train --resume {begun}", err=True)
-    data, public = _load(recipe.data, data_dir), _load_public(recipe.public, data_dir)
+    data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
         if not recipe.model.couples:  # or there is nothing to go on with
             settings = {"recipe": asdict(_anywhere(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
@@ -88,7 +88,7 @@ def _resume(place: Path) -> tuple[Facts, Path]:
         raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
     recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
     data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
-    data, public = _load(recipe.data, data_dir), _load_public(recipe.public, data_dir)
+    data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
         outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint)
         facts = facts_of(outcome)
@@ -115,7 +115,8 @@ def _anywhere(recipe: Recipe) -> Recipe:
     )
 
 
-def _load(section: DataSection, data_dir: Path | None) -> DataSet:
+def load_data(section: DataSection, data_dir: Path | None) -> DataSet:
+    """The data set that a recipe names, with what it declares of it."""
     from noisette.data import Declaration, load
 
     declaration = Declaration(
@@ -129,7 +130,7 @@ def _load(section: DataSection, data_dir: Path | None) -> DataSet:
     return load(section.name, data_dir=data_dir, declaration=declaration)
 
 
-def _load_public(section: PublicSection, data_dir: Path | None) -> DataSet | None:
+def load_public(section: PublicSection, data_dir: Path | None) -> DataSet | None:
     """The data set of the public examples, if there are any; of files of the user's own only the examples matter."""
     from noisette.data import Declaration, load, names
 

@@ -1,0 +1,178 @@
+"""Attacks on members: their rates are those of the definition, and they find what a model has learned by heart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from noisette.audit import Attack, Membership, audit_one_run, membership_of
+from noisette.audit.figures import membership_figure
+from noisette.audit.membership import by_class, by_loss, by_shadows, confidences, halves
+from noisette.audit.trained import with_canaries
+from noisette.data import DataSet, Split
+
+
+def test_rates_are_those_of_the_definition() -> None:
+    random = np.random.default_rng(0)
+    members, others = random.integers(0, 12, 50).astype(float), random.integers(0, 9, 40).astype(float)
+    attack = Attack("", members, others)
+    wins = [(m > o) + (m == o) / 2 for m in members for o in others]
+    assert attack.auc == pytest.approx(np.mean(wins))
+    for rate in (0.025, 0.1, 0.5, 0.99):
+        passing = {t: (others > t).mean() for t in [*others, -1.0]}
+        best = max((members > t).mean() for t, share in passing.items() if share <= rate)
+        assert attack.caught(rate) == pytest.approx(best)
+    assert attack.caught(1.0) == 1.0
+    assert attack.caught(0.001) is None, "one of forty is no thousandth"
+    false, caught = attack.curve()
+    assert (false[0], caught[0], false[-1], caught[-1]) == (0, 0, 1, 1)
+    for t, f, c in zip(np.unique([*members, *others])[::-1], false[1:], caught[1:], strict=True):
+        assert (f, c) == pytest.approx(((others >= t).mean(), (members >= t).mean()))
+
+
+def test_what_a_claim_allows_is_the_region_of_its_definition() -> None:
+    """From both inequalities of (epsilon, delta)-DP, for the test and for its complement."""
+    found = Membership((), epsilon=1.0, delta=0.01)
+    for rate in (0.0, 0.001, 0.2, 0.5, 1.0):
+        caught = np.linspace(0, 1, 200_001)
+        fine = (caught <= math.e * rate + 0.01) & (1 - rate <= math.e * (1 - caught) + 0.01)
+        assert found.allowed(rate) == pytest.approx(caught[fine].max(), abs=1e-5)
+    assert Membership((), epsilon=1e6, delta=0.0).allowed(1e-9) == 1.0
+
+
+def test_confidence_is_the_logit_of_the_own_class() -> None:
+    model = nn.Linear(3, 4).double()
+    x, y = torch.randn(7, 3, dtype=torch.float64), torch.randint(0, 4, (7,))
+    p = model(x).softmax(1)[torch.arange(7), y]
+    np.testing.assert_allclose(confidences(model, x, y), (p / (1 - p)).log().detach().numpy(), rtol=1e-9)
+    assert model.training, "as it was"
+
+
+def test_shadows_take_off_what_is_hard_about_a_record() -> None:
+    """Records differ in how hard they are by far more than by membership: only shadows see through that."""
+    random = np.random.default_rng(1)
+    n, k = 600, 400
+    hard = 10 * random.normal(size=n + k)
+    chosen = halves(8, n + k)
+    shadows = [hard + random.normal(size=n + k) + 2 * half for half in chosen]
+    target = hard + random.normal(size=n + k)
+    target[:n] += 2
+    plain = by_loss(target[:n], target[n:])
+    seen = by_shadows(target[:n], target[n:], shadows=shadows, without=[~half for half in chosen])
+    assert plain.auc < 0.65
+    assert seen.auc > 0.85
+    out = seen.others
+    assert out.std() == pytest.approx(math.sqrt(1 + 1 / 4), rel=0.15), "in units of the spread without the record"
+
+
+def test_classes_take_off_what_is_hard_about_a_class() -> None:
+    random = np.random.default_rng(2)
+    classes = random.integers(0, 2, (2, 2_000))
+    members, others = random.normal(size=(2, 2_000)) + np.array([0.0, 20.0])[classes]
+    members += 1.5
+    easy = by_class(members, others, member_classes=classes[0], other_classes=classes[1])
+    assert by_loss(members, others).auc < 0.7
+    assert easy.auc > 0.8
+    assert len(easy.others) == 1_000, "what is usual is told by the others that are not attacked"
+
+
+def test_a_class_that_is_hardly_known_is_judged_as_all_are() -> None:
+    alone = by_class(
+        np.array([3.0]), np.array([1.0, 1.0, 2.0]), member_classes=np.array([7]), other_classes=np.array([0, 0, 0])
+    )
+    assert np.isfinite(alone.members).all()
+
+
+def test_every_record_is_in_half_of_the_shadows() -> None:
+    chosen = np.stack(halves(6, 101))
+    assert (chosen.sum(0) == 3).all()
+    with pytest.raises(ValueError, match="1 records are in the training data of every shadow model"):
+        by_shadows(np.zeros(1), np.zeros(1), shadows=[np.zeros(2)], without=[np.array([True, False])])
+
+
+class Memory(nn.Module):
+    """Knows its training records by heart, and guesses at the others."""
+
+    def __init__(self, data: DataSet) -> None:
+        super().__init__()
+        self.known = {x.tobytes(): int(y) for x, y in zip(data.train.inputs, data.train.targets, strict=True)}
+        self.idle = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = torch.randn(len(x), 3)
+        for row, record in zip(scores, x.numpy(), strict=True):
+            if (known := self.known.get(record.tobytes())) is not None:
+                row[known] += 6
+        return scores
+
+
+def forgetful(data: DataSet) -> nn.Module:
+    return Memory(replace(data, train=Split(data.train.inputs[:0], data.train.targets[:0])))
+
+
+@pytest.fixture
+def data() -> DataSet:
+    random = np.random.default_rng(3)
+    splits = [Split(random.normal(size=(n, 4)).astype(np.float32), random.integers(0, 3, n)) for n in (400, 200)]
+    return DataSet("records", *splits, classes=3, declared_size=400, note="")
+
+
+def test_a_model_that_knows_its_records_by_heart_is_caught(data: DataSet) -> None:
+    told = []
+    found = membership_of(
+        Memory(data),
+        data,
+        epsilon=3.0,
+        delta=1e-4,
+        shadows=4,
+        trained=lambda data, on_step: told.append(len(data.train.targets)) or Memory(data),
+    )
+    assert told == [300, 300, 300, 300]
+    assert [attack.name for attack in found.attacks] == ["loss", "loss by class", "4 shadow models"]
+    assert all(attack.auc > 0.95 for attack in found.attacks)
+    facts = found.facts()
+    assert "not for release" in facts["note"]
+    assert facts["attacks"]["loss"]["caught at 0.01"] > facts["allowed"]["0.01"]
+    assert facts["attacks"]["loss"]["caught at 0.001"] is None
+    assert "allowed" in membership_figure(found)
+
+
+def test_a_model_that_learned_nothing_is_not_caught(data: DataSet) -> None:
+    found = membership_of(forgetful(data), data, epsilon=3.0, delta=1e-4)
+    assert all(0.4 < attack.auc < 0.6 for attack in found.attacks)
+
+
+def test_canaries_are_mislabelled_and_stay_by_a_coin(data: DataSet) -> None:
+    made = with_canaries(data, 300)
+    labels = {x.tobytes(): int(y) for x, y in zip(data.train.inputs, data.train.targets, strict=True)}
+    kept = {x.tobytes(): int(y) for x, y in zip(made.data.train.inputs, made.data.train.targets, strict=True)}
+    for x, y, inside in zip(made.canaries.inputs, made.canaries.targets, made.inside, strict=True):
+        assert int(y) != labels[x.tobytes()]
+        assert kept.get(x.tobytes()) == (int(y) if inside else None)
+    assert len(kept) == 400 - 300 + made.inside.sum()
+    assert 90 < made.inside.sum() < 210
+    assert made.data.declared_size == data.declared_size
+    others = kept.keys() - {x.tobytes() for x in made.canaries.inputs}
+    assert all(kept[key] == labels[key] for key in others)
+
+
+def test_one_run_finds_a_model_that_knows_its_canaries_by_heart(data: DataSet) -> None:
+    audit = audit_one_run(lambda data, on_step: Memory(data), data, canaries=300, delta=1e-5)
+    assert audit.mu > 0.7
+    assert min(audit.epsilon, audit.plain_epsilon) > 2
+    silent = audit_one_run(lambda data, on_step: forgetful(data), data, canaries=300, delta=1e-5, confidence=0.999)
+    assert silent.epsilon < 1.5
+
+
+def test_too_few_records_are_refused(data: DataSet) -> None:
+    with pytest.raises(ValueError, match="has not 401 records"):
+        with_canaries(data, 401)
+    with pytest.raises(ValueError, match="no test records"):
+        membership_of(forgetful(data), replace(data, test=None), epsilon=1.0, delta=1e-5)
+    with pytest.raises(ValueError, match="two shadow models or more"):
+        membership_of(forgetful(data), data, epsilon=1.0, delta=1e-5, shadows=1)

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from noisette.cli import app
+from noisette.noise import GaussianNoise
+
+RECIPE = """
+[data]
+name = "digits"
+[model]
+name = "linear"
+[privacy]
+epsilon = 8.0
+delta = 1e-4
+[training]
+epochs = 2
+batch_size = 200
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two epochs."""
+    place = tmp_path_factory.mktemp("runs") / "digits"
+    (place.parent / "quick.toml").write_text(RECIPE)
+    done = CliRunner().invoke(app, ["train", str(place.parent / "quick.toml"), "--out", str(place)])
+    assert done.exit_code == 0, done.output
+    return place
+
+
+def audit(place: Path, *options: str, out: Path) -> Result:
+    return CliRunner().invoke(app, ["audit", str(place), "--out", str(out), *options])
+
+
+def test_a_run_is_audited_under_its_own_numbers(run: Path, tmp_path: Path) -> None:
+    done = audit(run, out=tmp_path / "a" / "b")
+    assert done.exit_code == 0, done.output
+    assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"audit.json", "step.svg"}
+    found = json.loads((tmp_path / "a" / "b" / "audit.json").read_text())
+    facts = json.loads((run / "run.json").read_text())
+    assert found["claim"]["noise_multiplier"] == facts["noise_multiplier"] == found["step"]["noise_multiplier"]
+    assert found["claim"]["epsilon"] == facts["epsilon"]
+    assert 0 < found["step"]["certified_mu"] < found["step"]["claimed_mu"] == 1 / facts["noise_multiplier"]
+    assert found["neighbours"]["pairs"] == 30
+    assert 0.99 < found["neighbours"]["worst"] < 1 + 1e-5
+    assert "verdict  consistent" in done.output
+    assert "not for release" not in done.output
+    assert {file.name for file in run.iterdir()} == {
+        "ledger.jsonl",
+        "model.safetensors",
+        "privacy.txt",
+        "report.html",
+        "run.json",
+    }, "the run is as it was"
+
+
+def test_a_recipe_is_audited_before_it_is_run(run: Path, tmp_path: Path) -> None:
+    done = audit(run.parent / "quick.toml", "--whole-run", "--pairs", "0", out=tmp_path)
+    assert done.exit_code == 0, done.output
+    found, facts = json.loads((tmp_path / "audit.json").read_text()), json.loads((run / "run.json").read_text())
+    assert found["claim"]["noise_multiplier"] == facts["noise_multiplier"]
+    assert found["claim"]["steps"] == facts["steps_planned"]
+    assert "neighbours" not in found
+    percent, small = found["whole_run"]["points"]
+    assert 0 < percent["certified"] < percent["claimed"]
+    assert small["delta"] == 1e-5
+    assert (tmp_path / "whole-run.svg").exists()
+
+
+RECIPES = {
+    "layers": RECIPE.replace('"linear"', '"lipschitz-linear"') + "[lipschitz]\ntau = 4.0\nlogit_clip = 0.1\n",
+    "each layer": RECIPE.replace("delta = 1e-4", "delta = 1e-4\nper_layer = true").replace('"linear"', '"mlp"'),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_way_of_bounding_is_audited(name: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPES[name])
+    done = audit(tmp_path / "recipe.toml", "--pairs", "6", out=tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "out" / "audit.json").read_text())
+    assert found["claim"]["bound"] == ("layers" if name == "layers" else "clipping")
+    assert found["step"]["verdict"] == "consistent"
+
+
+def test_a_leak_is_found_and_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = GaussianNoise.add_
+
+    def half(self, tensors, *, step, deviation):
+        real(self, tensors, step=step, deviation=deviation / 2)
+
+    monkeypatch.setattr(GaussianNoise, "add_", half)
+    done = audit(run, "--pairs", "0", out=tmp_path)
+    assert done.exit_code == 1
+    assert "Found: one record moves the release by" in done.output
+    assert "verdict  violation" in done.output
+    assert json.loads((tmp_path / "audit.json").read_text())["step"]["verdict"] == "violation"
+
+
+def test_what_looks_at_the_records_is_written_where_asked_and_for_the_owner_alone(run: Path, tmp_path: Path) -> None:
+    options = ["--pairs", "0", "--steps", "4", "--membership", "--shadows", "2", "--one-run", "200"]
+    done = audit(run, *options, out=tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "1,437 members among 360 others, by loss: AUC 0." in done.output
+    assert "? caught at 0.1 % false alarms" in done.output, "360 others tell nothing of so few"
+    assert "by 2 shadow models" in done.output
+    assert "at 95.0 % confidence" in done.output
+    assert "not covered by any claim, and not for release" in done.output
+    for name in ("one-run.json", "membership.json", "membership.svg"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+    assert "not for release" in json.loads((tmp_path / "membership.json").read_text())["note"]
+    assert not {"one_run", "membership"} & json.loads((tmp_path / "audit.json").read_text()).keys()
+
+
+def changed(run: Path, place: Path, **facts: object) -> Path:
+    """A copy of the run with other facts."""
+    place.mkdir()
+    for file in run.iterdir():
+        (place / file.name).write_bytes(file.read_bytes())
+    (place / "run.json").write_text(json.dumps(json.loads((run / "run.json").read_text()) | facts))
+    return place
+
+
+def test_a_run_whose_recipe_is_not_all_told_is_audited_without_its_model(run: Path, tmp_path: Path) -> None:
+    place = changed(run, tmp_path / "own", data="own.csv")
+    done = audit(place, "--steps", "4", out=tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "its folder does not hold the declaration of its data" in done.output
+    refused = audit(place, "--membership", out=tmp_path / "out2")
+    assert refused.exit_code == 2
+    assert "audit the recipe of the run instead" in refused.stderr
+    assert not (tmp_path / "out2").exists()
+
+
+WRONG = {
+    "no such place": (lambda run: run / "nowhere", [], "there is no"),
+    "no run": (lambda run: run.parent, [], "holds no run.json"),
+    "members of a recipe": (lambda run: run.parent / "quick.toml", ["--membership"], "name the folder of its run"),
+    "shadows alone": (lambda run: run, ["--shadows", "2"], "add --membership"),
+    "one shadow": (lambda run: run, ["--membership", "--shadows", "1"], "at least 2"),
+    "too sure": (lambda run: run, ["--confidence", "0.9999"], "0.95 <= confidence <= 0.999"),
+    "no steps": (lambda run: run, ["--steps", "0"], "steps >= 1"),
+    "no canaries": (lambda run: run, ["--one-run", "0"], "one_run >= 1"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_told_and_nothing_is_written(case: str, run: Path, tmp_path: Path) -> None:
+    place, options, message = WRONG[case]
+    done = audit(place(run), *options, out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_problems_are_told_at_once(run: Path, tmp_path: Path) -> None:
+    done = audit(run, "--steps", "0", "--confidence", "0.5", "--shadows", "3", out=tmp_path / "out")
+    assert all(part in done.stderr for part in ("steps >= 1", "confidence", "add --membership"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"noise_multiplier": 0.01}, "has 0 of them"),
+        ({"steps": 10_000}, "claims 10000 steps"),
+        (
+            {"claim": False, "no_claim_because": "it couples"},
+            "makes no claim, so there is nothing to audit: it couples",
+        ),
+    ],
+)
+def test_a_run_that_contradicts_its_ledger_is_refused(run: Path, tmp_path: Path, facts, message: str) -> None:
+    done = audit(changed(run, tmp_path / "changed", **facts), out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_cut_files_are_refused(run: Path, tmp_path: Path) -> None:
+    place = changed(run, tmp_path / "cut")
+    (place / "run.json").write_text('{"claim": true')
+    assert "was cut or altered" in audit(place, out=tmp_path / "out").stderr
+    (place / "run.json").write_text("[]")
+    assert "it is no table of facts" in audit(place, out=tmp_path / "out").stderr
+    (place / "run.json").write_text('{"claim": true}')
+    assert "lacks 'sampling_rate'" in audit(place, out=tmp_path / "out").stderr
+    weights = changed(run, tmp_path / "weights")
+    (weights / "model.safetensors").write_bytes(b"nothing")
+    done = audit(weights, "--pairs", "0", "--steps", "2", "--membership", out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert "does not hold the weights of the run's model" in done.stderr
+    assert not (tmp_path / "out").exists()
