@@ -50,7 +50,7 @@ NETWORKS = {
     "lipschitz-rows": ((9,), 2, 10 * 64 + 64 * 64 + 64 * 2),
     "lipschitz-patch": (IMAGE, 10, 49 * 16 + 16 * 4 * 4 * 10),
     "lipschitz-mixer": (COLOUR, 10, 48 * 64 + 2 * 64 * 64 + 2 * 64 * 64 + 64 * 64 * 10),
-    "dct-lipschitz-dense": (IMAGE, 10, 100 * 128 + 128 * 10),
+    "dct-lipschitz-dense": (IMAGE, 10, 64 * 128 + 128 * 10),
     "scattering-lipschitz-linear": (IMAGE, 10, 17 * 7 * 7 * 10),
 }
 
@@ -151,7 +151,7 @@ def test_models_that_do_not_fit_are_refused(
         ("lipschitz-patch", (12,), "needs images"),
         ("lipschitz-rows", (1, 8, 8), "needs rows of numbers"),
         ("scattering-lipschitz-linear", (1, 8, 8), "12 x 12 pixels or more"),
-        ("dct-lipschitz-dense", (1, 8, 8), "10 x 10 pixels or more"),
+        ("dct-lipschitz-dense", (1, 7, 8), "8 x 8 pixels or more"),
         ("bilstm-dl", (3, 32, 32), r"needs texts as word vectors \(tokens, dimensions\), got .* \(3, 32, 32\)"),
         ("ln-bilstm-dl", (20,), "needs texts"),
         ("cifar-tutorial", (12,), "needs images"),

@@ -28,6 +28,7 @@ class Name(StrEnum):
 
     ABADI_2016 = "abadi-2016"
     DAVODY_2020 = "davody-2020"
+    BETHUNE_2024 = "bethune-2024"
 
 
 @plain_errors()
@@ -35,7 +36,8 @@ def reproduce(
     paper: Annotated[
         Name,
         typer.Argument(
-            help="abadi-2016: Deep Learning with Differential Privacy. davody-2020: normalisation layers and noise."
+            help="abadi-2016: Deep Learning with Differential Privacy. davody-2020: normalisation layers and noise. "
+            "bethune-2024: training without clipping."
         ),
     ],
     *,
@@ -43,11 +45,14 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="N",
-            help="abadi-2016: 2 to 6. davody-2020: 1, or norms (every norm, sound and unsound).",
-            show_default="abadi-2016: 2, which trains nothing",
+            help="abadi-2016: 2 to 6. davody-2020: 1, or norms (every norm, sound and unsound). bethune-2024: pareto, "
+            "robustness or speed.",
+            show_default="one that trains nothing, if there is one",
         ),
     ] = None,
-    table: Annotated[str | None, typer.Option(metavar="N", help="davody-2020: 2 to 7.")] = None,
+    table: Annotated[
+        str | None, typer.Option(metavar="N", help="davody-2020: 2 to 7. bethune-2024: tabular or digits.")
+    ] = None,
     rows: Annotated[
         str | None,
         typer.Option(metavar="NAME,..", help="Only these rows of the table.", show_default="those that take hours"),
@@ -126,8 +131,10 @@ def reproduce(
 def _paper(name: Name) -> Paper[Any]:
     if name is Name.ABADI_2016:
         from noisette.reproduce.abadi_2016.figures import PAPER
-    else:
+    elif name is Name.DAVODY_2020:
         from noisette.reproduce.davody_2020.parts import PAPER
+    else:
+        from noisette.reproduce.bethune_2024.parts import PAPER
     return PAPER
 
 

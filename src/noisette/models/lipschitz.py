@@ -51,7 +51,7 @@ def lipschitz_rows(shape: Shape, classes: int, *, units: Sequence[int] = (64, 64
     return FixedFeatures(AppendOne(), _dense_head(shape[0] + 1, units, classes))
 
 
-def dct_lipschitz_dense(shape: Shape, classes: int, *, k: int = 10, units: Sequence[int] = (128,)) -> FixedFeatures:
+def dct_lipschitz_dense(shape: Shape, classes: int, *, k: int = 8, units: Sequence[int] = (128,)) -> FixedFeatures:
     """:func:`lipschitz_dense` on the k x k lowest frequencies of each channel of an image."""
     need_images("dct-lipschitz-dense", shape, pixels=k)
     cut = nn.Sequential(LayerCentering((1, 2, 3)), DctCut(k))

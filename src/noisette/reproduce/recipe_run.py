@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
     from noisette.recipe import Recipe
     from noisette.reproduce.paper import Tell
+    from noisette.training import Outcome
 
 
-def carry_out(recipe: Recipe, data: DataSet, public: DataSet | None, tell: Tell, *, points: int) -> dict[str, Any]:
+def carry_out(
+    recipe: Recipe,
+    data: DataSet,
+    public: DataSet | None,
+    tell: Tell,
+    *,
+    points: int,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+) -> dict[str, Any]:
     """Train by the recipe: steps, price, noise, time, and the test accuracy at so many places along the way.
+
+    ``on_outcome`` is shown what became of the run.
 
     Guarantee: that of the recipe; nothing here was computed from the training records but through the noise.
 
@@ -30,6 +42,7 @@ def carry_out(recipe: Recipe, data: DataSet, public: DataSet | None, tell: Tell,
     )
     if outcome.interrupted:
         raise KeyboardInterrupt
+    on_outcome(outcome)
     return {
         "steps": outcome.run.steps_taken,
         "epsilon": outcome.epsilon,

@@ -1,0 +1,58 @@
+"""The tabular study: anomalies told apart at epsilon 1, without clipping and with it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+from noisette.reproduce.bethune_2024.runs import Cell, Run, median_of
+from noisette.reproduce.bethune_2024.schedules import clipless_rows, clipped_rows, seconds
+from noisette.reproduce.bethune_2024.setting import Setting
+from noisette.reproduce.grid import Grid, Row
+
+Method = Literal["DP-SGD", "clipless"]
+EPSILON = 1.0
+METHODS: tuple[Method, ...] = ("DP-SGD", "clipless")
+# Rows for training, delta, and the best areas under the ROC curve that the paper prints (table 3a), in per cent.
+PRINTED = {
+    "aloi": (39_627, 1e-5, ("56.5", "56.2")),
+    "campaign": (32_950, 1e-5, ("90.0", "82.2")),
+    "celeba": (162_079, 1e-6, ("96.6", "96.5")),
+    "donors": (495_460, 1e-6, ("100.0", "100.0")),
+    "magic": (15_216, 1e-5, ("90.7", "89.7")),
+    "shuttle": (39_277, 1e-5, ("98.3", "99.4")),
+    "skin": (196_045, 1e-6, ("100.0", "99.8")),
+    "yeast": (1_187, 1e-4, ("66.8", "75.1")),
+}
+DATA = tuple(f"adbench-{name}" for name in PRINTED)
+
+
+def _setting(name: str, method: Method) -> Setting | None:
+    size, delta, _ = PRINTED[name]
+    network = clipless_rows(size) if method == "clipless" else clipped_rows(size)
+    return network.setting(f"adbench-{name}", size, delta, EPSILON)
+
+
+GRID: Grid[Method, Setting, Cell, Run] = Grid(
+    name="table-tabular",
+    title="Anomalies in tables at epsilon 1",
+    about=(
+        "Area under the ROC curve in per cent on the test rows, delta as the paper has it, at epsilon 1 by the "
+        "privacy loss distribution. Both columns of ours train layers of 64 units, sorted in pairs, on the same "
+        "inputs: a row beside a one, on the sphere. DP-SGD clips each example's gradient and leaves the weights free; "
+        "the other clips nothing behind the scores and keeps the weights orthogonal. Medians of the seeds, with the "
+        "least and the most.",
+        "The paper prints the best of many runs on its validation rows, a search that nobody charges; ours has one "
+        "setting for all sets of a size, chosen on Adult and on ADBench's mammography, which the table does not show. "
+        "The paper's split is not known, only its sizes: 80 % for training. Its census is too large to come with "
+        "these sets. ADBench has scaled columns of most sets by all of their rows, which no epsilon here covers; "
+        "nothing else was taken from the rows.",
+    ),
+    of="set",
+    columns=METHODS,
+    heading=str,
+    rows=tuple(Row(name, printed, partial(_setting, name)) for name, (_, _, printed) in PRINTED.items()),
+    default=tuple(PRINTED),
+    cell=lambda setting, seed, asked: Cell(setting, seed, seconds(setting)),
+    shown=lambda runs, setting: str(median_of(runs, setting) or ""),
+)
