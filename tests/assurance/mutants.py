@@ -8,10 +8,11 @@ import noise_faults
 import sampling_faults
 import spending_faults
 
-MUTANTS = [
-    *sampling_faults.MUTANTS,
-    *bound_faults.MUTANTS,
-    *clipless_faults.MUTANTS,
-    *noise_faults.MUTANTS,
-    *spending_faults.MUTANTS,
-]
+GROUPS = {
+    "Batches, and public numbers": sampling_faults.MUTANTS,
+    "Bounds by clipping": bound_faults.MUTANTS,
+    "Bounds without clipping": clipless_faults.MUTANTS,
+    "Noise": noise_faults.MUTANTS,
+    "Ledger, price and resumed runs": spending_faults.MUTANTS,
+}
+MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

@@ -78,6 +78,29 @@ def test_a_line_whose_digest_was_asked_for_stays(path: Path) -> None:
         assert all(map(again.holds, heads))
 
 
+def test_it_is_short_before_its_end_is_named(path: Path) -> None:
+    """However often a run is saved, each time adds a few lines."""
+    with Ledger(path) as ledger:
+        for _ in range(5):
+            steps(ledger, 100)
+            ledger.shorten()
+            assert ledger.holds(ledger.head)
+        assert ledger.events == {EVENT: 500}
+    assert lines(path) == 10
+    assert Ledger.read(path).committed == 500
+    with pytest.raises(PrivacyRefusal, match="closed"):
+        steps(ledger, 1)
+
+
+def test_what_would_hardly_be_shorter_is_left_alone(path: Path) -> None:
+    with Ledger(path) as ledger:
+        steps(ledger, 2)
+        before = path.read_bytes()
+        ledger.shorten()
+        assert path.read_bytes() == before
+    Ledger().shorten()
+
+
 @pytest.mark.usefixtures("_short")
 def test_lines_of_an_earlier_process_stay_as_they_are(path: Path) -> None:
     with Ledger(path) as ledger:

@@ -6,7 +6,6 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -16,51 +15,11 @@ from noisette.accounting.events import Event, check_events
 from noisette.accounting.ledger_file import LedgerFile
 from noisette.accounting.ledger_lines import End, Entry, Kind, mended, sealed_entries
 from noisette.accounting.ledger_tail import Tail
+from noisette.accounting.tally import Tally
 from noisette.errors import PrivacyRefusal
 
 LEDGER_FILE = "ledger.jsonl"
 """What the ledger in a run folder is called."""
-
-
-@dataclass(frozen=True)
-class Tally:
-    """How often one event stands in a ledger.
-
-    Args:
-        reserved: times that it was allowed to happen.
-        committed: times that it happened, as far as is known.
-        given_back: times that were reserved and are known not to have happened.
-        charged: times that were paid for on their own, before they happened.
-    """
-
-    reserved: int = 0
-    committed: int = 0
-    given_back: int = 0
-    charged: int = 0
-
-    @property
-    def paid(self) -> int:
-        """What the price counts: all that may have happened."""
-        return self.reserved - self.given_back + self.charged
-
-    def after(self, kind: Kind, steps: int) -> Tally:
-        """The tally with a line of this kind added.
-
-        Raises:
-            ValueError: more would be committed and given back than was reserved.
-        """
-        tally = Tally(
-            self.reserved + steps * (kind is Kind.RESERVE),
-            self.committed + steps * (kind is Kind.COMMIT),
-            self.given_back + steps * (kind is Kind.RELEASE),
-            self.charged + steps * (kind is Kind.CHARGE),
-        )
-        if tally.committed + tally.given_back > tally.reserved:
-            raise ValueError(
-                f"{tally.committed} steps committed and {tally.given_back} given back are more than the "
-                f"{tally.reserved} reserved"
-            )
-        return tally
 
 
 class Ledger:
@@ -160,8 +119,7 @@ class Ledger:
     def head(self) -> str:
         """The digest of the last line, which seals all lines; empty without a line or without a file.
 
-        From now on this line stays: lines since the last one that was asked for may be replaced by fewer with the same
-        totals, so that a ledger does not grow with every step.
+        From now on this line stays, whatever :meth:`shorten` does.
         """
         self._name_head()
         return self._end.head
@@ -254,6 +212,21 @@ class Ledger:
             if steps:
                 self._append(Kind.RELEASE, event, steps, durable=True)
 
+    def shorten(self) -> None:
+        """Put the lines behind the last :attr:`head` that was asked for together in a few with the same totals.
+
+        So a file does not grow with every step. It is done durably, now and then also unasked, and left undone where
+        the disk has no room for it.
+
+        Raises:
+            PrivacyRefusal: the ledger was closed, or something else has written to the file.
+            OSError: nobody knows what reached the disk, and the ledger is written no more.
+        """
+        if self._file is not None and self._tail.shrinks:
+            lines, tail, end = self._tail.shortened(self.dataset)
+            if self._file.replace_end(lines, start=tail.start.size, size=self._end.size):
+                self._tail, self._end = tail, end
+
     def close(self) -> None:
         """Unlock the file. The ledger can still be priced, and is written no more."""
         if self._file is not None:
@@ -272,14 +245,9 @@ class Ledger:
 
     def _spend(self, kind: Kind, event: Event, steps: int) -> None:
         check_events({**self.events, event: steps})  # a mixture would have no price
-        if self._file is not None and self._tail.is_long:
-            self._shorten(self._file)
+        if self._tail.is_long:
+            self.shorten()
         self._append(kind, event, steps, durable=True)
-
-    def _shorten(self, file: LedgerFile) -> None:
-        lines, tail, end = self._tail.shortened(self.dataset)
-        if file.replace_end(lines, start=tail.start.size, size=self._end.size):
-            self._tail, self._end = tail, end
 
     def _name_head(self) -> None:
         self._heads.update(self._tail.heads)

@@ -8,7 +8,7 @@ from noisette.accounting.events import Event
 from noisette.accounting.ledger_lines import End, Entry, Kind
 
 MOST_LINES = 1024
-"""So many lines of an end are put together in a few."""
+"""So many lines of an end are put together in a few, asked for or not."""
 
 
 class Tail:
@@ -30,6 +30,11 @@ class Tail:
     def is_long(self) -> bool:
         """Whether there are many lines to be put together."""
         return len(self.heads) >= MOST_LINES
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether fewer than half as many lines say the same."""
+        return len(self.heads) > 2 * len(self._steps)
 
     def add(self, entry: Entry, end: End) -> None:
         """Another line, which makes this end."""

@@ -65,6 +65,7 @@ class SavedRun:
             OSError: the files cannot be written; the older checkpoint stays.
         """
         assert ledger.path is not None, "in memory"
+        ledger.shorten()
         durable.sync(ledger.path)  # a checkpoint must not outlive the line that it names
         saved = cls(
             terms=terms,

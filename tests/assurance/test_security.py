@@ -1,0 +1,265 @@
+"""What is read runs no code, what is written holds no secret, and nothing is fetched from anywhere unasked."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import importlib
+import pickle
+import pkgutil
+import re
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from replay import SECRET, course
+from typer.testing import CliRunner
+
+import noisette
+from noisette.cli import app
+from noisette.cli.watch import Watch
+from noisette.data.files import Source
+from noisette.noisy_run import NoisyRun
+from noisette.training import Point
+
+SOURCE = Path(noisette.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+RECIPE = '[privacy]\naccountant = "rdp"\nepsilon = 2.0\ndelta = 1e-4\n[training]\nepochs = 1\nbatch_size = 360\n'
+TRAIN = ["train", "recipe.toml", "--model", "linear", "--out", "run"]
+
+
+def run(*options: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, options)))
+
+
+def put_off(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM after this step."""
+    shown = Watch.on_step
+
+    def on_step(watch: Watch, run: NoisyRun, point: Point) -> None:
+        shown(watch, run, point)
+        if point.step == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Watch, "on_step", on_step)
+
+
+# Code
+
+
+def calls(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of everything that is called."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+FORBIDDEN = {"system", "popen", "Popen", "extract", "extractall", "unpack_archive", "__import__", "Unpickler"}
+BY_NAME = {
+    "__init__.py",
+    "models/registry.py",
+    "bench/peers.py",
+}  # the library itself, a user's model, peers to measure
+
+
+def test_nothing_that_is_read_is_run_or_unpacked() -> None:
+    """Beside what the tests of the architecture forbid: no shell, no archive that is unpacked on the disk, and no
+    import by name where a name could come from a file."""
+    for path in FILES:
+        place = path.relative_to(SOURCE).as_posix()
+        called = set(calls(ast.parse(path.read_text(encoding="utf-8"))))
+        ends = {name.rpartition(".")[2] for name in called}
+        assert not ends & FORBIDDEN, place
+        assert "import_module" not in ends or place in BY_NAME, place
+        assert place.startswith("bench/") or not any(name.startswith("subprocess.") for name in called), place
+
+
+def test_a_whole_run_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun, put off, gone on with and made whole."""
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    assert run(*TRAIN).exit_code == 0, "torch has now imported what it unpickles of its own"
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("something was unpickled")
+
+    for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load")):
+        monkeypatch.setattr(owner, name, refuse)
+    with monkeypatch.context() as pressed:
+        put_off(2, pressed)
+        assert run(*TRAIN).exit_code == 143
+    assert run("train", "--resume", "run").exit_code == 0
+
+
+CODE = "__import__('pathlib').Path('owned').touch()"
+TAGGED = "!!python/object/apply:os.system ['touch owned']"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'[model]\nname = "{CODE}"\n',
+        f'[data]\nname = "{CODE}"\n',
+        f'[data]\nname = "{TAGGED}"\n',
+        '[model]\nname = "os:abort"\n[data]\nname = "no such data"\n',
+        '[model]\nname = "os:system"\n',
+        '[model]\nname = "builtins:exec"\n',
+        f'[training]\nlr = "{CODE}"\n',
+        '[model]\nname = "owning:model"\n',
+        "[training]\nlr = 1" + "0" * 5000 + "\n",
+    ],
+    ids=range(9),
+)
+def test_a_recipe_is_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says is never run. It may name a model of an installed module, and not one that lies where it lies."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    (tmp_path / "owning.py").write_text(CODE)
+    (tmp_path / "recipe.toml").write_text(text)
+    shown = run("train", "recipe.toml", "--out", "run")
+    assert shown.exit_code == 2, shown.output
+    assert "Traceback" not in shown.output
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["owning.py", "recipe.toml"]
+
+
+# Paths
+
+
+@pytest.mark.parametrize("name", ["../../up.csv", "/etc/passwd", "/dev/zero", "..", "a\0b", "x" * 5000])
+@pytest.mark.parametrize("where", ["data.name", "data.test", "model.weights", "public.data"])
+def test_paths_of_a_recipe_are_read_and_never_written(
+    where: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever lies there is data of a known format or refused, unquoted; what is written lies under --out."""
+    (tmp_path / "below" / "here").mkdir(parents=True)
+    (tmp_path / "up.csv").write_text("secret-column\nsecret-value\n")
+    monkeypatch.chdir(tmp_path / "below" / "here")
+    before = sorted(tmp_path.rglob("*"))
+    section, _, key = where.partition(".")
+    extra = {"public.data": '[model]\nname = "linear"\nbatch_norm = "public"\n'}.get(where, "")
+    declared = "classes = 2\nsize = 100\n" if where == "data.name" else ""
+    Path("recipe.toml").write_text(f"{extra}[{section}]\n{key} = {toml(name)}\n{declared}{RECIPE}")
+    shown = run("train", "recipe.toml", "--out", "run")
+    assert shown.exit_code == 2, shown.output
+    assert "Traceback" not in shown.output
+    assert "secret-value" not in shown.output
+    assert "root:" not in shown.output
+    assert sorted(path for path in tmp_path.rglob("*") if path.name != "recipe.toml") == before
+
+
+def toml(text: str) -> str:
+    return '"' + text.replace("\0", "\\u0000") + '"'
+
+
+# Secrets
+
+
+def spellings(secret: bytes) -> list[bytes]:
+    """A key in all forms that it might be written in."""
+    numbers = ", ".join(map(str, secret)).encode()
+    return [
+        *(secret[at : at + 16] for at in (0, 16)),
+        secret.hex().encode(),
+        secret.hex().upper().encode(),
+        base64.b64encode(secret),
+        base64.urlsafe_b64encode(secret),
+        repr(secret)[2:-1].encode(),
+        numbers,
+        numbers.replace(b" ", b""),
+    ]
+
+
+def test_no_key_is_written_or_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In no file of a run that is put off and made whole, and on no line that it prints."""
+    put_off(2, monkeypatch)
+    place = tmp_path / "place"
+    place.mkdir()
+    (tmp_path / "recipe.toml").write_text(RECIPE + "[projection]\ncomponents = 3\nnoise_multiplier = 9.0\n")
+    train = ["train", tmp_path / "recipe.toml", "--model", "linear", "--out", "run"]
+    let_out = course(place, [train, ["train", "--resume", "run"]])
+    assert let_out.exit_codes[0] == 143
+    assert any("checkpoint.json" in name for name in let_out.files)
+    for content in (*let_out.files.values(), let_out.printed.encode()):
+        assert not any(spelling in content for spelling in spellings(SECRET))
+
+
+def test_what_lies_about_while_a_run_is_unfinished_is_for_its_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    put_off(2, monkeypatch)
+    assert run(*TRAIN).exit_code == 143
+    files = [path for path in (tmp_path / "run.unfinished-1").rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+# The network
+
+OFFLINE = """
+import socket, sys
+
+def refuse(*_, **__):
+    raise AssertionError("the network was asked")
+
+for name in ("connect", "connect_ex", "sendto", "bind"):
+    setattr(socket.socket, name, refuse)
+socket.create_connection = socket.getaddrinfo = refuse
+"""
+IMPORT_ALL = """
+import importlib, pkgutil, noisette
+for module in pkgutil.walk_packages(noisette.__path__, "noisette."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+def test_no_import_asks_the_network() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", OFFLINE + IMPORT_ALL], check=True)
+
+
+def test_no_run_on_data_that_is_there_asks_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    assert run(*TRAIN).exit_code == 0
+
+
+def test_what_is_fetched_has_a_checksum() -> None:
+    rooms = pkgutil.iter_modules([str(SOURCE / "data")])
+    modules = [importlib.import_module(f"noisette.data.{room.name}") for room in rooms]
+    sources = [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
+    assert len(sources) >= 5
+    for source in sources:
+        assert all(re.fullmatch(r"md5:[0-9a-f]{32}|sha256:[0-9a-f]{64}", known) for known in source.checksums.values())
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.html")) + sorted(SOURCE.rglob("*.css")), ids=lambda p: p.name)
+def test_no_page_fetches_or_runs_anything(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for pattern in (
+        r"<script",
+        r"<link",
+        r"<iframe",
+        r"<img",
+        r"@import",
+        r"url\(\s*['\"]?http",
+        r"\son\w+=",
+        "javascript:",
+    ):
+        assert not re.search(pattern, text, re.IGNORECASE), pattern
