@@ -123,7 +123,11 @@ def prove(bound: GradientBound, example: Call) -> None:
         PrivacyRefusal: naming the first module whose output for one example changes with the others, or what the model
             keeps of its inputs.
     """
-    refuse_mixing_modules(bound.model)
+    for check in CHECKS:
+        check.run(bound, example)
+
+
+def _refuse_coupling(bound: GradientBound, example: Call) -> None:
     with torch.random.fork_rng(), _buffers_kept(bound.model) as put_back:
         torch.manual_seed(_SEED)
         public = _public_batch(example)
@@ -131,8 +135,6 @@ def prove(bound: GradientBound, example: Call) -> None:
         # Equal examples want the same places and the same expert, and a state that has wandered off shows little.
         with _before_calls(bound.model, put_back):
             _refuse_mixing(bound, _batched(public, lambda tensor: tensor[:1].expand_as(tensor).clone()))
-        _refuse_steeper(bound, example)
-    _refuse_remembering(bound.model, example)
 
 
 def _refuse_mixing(bound: GradientBound, public: Call) -> None:
@@ -175,10 +177,11 @@ def _problem(bound: GradientBound, public: Call) -> str:
 
 def _refuse_steeper(bound: GradientBound, example: Call) -> None:
     """Where the bound follows from the network, no example that a short ascent finds exceeds it."""
-    inputs = _public_batch(example).tensors()
-    if not isinstance(bound, Derived) or len(inputs) != 1 or not inputs[0].is_floating_point():
-        return
-    with Stilled():
+    with torch.random.fork_rng(), _buffers_kept(bound.model), Stilled():
+        torch.manual_seed(_SEED)
+        inputs = _public_batch(example).tensors()
+        if not isinstance(bound, Derived) or len(inputs) != 1 or not inputs[0].is_floating_point():
+            return
         reached = steepest_found(bound.model, inputs[0][:_SOUGHT_FROM], bound.score_limit(), bound.sensitivities())
     if not reached <= 1 + 1e-5:
         raise PrivacyRefusal(
@@ -396,6 +399,22 @@ def _before_calls(model: nn.Module, do: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@dataclass(frozen=True)
+class Check:
+    """One of the things that a bound is checked for on a model; ``run`` raises ``PrivacyRefusal`` where it fails."""
+
+    name: str
+    run: Callable[[GradientBound, Call], None]
+
+
+CHECKS = (
+    Check("no module normalises over the batch", lambda bound, example: refuse_mixing_modules(bound.model)),
+    Check("one example stays within the bound, a batch is the sum of its examples", _refuse_coupling),
+    Check("no example is steeper than its layers allow", _refuse_steeper),
+    Check("nothing of the inputs is kept", lambda bound, example: _refuse_remembering(bound.model, example)),
+)
 
 
 _MIXING_UNSEEN = (

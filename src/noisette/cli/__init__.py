@@ -13,6 +13,7 @@ from noisette.cli.account import account
 from noisette.cli.audit import audit
 from noisette.cli.bench import bench
 from noisette.cli.calibrate import calibrate
+from noisette.cli.doctor import doctor
 from noisette.cli.explain import explain
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, explain, account, calibrate, plan, audit, bench, reproduce):
+for command in (train, explain, doctor, account, calibrate, plan, audit, bench, reproduce):
     app.command()(command)
 app.add_typer(ledger)
 

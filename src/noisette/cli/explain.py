@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,14 +9,13 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette.cli.errors import plain_errors
+from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
 
 if TYPE_CHECKING:
     from torch import nn
 
     from noisette.explanation import Explanation
 
-_EXAMPLES = 2
-_CLASSES = 10
 _PUBLIC = 8
 _REFUSED = 1
 
@@ -30,7 +27,7 @@ def explain(
         typer.Argument(
             metavar="MODULE:CALLABLE",
             help="Makes the model: returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. Called "
-            f"with nothing, or with (shape of an example, {_CLASSES} classes) if it takes two arguments.",
+            f"with nothing, or with (shape of an example, {CLASSES} classes) if it takes two arguments.",
         ),
     ],
     input_shape: Annotated[
@@ -56,11 +53,11 @@ def explain(
     from noisette.errors import PrivacyRefusal
     from noisette.explanation import explain as explain_model
 
-    made = _made(target, _shape(input_shape))
+    made = made_by(target, given_shape(input_shape))
     if isinstance(made, LipschitzBound):
         _show_bounds(explain_model(made))
         return
-    model, inputs = _model_and_inputs(target, made, _shape(input_shape))
+    model, inputs = model_and_inputs(target, made, given_shape(input_shape))
     try:
         if batch_norm is not None:
             _replace_batch_norm(model, batch_norm, inputs)
@@ -89,53 +86,6 @@ def _replace_batch_norm(model: nn.Module, name: str, inputs: tuple[Any, ...]) ->
         for x in inputs
     ]
     replace_batch_norm(model, name, public if name in NEED_PUBLIC else None)
-
-
-def _shape(given: str | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    parts = given.replace("x", ",").split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"expected --input-shape as whole numbers of at least one, such as 3,32,32, got {given!r}")
-    return tuple(int(part) for part in parts)
-
-
-def _model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> tuple[nn.Module, tuple[Any, ...]]:
-    import torch
-    from torch import Tensor, nn
-
-    inputs = None
-    if isinstance(made, tuple) and len(made) == 2:
-        made, inputs = made
-        inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-    if not isinstance(made, nn.Module):
-        raise ValueError(f"{target} returned a {type(made).__name__}; expected a torch.nn.Module, or (module, inputs)")
-    if inputs is None and shape is None:
-        raise ValueError(f"{target} returned no example inputs: give the shape of one example with --input-shape")
-    return made, inputs if inputs is not None else (torch.zeros(_EXAMPLES, *(shape or ())),)
-
-
-def _made(target: str, shape: tuple[int, ...] | None) -> Any:
-    if ":" not in target:
-        raise ValueError(f"expected MODULE:CALLABLE, such as mypackage.models:small, got {target!r}")
-    try:
-        factory = pkgutil.resolve_name(target)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"there is no {target}: {error}") from error
-    if not callable(factory):
-        raise ValueError(f"{target} is a {type(factory).__name__}; expected something to call that makes the model")
-    required = [
-        parameter
-        for parameter in inspect.signature(factory).parameters.values()
-        if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-    ]
-    if not required:
-        return factory()
-    if len(required) != 2:
-        raise ValueError(f"{target} needs {len(required)} arguments; it may take none, or (shape, number of classes)")
-    if shape is None:
-        raise ValueError(f"{target} wants the shape of an example: give it with --input-shape")
-    return factory(shape, _CLASSES)
 
 
 def _show_bounds(explanation: Explanation) -> None:

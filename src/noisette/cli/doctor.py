@@ -1,0 +1,192 @@
+"""``noisette doctor``: the preflight on a model of the user's own, as a table, before there is a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from noisette.cli.errors import plain_errors
+from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from noisette.bounding.base import GradientBound
+    from noisette.preflight import Call
+
+_EXAMPLES = 2
+_REFUSED = 1
+_RESULTS = {True: "passed", False: "[bold]refused[/bold]", None: "not looked at"}
+_CLIP = 1.0  # any bound does: losses are scaled so that half of the examples are above it
+
+
+@plain_errors()
+def doctor(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:CALLABLE",
+            help="Makes the model: returns a torch.nn.Module, or (module, example inputs), or a bound of one. Called "
+            "with nothing, or with (shape of an example, classes) if it takes two arguments.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A built-in data set, whose shapes random inputs have; or give --input-shape."
+        ),
+    ] = None,
+    input_shape: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,..", help="Shape of one example, such as 3,32,32, where no data set is named.", show_default=""
+        ),
+    ] = None,
+    bf16: Annotated[
+        bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16, as training will.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where the files of built-in data lie.",
+            show_default="$NOISETTE_DATA, then the user cache, then download",
+        ),
+    ] = None,
+) -> None:
+    """Check that a model can be trained privately, and say what to do where it cannot.
+
+    These are the checks that every run makes before its first step, on random inputs. Of a data set only shapes are
+    looked at. Exit code 0 if the model is accepted, 1 if it is refused, 2 for bad input.
+    """
+    import torch
+
+    if data is not None and input_shape is not None:
+        raise ValueError("--data and --input-shape both give the shape of an example; leave out one of them")
+    sample, classes = _of_data(data, data_dir) if data else (None, CLASSES)
+    shape = tuple(sample.shape[1:]) if sample is not None else given_shape(input_shape)
+    bound, inputs = _bound_and_inputs(target, made_by(target, shape, classes), shape, sample)
+    device = next(iter(bound.parameters.values())).device.type
+    with torch.autocast(device, torch.bfloat16) if bf16 else nullcontext():
+        lines = _examined(target, bound, inputs)
+    bound.close()
+    _show(lines)
+    if refused := sum(line.passed is False for line in lines):
+        typer.echo(f"\nRefused: {refused} of {len(lines)} checks failed.")
+        raise typer.Exit(_REFUSED)
+    typer.echo("\nAccepted. A run makes these checks again, with its own bound, inside the first call of the model.")
+
+
+def _of_data(name: str, data_dir: Path | None) -> tuple[Any, int]:
+    """Zeros like two examples as a model is given them, and the number of classes."""
+    import torch
+
+    from noisette.data import load, names
+
+    if name not in names():
+        raise ValueError(f"expected --data as one of {', '.join(names())}, got {name!r}; or give --input-shape")
+    found = load(name, data_dir=data_dir)
+    shape = found.train.inputs.shape[1:]
+    words = () if found.vectors is None else found.vectors.shape[1:]  # a model is given the vectors of a text
+    return torch.zeros(_EXAMPLES, *shape, *words), found.classes
+
+
+def _bound_and_inputs(
+    target: str, made: Any, shape: tuple[int, ...] | None, sample: Any
+) -> tuple[GradientBound, tuple[Any, ...]]:
+    from noisette.bounding import LipschitzBound, PerExampleClip
+
+    if isinstance(made, PerExampleClip | LipschitzBound):
+        if shape is None:
+            raise ValueError(f"{target} returned a bound: give the shape of one example with --data or --input-shape")
+        return made, model_and_inputs(target, made.model, shape)[1]
+    model, inputs = model_and_inputs(target, made, shape)
+    return PerExampleClip(model, _CLIP), inputs if sample is None else (sample,)
+
+
+@dataclass(frozen=True)
+class _Line:
+    check: str
+    passed: bool | None  # None if it was not looked at
+    said: str
+
+
+def _examined(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list[_Line]:
+    from noisette.preflight import CHECKS, Call
+
+    call = Call(inputs, {})
+    try:
+        bound.model(*inputs)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"{target} cannot take its inputs: {error}; give the shape of its data") from error
+    lines = [
+        _line("every trainable parameter is covered", lambda: _coverage(bound, inputs)),
+        _line(CHECKS[0].name, lambda: _passed(CHECKS[0].run, bound, call)),
+    ]
+    for check in CHECKS[1:]:
+        sound = all(line.passed for line in lines)
+        lines.append(
+            _line(check.name, lambda check=check: _passed(check.run, bound, call))
+            if sound
+            else _Line(check.name, None, "once what is refused is mended")
+        )
+    return lines
+
+
+def _line(name: str, look: Callable[[], str]) -> _Line:
+    from noisette.errors import PrivacyRefusal
+
+    try:
+        return _Line(name, True, look())
+    except PrivacyRefusal as refusal:
+        return _Line(name, False, str(refusal))
+
+
+def _passed(run: Callable[[GradientBound, Call], None], bound: GradientBound, call: Call) -> str:
+    run(bound, call)
+    return ""
+
+
+def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
+    """What is trained, each of it with a rule or a bound.
+
+    Raises:
+        PrivacyRefusal: naming every use of a parameter that has none.
+    """
+    from noisette.bounding import LipschitzBound
+    from noisette.errors import PrivacyRefusal
+    from noisette.explanation import explain
+    from noisette.preflight import mixing_modules
+
+    parameters = bound.parameters
+    trained = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters.values()):,} numbers"
+    left = sorted(_trainable(bound.model) - parameters.keys())
+    if left:
+        raise PrivacyRefusal(f"{', '.join(left)} would be trained without a bound; freeze them or bound them")
+    if isinstance(bound, LipschitzBound):
+        return trained
+    explanation = explain(bound.model, *inputs)
+    mixing = mixing_modules(bound.model)
+    if problems := [problem for problem in explanation.problems if problem not in mixing]:
+        raise PrivacyRefusal("\n".join(problems))
+    idle = ", ".join(explanation.unused)
+    return f"{trained}; not used here, but noised all the same: {idle}" if idle else trained
+
+
+def _trainable(model: nn.Module) -> set[str]:
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _show(lines: list[_Line]) -> None:
+    table = Table("check", "result", "what to know or do", box=None, header_style="bold", pad_edge=False)
+    for line in lines:
+        table.add_row(line.check, _RESULTS[line.passed], escape(line.said))
+    Console().print(table)
