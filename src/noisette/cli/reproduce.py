@@ -112,7 +112,7 @@ def reproduce(
         )
         asked = Asked(_seeds(seeds) or part.seeds, full, str(weights) if weights else None, _names(rows))
         left = part.missing(asked, chosen.read(out / RUNS))
-        data = _load(part.data, data_dir) if left else {}
+        data = _load(left, data_dir)
         out.mkdir(parents=True, exist_ok=True)
         if left:
             try:
@@ -202,9 +202,11 @@ def _names(given: str | None) -> tuple[str, ...] | None:
     return None if given is None else tuple(dict.fromkeys(part.strip() for part in given.split(",")))
 
 
-def _load(names: Sequence[str], data_dir: Path | None) -> dict[str, DataSet]:
+def _load(jobs: Sequence[Job], data_dir: Path | None) -> dict[str, DataSet]:
+    """The sets that the jobs need."""
     from noisette.data import load
 
+    names = dict.fromkeys(name for job in jobs for name in job.sets)
     return {name: load(name, data_dir=data_dir) for name in names}
 
 

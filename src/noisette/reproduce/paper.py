@@ -39,6 +39,11 @@ class Job(Protocol):
         """About how long it takes on one processor core."""
         ...
 
+    @property
+    def sets(self) -> Sequence[str]:
+        """The names of the data sets that it needs."""
+        ...
+
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
         """Make the run and add its line to the file ``runs``; ``tell`` is told how far it is.
 
@@ -52,15 +57,14 @@ class Job(Protocol):
 class Part(Generic[Run]):
     """A figure or a table of a paper.
 
-    ``missing`` are the runs that are asked for and not among the finished ones, ``data`` are the sets that they need,
-    and ``seeds`` are those of the command that names none; all are empty where nothing is trained. ``options`` are
-    those of the command that it understands beside seeds, and ``rows`` those that can be asked for alone.
+    ``missing`` are the runs that are asked for and not among the finished ones, and ``seeds`` are those of the command
+    that names none; both are empty where nothing is trained. ``options`` are those of the command that it understands
+    beside seeds, and ``rows`` those that can be asked for alone.
     """
 
     title: str
     section: Callable[[Sequence[Run]], Section]
     missing: Callable[[Asked, Sequence[Run]], Sequence[Job]] = lambda asked, done: []
-    data: tuple[str, ...] = ()
     seeds: Sequence[int] = ()
     options: frozenset[str] = frozenset()
     rows: Sequence[str] = ()

@@ -73,6 +73,11 @@ class PlannedRun:
         """About how long it takes on one processor core."""
         return self.plan.seconds
 
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The records."""
+        return (self.plan.setting.data,)
+
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
         """Make the run and add its line to the file."""
         make(self.plan, data[self.plan.setting.data], runs, tell)

@@ -19,7 +19,6 @@ from noisette.reproduce.section import Section
 
 _DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
-DATA = ("mnist", "fashion-mnist", "cifar10", "kmnist")  # the last one gives constants
 _SIZES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 _TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
 _GREY = [("pixels", PIXELS, BLUE), ("frequencies", FREQUENCIES, GREEN), ("scattering", SCATTERING, ORANGE)]

@@ -17,7 +17,7 @@ from noisette.reproduce.bethune_2024.setting import Setting
 from noisette.reproduce.grid import Grid, Row
 from noisette.reproduce.section import Section
 
-DATA = ("mnist", "cifar10")
+_TITLES = {"mnist": "MNIST, ε 3", "cifar10": "CIFAR-10, ε 20"}
 PIXEL_STEPS = (0, 1, 2, 4, 8, 16, 64, 128)  # radii, in 255ths: one is the smallest change of one pixel
 _RADII = tuple(steps / 255 for steps in PIXEL_STEPS)
 _MNIST_TAUS = (60.0, 15.0, 4.0)
@@ -87,7 +87,7 @@ def section(runs: Sequence[Run]) -> Section:
 def _figure(runs: Sequence[Run]) -> str:
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(9.0, 3.9))
-        for data, axes in zip(DATA, drawn.subplots(1, len(DATA)), strict=True):
+        for data, axes in zip(_TITLES, drawn.subplots(1, len(_TITLES)), strict=True):
             _panel(axes, data, runs)
         drawn.subplots_adjust(left=0.065, right=0.985, bottom=0.13, top=0.92, wspace=0.16)
         return svg(drawn, salt="bethune-2024-figure-robustness")
@@ -104,7 +104,7 @@ def _panel(axes: Axes, data: str, runs: Sequence[Run]) -> None:
         if printed := [value for value in _BESIDE.get(name, ()) if value]:
             places = PIXEL_STEPS[: len(printed)]
             axes.plot(places, list(map(float, printed)), "x--", color=colour, linewidth=1, label=f"{label}, printed")
-    axes.set_title({"mnist": "MNIST, ε 3", "cifar10": "CIFAR-10, ε 20"}[data], loc="left", fontsize=9)
+    axes.set_title(_TITLES[data], loc="left", fontsize=9)
     axes.set(xlabel="distance, in 255ths", ylabel="certified accuracy (%)", ylim=(0, None))
     axes.tick_params(length=0)
     if axes.lines:

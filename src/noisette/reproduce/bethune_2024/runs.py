@@ -70,6 +70,11 @@ class Cell:
     seed: int
     seconds: float
 
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The examples, and the public ones if there are any."""
+        return (self.setting.data, *([self.setting.public] if self.setting.public else []))
+
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
         """Make the run and add its line to the file."""
         setting, records = self.setting, data[self.setting.data]

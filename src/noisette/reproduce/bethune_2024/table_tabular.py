@@ -24,7 +24,6 @@ PRINTED = {
     "skin": (196_045, 1e-6, ("100.0", "99.8")),
     "yeast": (1_187, 1e-4, ("66.8", "75.1")),
 }
-DATA = tuple(f"adbench-{name}" for name in PRINTED)
 
 
 def _setting(name: str, method: Method) -> Setting | None:

@@ -19,12 +19,11 @@ from noisette.reproduce.grid import missing
 from noisette.reproduce.paper import Paper, Part
 
 _SEEDS, _SEED = (0, 1, 2), (0,)
-_MNIST = ("mnist", norms.PUBLIC)
 
 
-def _table(grid: Grid, data: tuple[str, ...], seeds: tuple[int, ...], *options: str) -> Part[Run]:
+def _table(grid: Grid, seeds: tuple[int, ...], *options: str) -> Part[Run]:
     rows = tuple(row.name for row in grid.rows)
-    return Part(grid.title, grid.section, missing(grid.cells), data, seeds, frozenset(options), rows)
+    return Part(grid.title, grid.section, missing(grid.cells), seeds, frozenset(options), rows)
 
 
 PAPER: Paper[Run] = Paper(
@@ -36,15 +35,14 @@ PAPER: Paper[Run] = Paper(
         "neither several seeds nor the choice of settings is charged.",
     ),
     parts={
-        "table-2": _table(table_2.GRID, ("mnist",), _SEEDS),
-        "figure-1": Part(figure_1.TITLE, figure_1.section, missing(figure_1.cells), ("mnist",), _SEED),
-        "table-3": _table(table_3.GRID, ("cifar10",), _SEED, "full"),
-        "table-4": _table(table_4.GRID, ("ag-news",), _SEED),
+        "table-2": _table(table_2.GRID, _SEEDS),
+        "figure-1": Part(figure_1.TITLE, figure_1.section, missing(figure_1.cells), _SEED),
+        "table-3": _table(table_3.GRID, _SEED, "full"),
+        "table-4": _table(table_4.GRID, _SEED),
         "table-5": Part(
             table_5.GRID.title,
             table_5.section,
             missing(table_5.GRID.cells),
-            _MNIST,
             _SEEDS,
             frozenset({"full"}),
             tuple(row.name for row in table_5.GRID.rows),
@@ -53,13 +51,12 @@ PAPER: Paper[Run] = Paper(
             figure_norms.TITLE,
             figure_norms.section,
             missing(figure_norms.cells),
-            _MNIST,
             _SEED,
             frozenset({"full"}),
             tuple(norm.name for norm in norms.NORMS),
         ),
-        "table-6": _table(table_6.GRID, ("cifar10",), _SEED, "weights"),
-        "table-7": _table(table_7.GRID, ("ag-news",), _SEED),
+        "table-6": _table(table_6.GRID, _SEED, "weights"),
+        "table-7": _table(table_7.GRID, _SEED),
     },
     read=read,
 )

@@ -70,6 +70,12 @@ class Cell:
     seconds: float
     weights: str | None = None
 
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """The records, and the public examples if there are any."""
+        public = self.setting.public if isinstance(self.setting, Private) else None
+        return (self.setting.data, *([public] if public else []))
+
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
         """Make the run and add its line to the file."""
         known = {"kind": self.setting.kind, "setting": asdict(self.setting), "seed": self.seed}
