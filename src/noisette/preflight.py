@@ -314,8 +314,7 @@ def _together(bound: GradientBound, batch: Call, loss: _Projection, scale: float
         return _sums_of(bound, batch, range(_EXAMPLES), loss, scale)
     except MissingRule as error:
         # Each example alone has passed, so what stands in the way is what they share.
-        culprit = _first_mixing_module(bound.model, batch) or _MIXING_UNSEEN
-        raise PrivacyRefusal(f"{culprit}\n{error}") from error
+        raise PrivacyRefusal(_first_mixing_module(bound.model, batch) or f"{_MIXING_UNSEEN}\n{error}") from error
 
 
 def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: Sequence[list[BoundedSum]]) -> float:

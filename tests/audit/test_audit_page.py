@@ -1,0 +1,74 @@
+"""The page on auditing one's own training does what it says: its code runs, its tests pass and can fail."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from noisette.audit import StepAudit, Verdict, audit_step
+from noisette.noise import GaussianNoise
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "audit-your-own-training.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+BOUND, STEP, OPACUS, NEIGHBOURS = range(4)
+
+
+def ran(*blocks: int) -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "a_users_tests"}
+    for block in blocks:
+        exec(BLOCKS[block], names)
+    return names
+
+
+def test_the_page_has_four_blocks() -> None:
+    assert len(BLOCKS) == 4
+
+
+def test_the_test_of_a_bound_passes_and_fails_where_noise_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = ran(BOUND)["test_my_clipping_is_what_it_claims"]
+    test()
+    real = GaussianNoise.add_
+
+    def half(self, tensors, *, step, deviation):
+        real(self, tensors, step=step, deviation=deviation / 2)
+
+    monkeypatch.setattr(GaussianNoise, "add_", half)
+    with pytest.raises(AssertionError, match="violation: one record moves the release"):
+        test()
+
+
+def test_the_step_by_hand_is_consistent_and_a_wrong_one_is_not() -> None:
+    names = ran(BOUND, STEP)
+    assert isinstance(names["audit"], StepAudit)
+    assert names["audit"].certified_mu > 0.5
+    unclipped = audit_step(
+        lambda records: names["sigma"] * names["bound"] * names["torch"].randn(520) + records.sum(0),
+        bound=2.0,
+        noise_multiplier=1.0,
+    )
+    assert unclipped.verdict is Verdict.VIOLATION
+
+
+def test_the_step_of_opacus_is_consistent() -> None:
+    pytest.importorskip("opacus")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # opacus's own, about the safety of its noise among others
+        ran(BOUND, STEP, OPACUS)
+
+
+def test_neighbours_keep_the_bound() -> None:
+    names = ran(BOUND, STEP, NEIGHBOURS)
+    assert names["neighbours"].verdict is Verdict.CONSISTENT
+
+
+def test_options_on_the_page_exist() -> None:
+    import typer
+
+    from noisette.cli import app
+
+    known = {option for p in typer.main.get_command(app).commands["audit"].params for option in p.opts}
+    assert set(re.findall(r"--[a-z][a-z-]+", PAGE.read_text())) <= known
