@@ -73,6 +73,11 @@ def test_a_run_is_published_with_the_bounds_of_its_layers_and_loads_as_the_repor
     with torch.no_grad(), np.load(folder / "own.npz") as test:
         right = names["model"](torch.as_tensor(test["x_test"])).argmax(1).numpy() == test["y_test"]
     assert math.isclose(right.mean(), facts["test_accuracy"])
+    distances, shares = zip(*facts["certified"], strict=True)
+    assert distances[0] == 0
+    assert math.isclose(shares[0], facts["test_accuracy"], abs_tol=0.01), "ties are certified at no distance"
+    assert list(shares) == sorted(shares, reverse=True)
+    assert "What no attack can change" in report
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ class Facts:
     ``public_examples`` how many examples of ``public_data``, chosen by ``public_seed``, gave statistics.
     ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps_lost`` are those paid for that
     went down with a process that died; ``resumed`` counts how often the run went on in another process; ``learning``
-    holds the settings that only shape what becomes of the noised gradients.
+    holds the settings that only shape what becomes of the noised gradients; ``certified`` are distances with the part
+    of the test examples whose class is right and stays so, wherever they are moved within that distance.
 
     Guarantee: where there is a claim, no field depends on the training records but through the noise. There is no loss,
     gradient norm, batch size or number of records here, and the only ways out of a run are this class, the weights and
@@ -120,6 +121,7 @@ class Facts:
     seconds_per_step: float
     device: str
     points: tuple[Point, ...]
+    certified: tuple[tuple[float, float], ...] = ()
 
     @property
     def progress(self) -> str:
@@ -183,6 +185,7 @@ def facts_of(outcome: Outcome) -> Facts:
         seconds_per_step=outcome.seconds / max(1, run.steps_taken),
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
+        certified=tuple(outcome.certified),
     )
 
 

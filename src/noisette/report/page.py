@@ -10,6 +10,7 @@ from noisette.data import names
 from noisette.report.facts import Claim, Facts
 from noisette.report.figures import accuracy_against_epsilon, accuracy_against_steps, epsilon_against_steps
 from noisette.report.numbers import duration, percent, power_of_ten, upward
+from noisette.report.robustness import accuracy_against_radius
 from noisette.report.statement import statement
 from noisette.report.templates import templates
 
@@ -33,6 +34,7 @@ def page(facts: Facts) -> str:
         settings=_settings(facts),
         epsilon_figure=Markup(epsilon_against_steps(facts)),
         accuracy_figure=Markup(accuracy_against_epsilon(facts) if facts.claim else accuracy_against_steps(facts)),
+        radius_figure=Markup(accuracy_against_radius(facts.certified)),
         sections=statement(facts),
         loading=_loading(facts),
         upward=upward,

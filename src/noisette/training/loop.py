@@ -21,6 +21,7 @@ from noisette.noisy_run import NoisyRun
 from noisette.private_run import PrivateRun, privatize
 from noisette.recipe import ACCOUNTANTS, Recipe, TrainingSection
 from noisette.saving import SavedRun
+from noisette.training.certified import certified_curve
 from noisette.training.outcome import Outcome, Point, Watch
 from noisette.training.pricing import costs, length
 from noisette.unclaimed import unclaimed
@@ -181,6 +182,8 @@ class _Training:
             self._add_point(outcome.epsilon)
         outcome.seconds = time.perf_counter() - self._start
         outcome.model.eval()
+        if outcome.recipe.lipschitz.used and outcome.data.test is not None:
+            outcome.certified = certified_curve(outcome.model, outcome.data.test)
         return outcome
 
     def _train(self, on_step: Watch) -> None:

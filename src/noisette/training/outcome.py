@@ -39,6 +39,7 @@ class Outcome:
     seconds: float = 0.0  # of calibration, training and evaluation
     interrupted: bool = False
     resumed: int = 0  # how many times
+    certified: list[tuple[float, float]] = field(default_factory=list)  # distances, and test accuracy certified there
 
     @property
     def parameters(self) -> int:
