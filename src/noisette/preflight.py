@@ -425,22 +425,18 @@ _MIXING_UNSEEN = (
 def _first_mixing_module(model: nn.Module, batch: Call) -> str:
     """What to say of the innermost module, first in order, whose output for an example changes when the others leave.
 
-    One whose inputs change as well got that from elsewhere, unless there is no other. Empty where no output shows it.
+    Its inputs do not: a module whose inputs change as well got that from elsewhere. Empty where no output shows it.
     """
     together = _answers(model, batch, _EXAMPLES)
     alone = [_answers(model, _row(batch, i), 1) for i in range(_EXAMPLES)]
-    found = ""
     for whole, *singles in zip(together, *alone, strict=False):
         pairs = [(whole.of(i), single.of(0)) for i, single in enumerate(singles)]
-        changed = [_differ(one.inputs, other.inputs) for one, other in pairs if _differ(one.outputs, other.outputs)]
-        if changed and (not found or not all(changed)):
-            found = f"{whole.name or 'the model'} ({whole.kind})"
-            if not all(changed):
-                break
-    return found and (
-        f"{found} gives an example another output when the other examples change. "
-        "Every operation must look at one example at a time; for batch norm use GroupNorm."
-    )
+        if any(_differ(one.outputs, other.outputs) and not _differ(one.inputs, other.inputs) for one, other in pairs):
+            return (
+                f"{whole.name or 'the model'} ({whole.kind}) gives an example another output when the other examples "
+                "change. Every operation must look at one example at a time; for batch norm use GroupNorm."
+            )
+    return ""
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,21 @@ def test_epsilon_by_rates_of_randomised_response() -> None:
     assert math.log(2.85) < certified_epsilon(inside, outside, delta=1e-9, alpha=1e-6) < math.log(3)
 
 
+def test_thresholds_are_chosen_on_other_scores_than_those_that_prove() -> None:
+    """Every second score tells in from out, and the others tell nothing."""
+    inside, outside = np.zeros(2_000), np.zeros(2_000)
+    inside[::2] = 1
+    assert certified_epsilon(inside, outside, delta=1e-5, alpha=1e-6) == 0
+
+
+def test_delta_is_taken_off_what_is_caught() -> None:
+    """Randomised response again: (3/4 - delta) / (1/4) bounds what can be proven."""
+    random = np.random.default_rng(6)
+    inside, outside = (random.random((2, 200_000)) < [[0.75], [0.25]]).astype(float)
+    found = certified_epsilon(inside, outside, delta=0.4, alpha=1e-6)
+    assert 0.8 * math.log(0.35 / 0.25) < found < math.log(0.35 / 0.25)
+
+
 def test_epsilon_by_rates_is_silent_on_null_scores() -> None:
     random = np.random.default_rng(5)
     alarms = 0

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from noisette import AdaptiveClip, BookKeeping, GradientBound, Loop, PerExampleClip, PrivacyRefusal, Reweight
 from noisette.audit import Verdict, audit_neighbours
+from noisette.audit.neighbours import _climbed
 from noisette.bounding.lipschitz_bound import LipschitzBound
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
 from noisette.noise import GaussianNoise
@@ -105,6 +106,20 @@ def test_too_little_noise_is_found_along_the_worst_direction(monkeypatch: pytest
     assert audit.worst < 1 + 1e-5
     assert audit.noised.certified_mu > 1
     assert audit.verdict is Verdict.VIOLATION
+
+
+def test_records_climb_to_where_their_gradient_is_large() -> None:
+    """The gradient of tanh's saturated loss is small far out and large in the middle."""
+    model = nn.Sequential(nn.Linear(6, 1, bias=False), nn.Tanh())
+
+    def steepness(x: Tensor) -> float:
+        [g] = torch.autograd.grad(model(x).sum(), model.parameters())
+        return float(g.norm())
+
+    for _ in range(5):
+        start = torch.randn(1, 6)
+        [climbed] = _climbed(model, (start,), lambda m, records: m(records[0]).squeeze(1))
+        assert steepness(climbed) > 1.2 * steepness(start)
 
 
 def test_inputs_that_are_no_numbers_are_drawn_alone() -> None:

@@ -75,6 +75,24 @@ def test_peaks_are_as_rare_as_they_say() -> None:
             assert (peaks[:, 0] > z).sum() <= allowed
 
 
+def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms() -> None:
+    n = 40_000
+    for z in (0.0, 2.0, 6.0):
+        peak, pairs = peak_across_steps(np.stack([np.ones(n), np.full(n, z / np.sqrt(n))]))
+        assert pairs == 1
+        assert peak == pytest.approx(z, rel=1e-2)
+
+
+def test_limits_share_out_the_false_alarm_over_all_looks() -> None:
+    audit = StepAudit(ideal(np.random.default_rng(16), steps=24, canaries=512), false_alarm=1e-7)
+    looks = {"correlation within a step": 24 * 491, "correlation between steps": 24 * 23 // 2}
+    for check in audit.checks:
+        if check.name in looks:
+            assert 2 * looks[check.name] * np.exp(-(check.limit**2) / 2) == pytest.approx(1e-7)
+        else:
+            assert 2 * norm.sf(check.limit) == pytest.approx(1e-7)
+
+
 def test_reversed_scores_are_not_as_documented() -> None:
     scores = ideal(np.random.default_rng(14), steps=40)
     audit = StepAudit(replace(scores, values=-scores.values))

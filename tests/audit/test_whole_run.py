@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from noisette import BookKeeping, PerExampleClip, PldAccountant, Reweight
-from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run
+from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run, certified_epsilon
 from noisette.audit.whole_run import Largest, LikelihoodRatio
 from noisette.bounding.lipschitz_bound import LipschitzBound
 from noisette.nn.lipschitz import TauCrossEntropy
@@ -69,6 +69,9 @@ def test_several_runs_on_axes_of_two_layers() -> None:
     assert audit.inside.size == audit.outside.size == 1_000
     assert audit.verdict is Verdict.CONSISTENT
     assert audit.points[0].certified > 0.5
+    for point in audit.points:
+        proven = certified_epsilon(audit.inside, audit.outside, delta=point.delta, alpha=1e-6 / 2)
+        assert point.certified == proven, "the false alarm is shared out among the deltas"
 
 
 SIGMA, CROWD, AXES = 0.5, 99, 20_000
