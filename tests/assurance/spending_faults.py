@@ -11,9 +11,9 @@ import pytest
 from planted import Mutant
 
 from noisette.accounting import Ledger, RdpAccountant, noise_multiplier_for
-from noisette.accounting.tally import Tally
 from noisette.accounting.ledger_file import LedgerFile
 from noisette.accounting.ledger_lines import End, Entry, Kind, sealed_entries
+from noisette.accounting.tally import Tally
 from noisette.noisy_run import NoisyRun
 from noisette.private_run import PrivateRun
 from noisette.saving import Fingerprint, SavedRun
