@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_cases import CASES, Case, Forward, attention, cnn, mlp, parameter, recurrent
-from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, Reweight
+from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, Reweight, Vmap
 from noisette.preflight import Call, prove
 from noisette.stilled import Stilled
 
@@ -402,6 +402,11 @@ def test_everything_is_as_it_was() -> None:
     assert all(p.grad is None for p in model.parameters())
     assert model(torch.zeros(1, 6)).requires_grad
     assert not model._forward_hooks
+
+
+def test_models_with_buffers_pass_where_calls_are_repeated() -> None:
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, affine=False).eval(), nn.Linear(5, 3))
+    proven(model, torch.randn(4, 6), engine=Vmap())
 
 
 def test_random_state_is_put_back() -> None:

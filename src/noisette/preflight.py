@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 from torch.utils._pytree import tree_flatten, tree_map
 
 from noisette.bounding.base import BoundedSum, Derived, GradientBound
@@ -393,7 +394,13 @@ def _buffers_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _before_calls(model: nn.Module, do: Callable[[], None]) -> Iterator[None]:
-    handle = model.register_forward_pre_hook(lambda module, args: do(), prepend=True)
+    """Not before the repetition of a call by ``torch.func``, which may change nothing."""
+
+    def first(module: nn.Module, args: Any) -> None:
+        if not any(map(is_functorch_wrapped_tensor, module.parameters())):
+            do()
+
+    handle = model.register_forward_pre_hook(first, prepend=True)
     try:
         yield
     finally:
