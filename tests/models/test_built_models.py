@@ -47,7 +47,7 @@ NETWORKS = {
     "ln-bilstm-dl": (TEXT, 4, 34_564 + 2 * 2 * (128 + 128 + 32)),
     "lipschitz-linear": (IMAGE, 10, 784 * 10),
     "lipschitz-dense": (IMAGE, 10, 784 * 128 + 128 * 10),
-    "lipschitz-rows": ((9,), 2, 10 * 64 + 64 * 64 + 64 * 2),
+    "lipschitz-rows": ((9,), 2, 10 * 64 + (10 + 64) * 2),
     "lipschitz-patch": (IMAGE, 10, 49 * 16 + 16 * 4 * 4 * 10),
     "lipschitz-mixer": (COLOUR, 10, 48 * 64 + 2 * 64 * 64 + 2 * 64 * 64 + 64 * 64 * 10),
     "dct-lipschitz-dense": (IMAGE, 10, 64 * 128 + 128 * 10),

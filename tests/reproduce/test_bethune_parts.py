@@ -184,6 +184,12 @@ def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
         read(path)
 
 
-def test_small_tables_have_one_layer_and_large_ones_three() -> None:
-    units = {size: schedules.clipless_rows(size).label for size in (1_000, 20_000, 300_000)}
-    assert units == {1_000: "one layer", 20_000: "two layers", 300_000: "three layers"}
+def test_small_and_wide_tables_train_one_layer_and_others_two() -> None:
+    tables = {"small": (1_000, 30), "wide": (200_000, 30), "narrow": (20_000, 10), "long": (300_000, 10)}
+    labels = {name: schedules.clipless_rows(*table).label for name, table in tables.items()}
+    assert labels == {
+        "small": "one layer",
+        "wide": "one layer on a fixed one",
+        "narrow": "two layers",
+        "long": "two layers",
+    }

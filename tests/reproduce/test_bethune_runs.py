@@ -14,9 +14,8 @@ from torch import nn
 
 from noisette import certified_accuracy, models
 from noisette.data import DataSet, Split
-from noisette.reproduce.bethune_2024 import figure_pareto, figure_robustness, table_tabular
+from noisette.reproduce.bethune_2024 import figure_pareto, figure_robustness, networks, table_tabular
 from noisette.reproduce.bethune_2024.anomalies import area_under_roc
-from noisette.reproduce.bethune_2024.networks import free_rows
 from noisette.reproduce.bethune_2024.runs import Cell, read
 from noisette.reproduce.bethune_2024.setting import Setting
 
@@ -76,7 +75,7 @@ def test_the_recipes_of_cifar10_run(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", table_tabular.METHODS)
-@pytest.mark.parametrize("name", ["yeast", "magic", "donors"])
+@pytest.mark.parametrize("name", ["yeast", "magic", "donors", "campaign"])
 def test_a_table_of_any_size_is_trained_by_both_methods(
     name: str, method: table_tabular.Method, tmp_path: Path
 ) -> None:
@@ -95,9 +94,17 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
     assert area_under_roc(model, Split(scores.unsqueeze(1).numpy(), targets)) == pytest.approx(expected)
 
 
-def test_free_networks_have_the_widths_of_the_orthogonal_ones() -> None:
-    ours, free = models.lipschitz_rows((9,), 2, units=(64, 64)), free_rows((9,), 2, units=(64, 64))
-    assert [p.shape for p in ours.parameters()] == [p.shape for p in free.parameters()]
+@pytest.mark.parametrize(
+    ("bound", "free"),
+    [
+        (networks.linear, networks.free_linear),
+        (networks.fixed_pairs, networks.free_fixed_pairs),
+        (models.lipschitz_rows, networks.free_narrow),
+    ],
+)
+def test_free_networks_have_the_layers_of_those_whose_weights_are_kept_in_a_set(bound: Any, free: Any) -> None:
+    layers = [[p.shape for p in make((9,), 2).parameters() if p.requires_grad] for make in (bound, free)]
+    assert layers[0] == layers[1]
 
 
 def test_fixed_parts_and_head_can_be_certified_together() -> None:

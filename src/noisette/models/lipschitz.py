@@ -8,6 +8,7 @@ Source: Bethune et al. 2024.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -22,9 +23,11 @@ from noisette.nn.lipschitz import (
     GroupSort2,
     L2NormPool2d,
     LayerCentering,
+    LipschitzConcat,
     MixerBlock,
     PatchConv2d,
     Patches,
+    Scale,
     SpectralLinear,
     SphereInput,
 )
@@ -32,7 +35,7 @@ from noisette.nn.lipschitz import (
 
 def lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
     """One linear layer on the numbers of an example, images less their mean."""
-    return FixedFeatures(_centred(shape), _linear_head(numbers_of(shape), classes))
+    return FixedFeatures(_centred(shape), linear_head(numbers_of(shape), classes))
 
 
 def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)) -> FixedFeatures:
@@ -40,15 +43,25 @@ def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)
     return FixedFeatures(_centred(shape), _dense_head(numbers_of(shape), units, classes))
 
 
-def lipschitz_rows(shape: Shape, classes: int, *, units: Sequence[int] = (64, 64)) -> FixedFeatures:
-    """:func:`lipschitz_dense` on rows of numbers of about one each, beside a one.
+def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatures:
+    """An orthogonal layer with sorted pairs on rows of numbers of about one each, and a linear layer on both.
 
     Raises:
         ValueError: examples are no rows.
     """
     if len(shape) != 1:
         raise ValueError(f"the model 'lipschitz-rows' needs rows of numbers, got examples of shape {tuple(shape)}")
-    return FixedFeatures(AppendOne(), _dense_head(shape[0] + 1, units, classes))
+    numbers = shape[0] + 1
+    hidden = nn.Sequential(SpectralLinear(numbers, units), GroupSort2())
+    return FixedFeatures(
+        AppendOne(),
+        nn.Sequential(
+            SphereInput(1.0),
+            LipschitzConcat([nn.Identity(), hidden]),
+            Scale(math.sqrt(0.5)),
+            SpectralLinear(numbers + units, classes),
+        ),
+    )
 
 
 def dct_lipschitz_dense(shape: Shape, classes: int, *, k: int = 8, units: Sequence[int] = (128,)) -> FixedFeatures:
@@ -69,7 +82,7 @@ def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
     coefficients = Scattering2d(order=1)
     with torch.no_grad():
         numbers = coefficients(torch.zeros(1, *shape)).numel()
-    return FixedFeatures(coefficients, _linear_head(numbers, classes))
+    return FixedFeatures(coefficients, linear_head(numbers, classes))
 
 
 def lipschitz_patch(shape: Shape, classes: int, *, channels: int = 16) -> FixedFeatures:
@@ -122,8 +135,11 @@ def _centred(shape: Shape) -> nn.Module:
     return LayerCentering(tuple(range(1, 1 + len(shape)))) if len(shape) > 1 else nn.Identity()
 
 
-def _linear_head(numbers: int, classes: int) -> nn.Sequential:
-    """One layer, all of whose weights together have a norm of one at most, so that it can begin with zeros."""
+def linear_head(numbers: int, classes: int) -> nn.Sequential:
+    """One layer on the sphere, all of whose weights together have a norm of one at most, so that it begins with zeros.
+
+    A large tau of the loss keeps it far from that edge, as if nothing held it.
+    """
     linear = SpectralLinear(numbers, classes, FrobeniusBall())
     nn.init.zeros_(linear.weight)
     return nn.Sequential(nn.Flatten(), SphereInput(1.0), linear)

@@ -1,28 +1,57 @@
-"""Networks of the tabular study, for recipes to name: orthogonal ones, and the same widths with free weights."""
+"""Networks of the tabular study, for recipes to name: orthogonal ones, and the same layers with free weights."""
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import pairwise
-
 from torch import nn
 
-from noisette.models import FixedFeatures, Shape, lipschitz_rows
+from noisette.models import FixedFeatures, Shape
+from noisette.models.lipschitz import linear_head
 from noisette.nn import AppendOne
-from noisette.nn.lipschitz import GroupSort2, SphereInput
+from noisette.nn.lipschitz import GroupSort2, LipschitzConcat, SpectralLinear, SphereInput
+
+_UNITS = 128  # of a fixed layer
 
 
-def free_rows(shape: Shape, classes: int, *, units: tuple[int, ...]) -> FixedFeatures:
-    """:func:`noisette.models.lipschitz_rows` with ordinary linear layers, for clipping."""
-    layers = [nn.Linear(*widths, bias=False) for widths in pairwise([shape[0] + 1, *units, classes])]
-    hidden = [part for layer in layers[:-1] for part in (layer, GroupSort2())]
-    return FixedFeatures(AppendOne(), nn.Sequential(SphereInput(1.0), *hidden, layers[-1]))
+def linear(shape: Shape, classes: int) -> FixedFeatures:
+    """One orthogonal layer."""
+    numbers = shape[0] + 1
+    return FixedFeatures(AppendOne(), nn.Sequential(SphereInput(1.0), SpectralLinear(numbers, classes)))
 
 
-linear, wide, deep = (partial(lipschitz_rows, units=units) for units in ((), (64,), (64, 64)))
-free_linear, free_deep = (partial(free_rows, units=units) for units in ((), (64, 64)))
+def fixed_pairs(shape: Shape, classes: int) -> FixedFeatures:
+    """A linear layer on a row and on sorted pairs of a fixed orthogonal layer, which begins at random and stays."""
+    features = _fixed_features(shape)
+    return FixedFeatures(features, linear_head(shape[0] + 1 + _UNITS, classes))
+
+
+def free_linear(shape: Shape, classes: int) -> FixedFeatures:
+    """:func:`linear` with free weights."""
+    return FixedFeatures(AppendOne(), nn.Sequential(SphereInput(1.0), nn.Linear(shape[0] + 1, classes, bias=False)))
+
+
+def free_fixed_pairs(shape: Shape, classes: int) -> FixedFeatures:
+    """:func:`fixed_pairs` with free weights."""
+    last = nn.Linear(shape[0] + 1 + _UNITS, classes, bias=False)
+    nn.init.zeros_(last.weight)
+    return FixedFeatures(_fixed_features(shape), nn.Sequential(SphereInput(1.0), last))
+
+
+def free_narrow(shape: Shape, classes: int) -> FixedFeatures:
+    """:func:`noisette.models.lipschitz_rows` with free weights."""
+    numbers, units = shape[0] + 1, 64
+    hidden = nn.Sequential(nn.Linear(numbers, units, bias=False), GroupSort2())
+    both = LipschitzConcat([nn.Identity(), hidden])
+    return FixedFeatures(
+        AppendOne(), nn.Sequential(SphereInput(1.0), both, nn.Linear(numbers + units, classes, bias=False))
+    )
 
 
 def named(name: str) -> str:
     """One of these as a recipe names it."""
     return f"{__name__}:{name}"
+
+
+def _fixed_features(shape: Shape) -> nn.Sequential:
+    fixed = SpectralLinear(shape[0] + 1, _UNITS).requires_grad_(False)
+    pairs = nn.Sequential(fixed, GroupSort2())
+    return nn.Sequential(AppendOne(), SphereInput(1.0), LipschitzConcat([nn.Identity(), pairs]))

@@ -90,24 +90,31 @@ MIXER = Network(
     at={20.0: Schedule(400, 10.0), 8.0: Schedule(300, 10.0), 3.0: Schedule(200, 10.0), 1.0: Schedule(100, 7.0)},
 )
 
-_FEW, _MANY = 5_000, 100_000  # rows
+_FEW, _MANY, _WIDE = 5_000, 100_000, 25  # rows, and columns
 
 
-def clipless_rows(size: int) -> Network:
-    """For tables of so many rows, at epsilon 1."""
+def clipless_rows(size: int, columns: int) -> Network:
+    """For a table of so many rows and columns, at epsilon 1.
+
+    Noise on a hidden layer grows with its inputs, so wide tables have a fixed one, and small tables none.
+    """
     if size < _FEW:
         return Network(named("linear"), "one layer", tau=20.0, at={1.0: Schedule(50, 3.0)}, share=0.5)
+    if columns >= _WIDE:
+        return Network(named("fixed_pairs"), "one layer on a fixed one", tau=1000.0, at={1.0: Schedule(100, 0.1)})
     if size < _MANY:
-        return Network(named("wide"), "two layers", tau=60.0, at={1.0: Schedule(100, 10.0)})
-    return Network(named("deep"), "three layers", tau=60.0, at={1.0: Schedule(200, 10.0)})
+        return Network("lipschitz-rows", "two layers", tau=60.0, at={1.0: Schedule(100, 10.0)})
+    return Network("lipschitz-rows", "two layers", tau=100.0, at={1.0: Schedule(200, 10.0)})
 
 
-def clipped_rows(size: int) -> Network:
-    """For tables of so many rows, at epsilon 1, by clipping whole gradients."""
+def clipped_rows(size: int, columns: int) -> Network:
+    """The same network with free weights, whose whole gradients are clipped."""
     if size < _FEW:
         return Network(named("free_linear"), "one layer", tau=None, at={1.0: Schedule(50, 60.0)}, share=0.5)
+    if columns >= _WIDE:
+        return Network(named("free_fixed_pairs"), "one layer on a fixed one", tau=None, at={1.0: Schedule(100, 100.0)})
     steps = 100 if size < _MANY else 200
-    return Network(named("free_deep"), "three layers", tau=None, clip=1.0, at={1.0: Schedule(steps, 1.0)})
+    return Network(named("free_narrow"), "two layers", tau=None, clip=1.0, at={1.0: Schedule(steps, 1.0)})
 
 
 # Of one example in one step, from runs on a small machine; and what goes before the first step.
