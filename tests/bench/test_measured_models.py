@@ -34,9 +34,10 @@ def test_models_have_as_many_parameters_as_the_published_ones(name: str, paramet
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_score_each_class_of_their_own_data(name: str) -> None:
-    with torch.device("meta"):
+    device = "cpu" if name.startswith("lipschitz") else "meta"  # where weights are projected as they are made
+    with torch.device(device):
         cell = Cell(name, batch=3)
-        inputs, targets = cell.data("meta")
+        inputs, targets = cell.data(device)
         scores = MODELS[name].build()(inputs)
     assert scores.shape == (3, MODELS[name].classes)
     assert targets.shape == (3,)

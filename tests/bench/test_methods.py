@@ -10,7 +10,7 @@ from noisette.bench import methods, peers
 from noisette.bench.cell import Cell
 from noisette.bench.methods import ENGINES, METHODS
 
-PRIVATE = [name for name in METHODS if name != "plain"]
+CLIPPED = [name for name in METHODS if name not in ("plain", "Clipless")]
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def weights_after_a_step(method: str, model: nn.Module, inputs: Tensor, targets:
 
 
 def clipped_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """What every private method does but for the noise, written down plainly."""
+    """What every method that clips does but for the noise, written down plainly."""
     params = list(model.parameters())
     total = [torch.zeros_like(p) for p in params]
     for x, y in zip(inputs.split(1), targets.split(1), strict=True):
@@ -41,8 +41,8 @@ def clipped_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str,
 
 
 @pytest.mark.usefixtures("nearly_no_noise")
-@pytest.mark.parametrize("method", PRIVATE)
-def test_every_private_method_takes_the_same_step(method: str) -> None:
+@pytest.mark.parametrize("method", CLIPPED)
+def test_every_method_that_clips_takes_the_same_step(method: str) -> None:
     cell = Cell("mlp", batch=5)
     model = cell.model("cpu")
     inputs, targets = cell.data("cpu")
@@ -64,8 +64,8 @@ def test_opacus_trains_recurrent_models_from_the_same_weights(method: str) -> No
     torch.testing.assert_close({name: after[name] for name in expected}, expected)
 
 
-@pytest.mark.parametrize("method", PRIVATE)
-def test_every_private_method_adds_noise(method: str) -> None:
+@pytest.mark.parametrize("method", CLIPPED)
+def test_every_method_that_clips_adds_noise(method: str) -> None:
     cell = Cell("mlp", batch=2)
     model = cell.model("cpu")
     inputs, targets = cell.data("cpu")
@@ -78,3 +78,17 @@ def test_every_private_method_adds_noise(method: str) -> None:
 
 def test_all_engines_of_noisette_take_part() -> None:
     assert {"BookKeeping", "Reweight", "Loop"} <= set(ENGINES) <= set(METHODS)
+
+
+@pytest.mark.usefixtures("nearly_no_noise")
+def test_a_step_without_clipping_is_that_of_the_plain_loss_brought_back_to_the_set() -> None:
+    cell = Cell("lipschitz-dense", batch=5)
+    model = cell.model("cpu")
+    inputs, targets = cell.data("cpu")
+    params = list(model.parameters())
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(inputs), targets), params)
+    moved = [(p - methods.LEARNING_RATE * g).detach() for p, g in zip(params, gradients, strict=True)]
+    weights_after_a_step("Clipless", model, inputs, targets)
+    for p, free in zip(params, moved, strict=True):
+        u, _, vh = torch.linalg.svd(free, full_matrices=False)
+        torch.testing.assert_close(p.detach(), u @ vh, rtol=0, atol=1e-5)

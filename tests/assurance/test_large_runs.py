@@ -29,6 +29,7 @@ def own_memory() -> float:
     raise AssertionError("no such line")
 
 
+@pytest.mark.slow
 def test_a_million_steps_have_a_price(record_property: Keep) -> None:
     run = {PoissonGaussian(sampling_rate=1e-4, noise_multiplier=1.0): 1_000_000}
     start = time.perf_counter()
