@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint format bench clean
+.PHONY: demo test test-all lint format bench assurance clean
 
 demo: .venv/.installed
 	$(BIN)/noisette train --out runs/demo
@@ -25,6 +25,9 @@ format: .venv/.test
 
 bench: .venv/.bench
 	$(BIN)/noisette bench --experiments targets,memory --out benchmarks/results
+
+assurance: .venv/.test
+	$(BIN)/python -m experiments.assurance
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -59,6 +59,12 @@ def more_often(self: PoissonSampler, *, step: int) -> np.ndarray:
     return _indices(more, step=step)
 
 
+def rounded_up(self: PoissonSampler, *, step: int) -> np.ndarray:
+    """Coins are so coarse that small rates become larger."""
+    coarse = PoissonSampler(size=self.size, sampling_rate=max(2.0**-16, self.sampling_rate), key=self.key)
+    return _indices(coarse, step=step)
+
+
 def cut_by_pieces(patch: pytest.MonkeyPatch) -> None:
     """The last piece of a batch is dropped where it is not full."""
     whole = Batch.pieces
@@ -125,6 +131,12 @@ MUTANTS = [
         (_LAW, "test_sampling.py::test_batches_are_a_function_of_key_and_step"),
     ),
     Mutant("records drawn more often", "a rate above the one that is priced", drawn(more_often), (_LAW,)),
+    Mutant(
+        "small sampling rates rounded up",
+        "a rate above the one that is priced, where no count shows it",
+        drawn(rounded_up),
+        ("assurance/test_edges.py::test_a_record_is_drawn_where_its_coin_of_64_bits_is_below_the_rate",),
+    ),
     Mutant("large batches cut", "the presence of one record decides over another", drawn(truncated), (_LAW,)),
     Mutant(
         "batches by the global seed",

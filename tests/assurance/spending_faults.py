@@ -137,6 +137,17 @@ def too_little_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.private_run.noise_multiplier_for", lambda **numbers: 0.98 * noise_multiplier_for(**numbers))
 
 
+def budget_kept_roughly(patch: pytest.MonkeyPatch) -> None:
+    whole = Spending.check_budget
+
+    def check_budget(self: Spending, steps: int) -> None:
+        if self._terms.epsilon is not None:
+            self._terms = replace(self._terms, epsilon=1.01 * self._terms.epsilon)
+        whole(self, steps)
+
+    patch.setattr(Spending, "check_budget", check_budget)
+
+
 def budget_unchecked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Spending, "check_budget", lambda self, steps: None)
 
@@ -274,6 +285,12 @@ MUTANTS = [
             "test_private_run.py::test_given_noise_must_keep_a_given_budget",
             "test_private_run.py::test_what_others_spend_meanwhile_ends_a_run_with_a_budget",
         ),
+    ),
+    Mutant(
+        "budget kept roughly",
+        "a run costs a hundredth more than it may",
+        budget_kept_roughly,
+        ("assurance/test_edges.py::test_a_budget_is_kept_to_its_last_digits",),
     ),
     Mutant(
         "tail of the noise forgotten",

@@ -76,7 +76,13 @@ def check(whole: Course, less: Course) -> list[float]:
     return differences
 
 
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param(recipe, id=name, marks=pytest.mark.slow if name == "plain" else [])
+        for name, recipe in RECIPES.items()
+    ],
+)
 def test_one_record_changes_nothing_but_the_noised_sums(recipe: str, tmp_path: Path) -> None:
     whole, less = with_and_without(tmp_path, recipe, NUMBERS)
     assert whole.exit_codes == [0], whole.printed
@@ -86,7 +92,10 @@ def test_one_record_changes_nothing_but_the_noised_sums(recipe: str, tmp_path: P
     assert min(differences) == 0, "where it is not drawn nothing differs at all"
 
 
-@pytest.mark.parametrize("numbers", [ODD["no number"], ODD["infinite"], ODD["huge"]], ids=list(ODD)[1:])
+@pytest.mark.parametrize(
+    "numbers",
+    [pytest.param(ODD[name], id=name, marks=pytest.mark.slow if name == "infinite" else []) for name in list(ODD)[1:]],
+)
 def test_a_record_that_is_no_good_changes_nothing_at_all(numbers: np.ndarray, tmp_path: Path) -> None:
     whole, less = with_and_without(tmp_path, RECIPES["plain"], numbers)
     assert whole.exit_codes == [0], whole.printed
@@ -108,6 +117,7 @@ def test_a_run_that_is_put_off_and_resumed_shows_no_record(tmp_path: Path, monke
     check(whole, less)
 
 
+@pytest.mark.slow
 def test_no_records_at_all_show_nowhere_either(tmp_path: Path) -> None:
     whole, less = with_and_without(tmp_path, RECIPES["plain"], NUMBERS, records=(1, 0))
     assert whole.exit_codes == [0], whole.printed

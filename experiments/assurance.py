@@ -1,0 +1,197 @@
+"""Try what docs/assurance.md promises, keep the results, and put them on the page.
+
+    python -m experiments.assurance [mutants] [audits] [faults] [load] [--check]
+
+Without a name all four are tried, which takes about half an hour on two cores; the results of the others stay. With
+--check nothing is tried or written, and the exit code says whether the page is that of the committed results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"
+RESULTS = ROOT / "docs" / "assurance" / "results.json"
+PAGE = ROOT / "docs" / "assurance.md"
+sys.path[:0] = [str(TESTS), str(TESTS / "assurance")]
+
+from faults import FAULTS  # noqa: E402
+from mutants import GROUPS  # noqa: E402
+from planted import Mutant  # noqa: E402
+
+from experiments.assurance_page import with_results  # noqa: E402
+
+Json = dict[str, Any]
+SIGMAS = (0.5, 1.0, 4.0)
+
+
+def main() -> None:
+    parts: dict[str, Callable[[], Json]] = {"mutants": mutants, "audits": audits, "faults": faults, "load": load}
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("parts", nargs="*", help=", ".join(parts))
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.parts) - parts.keys()):
+        parser.error(f"there is no {unknown[0]}; there are {', '.join(parts)}")
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    if options.check:
+        text = PAGE.read_text(encoding="utf-8")
+        sys.exit(with_results(text, results, GROUPS, FAULTS) != text)
+    for name in options.parts or parts:
+        start = time.perf_counter()
+        results[name] = parts[name]() | {"seconds": round(time.perf_counter() - start)}
+        results["machine"] = machine()
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        print(f"{name}: {results[name]['seconds']} s", file=sys.stderr)
+    text = with_results(PAGE.read_text(encoding="utf-8"), results, GROUPS, FAULTS)
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def machine() -> Json:
+    import torch
+
+    import noisette
+
+    return {
+        "noisette": noisette.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+
+
+# What pytest tells
+
+
+def tried(*arguments: str) -> list[Json]:
+    """The cases of these tests, slow ones too: name, test, outcome, seconds, and figures that they kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        told = ["-m", "", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junit-xml={report}"]
+        subprocess.run([sys.executable, "-m", "pytest", *told, *arguments], cwd=ROOT, check=False)
+        return [_case(case) for case in ElementTree.parse(report).iter("testcase")]
+
+
+def _case(case: ElementTree.Element) -> Json:
+    name, place = case.get("name", ""), (case.get("file") or "").removeprefix("tests/")
+    outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
+    figures = {p.get("name", ""): float(p.get("value", "nan")) for p in case.iter("property")}
+    return {
+        "name": name,
+        "test": f"{place}::{name.partition('[')[0]}",
+        "outcome": outcome,
+        "seconds": float(case.get("time", 0)),
+        "figures": figures,
+    }
+
+
+def mutants() -> Json:
+    """Whether each planted fault fails the tests that are named for it."""
+    cases = tried("tests/assurance/test_mutants.py", "-k", "planted_fault")
+    caught = {case["name"].partition("[")[2].removesuffix("]"): case["outcome"] == "passed" for case in cases}
+    return {"caught": caught}
+
+
+def faults() -> Json:
+    """Whether each fault has its outcome: for each test its cases, and how many passed."""
+    named = dict.fromkeys(test for fault in FAULTS for test in fault.tried_by)
+    replay = "assurance/test_neighbour_replay.py"
+    cases = tried(*(f"tests/{name}" for name in (*named, replay)))
+    tests: dict[str, dict[str, int]] = {}
+    for case in cases:
+        entry = tests.setdefault(case["test"], {"cases": 0, "passed": 0})
+        entry["cases"] += 1
+        entry["passed"] += case["outcome"] == "passed"
+    return {"tests": tests}
+
+
+def load() -> Json:
+    """Figures of long and large runs."""
+    files = "tests/assurance/test_large_runs.py", "tests/assurance/test_ledger_shortening.py"
+    cases = tried(*files, "-k", "large_runs or million")
+    figures = {name: value for case in cases for name, value in case["figures"].items()}
+    return {"figures": figures, "failed": sorted(case["test"] for case in cases if case["outcome"] != "passed")}
+
+
+# What the audits tell
+
+
+def audits() -> Json:
+    """The step audit of every way of bounding, and of every fault that it could see."""
+    import torch
+
+    torch.set_num_threads(1)
+    rows = [audited(name, way, arena, sigma) for name, (way, arena) in ways().items() for sigma in SIGMAS]
+    groups = [group for name, group in GROUPS.items() if name in ("Bounds by clipping", "Noise")]
+    return {"ways": rows, "mutants": {mutant.name: seen(mutant) for group in groups for mutant in group}}
+
+
+def ways() -> dict[str, tuple[Any, Any]]:
+    import noisette as n
+    from noisette.audit import Axes, BehindPublicNorm, LipschitzAxes
+    from noisette.nn.lipschitz import TauCrossEntropy
+
+    def clip(**how: Any) -> Any:
+        return lambda model: n.PerExampleClip(model, **how)
+
+    def lipschitz(model: Any) -> Any:
+        shape = LipschitzAxes().input_shape
+        return n.LipschitzBound(model, loss=TauCrossEntropy(tau=1.0), input_shape=shape)
+
+    return {
+        "clipping, book-keeping": (clip(max_grad_norm=0.7), Axes),
+        "clipping, two backward passes": (clip(max_grad_norm=0.7, engine=n.Reweight()), Axes),
+        "clipping, one example at a time": (clip(max_grad_norm=0.7, engine=n.Loop()), Axes),
+        "clipping, several losses at once": (clip(max_grad_norm=0.7, engine=n.MultiLoss()), Axes),
+        "clipping, `torch.func`": (clip(max_grad_norm=0.7, engine=n.Vmap()), Axes),
+        "clipping per layer": (clip(clipping=n.PerLayer(0.7)), Axes),
+        "adaptive clipping": (clip(clipping=n.AdaptiveClip(0.7)), Axes),
+        "clipping behind public batch norm": (clip(max_grad_norm=0.7), BehindPublicNorm),
+        "Lipschitz network, no clipping": (lipschitz, LipschitzAxes),
+    }
+
+
+def audited(name: str, way: Any, arena: Any, sigma: float) -> Json:
+    from noisette.audit import audit_bound
+
+    audit = audit_bound(way, noise_multiplier=sigma, arena=arena())
+    return {
+        "way": name,
+        "noise_multiplier": sigma,
+        "scores": audit.scores.values.size,
+        "claimed_mu": round(audit.claimed_mu, 4),
+        "certified_mu": round(audit.certified_mu, 4),
+        "verdict": audit.verdict.value,
+    }
+
+
+def seen(mutant: Mutant) -> str:
+    """What the step audit says of a planted fault by itself, with the preflight off that would refuse some."""
+    import pytest
+
+    from noisette import PerExampleClip, PrivacyRefusal
+    from noisette.audit import audit_bound
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("noisette.preflight.prove", lambda bound, example: None)
+        mutant.patch(patch)
+        try:
+            return audit_bound(lambda model: PerExampleClip(model, 0.7), noise_multiplier=1.0).verdict.value
+        except PrivacyRefusal:
+            return "refused"
+
+
+if __name__ == "__main__":
+    main()

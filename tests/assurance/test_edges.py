@@ -1,0 +1,41 @@
+"""Limits that no statistics can see are where they are said to be."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from small_run import NUMBERS, parts
+
+from noisette import PrivacyRefusal, RdpAccountant, privatize
+from noisette.sampling import PoissonSampler
+
+
+class Coins:
+    """A source of bits that says these words."""
+
+    def __init__(self, words: list[int]) -> None:
+        self._words = np.array(words, dtype=np.uint64)
+
+    def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
+        words[:] = self._words[start : start + words.size]
+
+
+@pytest.mark.parametrize("rate", [1e-9, 1e-4, 256 / 60_000, 0.3, 0.5, 1 - 1e-9])
+def test_a_record_is_drawn_where_its_coin_of_64_bits_is_below_the_rate(rate: float) -> None:
+    limit = int(Fraction(rate) * 2**64)
+    coins = Coins([0, limit - 1, limit, limit + 1, 2**64 - 1])
+    sampler = PoissonSampler(size=5, sampling_rate=rate, key=coins)  # pyright: ignore[reportArgumentType]
+    assert sampler.indices(step=0).tolist() == [0, 1]
+
+
+def test_a_budget_is_kept_to_its_last_digits() -> None:
+    declared = {"sampling_rate": 0.2, "expected_batch_size": 18, "steps": 40, "noise_multiplier": 1.5, "delta": 1e-4}
+    accountant = RdpAccountant()
+    with privatize(*parts(), NUMBERS, **declared, accountant=accountant) as run:
+        run.ledger.reserve(run.event, 40)
+        price = run.epsilon(delta=1e-4)
+    privatize(*parts(), NUMBERS, **declared, epsilon=price, accountant=accountant).close()
+    with pytest.raises(PrivacyRefusal, match="beyond the budget"):
+        privatize(*parts(), NUMBERS, **declared, epsilon=price * (1 - 1e-6), accountant=accountant)
