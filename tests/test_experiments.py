@@ -17,7 +17,7 @@ def test_readme_table_is_up_to_date() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", ["abadi_2016", "davody_2020"])
+@pytest.mark.parametrize("study", ["abadi_2016", "bethune_2024", "davody_2020"])
 def test_the_document_of_a_study_is_up_to_date(study: str) -> None:
     command = [sys.executable, "-m", f"experiments.{study}", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, f"run: python -m experiments.{study}"
