@@ -124,7 +124,10 @@ def damaged(content: bytes, number: int) -> bytes:
     at = int(draw.integers(len(content)))
     match number % 3:
         case 0:
-            return content[:at] + bytes([content[at] ^ (1 << int(draw.integers(8)))]) + content[at + 1 :]
+            bit = int(
+                draw.integers(5)
+            )  # the sixth turns a letter of a hexadecimal number into a capital, which is no harm
+            return content[:at] + bytes([content[at] ^ (1 << bit)]) + content[at + 1 :]
         case 1:
             return content[:at]
         case _:
