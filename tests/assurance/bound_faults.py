@@ -213,11 +213,11 @@ def raw_beside(patch: pytest.MonkeyPatch) -> None:
 
 def list_of_layers_alone(patch: pytest.MonkeyPatch) -> None:
     """The preflight looks for known layers and measures nothing."""
-    patch.setattr("noisette.preflight._problem", lambda bound, example: "")
+    patch.setattr("noisette.preflight.additivity._problem", lambda bound, example: "")
 
 
 def memory_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.preflight._refuse_remembering", lambda model, example: None)
+    patch.setattr("noisette.preflight.proof.refuse_remembering", lambda model, example: None)
 
 
 def proven_once(patch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_records_that_mix_are_found(function, monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(PrivacyRefusal):
         audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=1, steps=1)
-    monkeypatch.setattr("noisette.preflight.prove", lambda bound, example: None)
+    monkeypatch.setattr("noisette.preflight.proof.prove", lambda bound, example: None)
     audit = audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=18, steps=1)
     assert audit.verdict is Verdict.VIOLATION
     assert audit.findings[0] == f"one record moves the sum of a batch by {audit.worst:.3g} times the bound"

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from noisette.audit.subject import Subject
 from noisette.cli import app
 from noisette.noise import GaussianNoise
+from noisette.recipe import Recipe
 
 RECIPE = """
 [data]
@@ -88,6 +91,22 @@ def test_every_way_of_bounding_is_audited(name: str, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
     assert found["claim"]["bound"] == ("layers" if name == "layers" else "clipping")
     assert found["step"]["verdict"] == "consistent"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_run_folder_tells_the_whole_recipe(name: str, tmp_path: Path) -> None:
+    recipe, place = tmp_path / "recipe.toml", tmp_path / "run"
+    recipe.write_text(RECIPES[name])
+    done = CliRunner().invoke(app, ["train", str(recipe), "--out", str(place)])
+    assert done.exit_code == 0, done.output
+    told = Subject.of_run(place).known_recipe
+    given = Recipe.read(recipe)
+    assert replace(told, privacy=given.privacy) == given
+    assert told.privacy.max_grad_norm == pytest.approx(given.privacy.max_grad_norm)
+    done = audit(place, "--pairs", "4", "--one-run", "100", out=tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "out" / "audit.json").read_text())["neighbours"]["worst"] < 1 + 1e-5
+    assert (tmp_path / "out" / "one-run.json").exists()
 
 
 def test_a_leak_is_found_and_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def test_without_a_claim_nothing_is_promised_and_the_reason_stands_there(unclaim
 
 
 LAYERS = LayerBounds(
-    loss="cross-entropy of the scores times 30, divided by it",
+    tau=30.0,
     logit_clip=0.1,
     allocation="optimal",
     sensitivities={"2.weight": 0.10001, "4.weight": 0.2},

@@ -25,6 +25,7 @@ from noisette.private_run import privatize
 from noisette.recipe import (
     ACCOUNTANTS,
     DataSection,
+    LipschitzSection,
     ModelSection,
     PrivacySection,
     ProjectionSection,
@@ -268,7 +269,6 @@ def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
         what
         for what, lacks in (
             ("the file of its public weights", facts["public_weights"]),
-            ("the scale of its loss", facts["lipschitz"]),
             ("the declaration of its data", facts["data"] not in names()),
             ("its public data", facts["public_data"] and facts["public_data"] not in names()),
         )
@@ -276,7 +276,7 @@ def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
     ]
     if lacking:
         return None, " and ".join(lacking)
-    layers = facts["layers"]
+    bounds, bound, layers = facts["lipschitz"], facts["max_grad_norm"], facts["layers"]
     public = PublicSection(facts["public_data"], facts["public_examples"], facts["public_seed"])
     recipe = Recipe(
         DataSection(facts["data"]),
@@ -284,7 +284,7 @@ def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
         PrivacySection(
             facts["budget"],
             facts["delta"],
-            max_grad_norm=facts["max_grad_norm"] / math.sqrt(layers),
+            max_grad_norm=PrivacySection().max_grad_norm if bound is None else bound / math.sqrt(layers),
             per_layer=layers > 1,
             accountant=facts["accountant"],
             allow_large_delta=facts["allow_large_delta"],
@@ -299,5 +299,6 @@ def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
         ),
         ProjectionSection(facts["components"], facts["components_noise_multiplier"]),
         public if facts["public_data"] else PublicSection(),
+        LipschitzSection(bounds["tau"], bounds["logit_clip"], bounds["allocation"]) if bounds else LipschitzSection(),
     )
     return recipe, ""

@@ -48,11 +48,11 @@ class LayerBounds:
     """How the layers of a Lipschitz network bounded one record, by parameter, under the weights of the last step.
 
     ``sensitivities`` are the most that one record moves the sum of a parameter's gradients, ``deviations`` those of the
-    noise on each of its numbers. ``logit_clip`` is the bound on a record's gradient at the scores, 0 for that of the
-    loss; ``loss`` tells the loss and its scale.
+    noise on each of its numbers. The loss is the cross-entropy of the scores times ``tau``, divided by it;
+    ``logit_clip`` is the bound on a record's gradient at the scores, 0 for that of the loss.
     """
 
-    loss: str
+    tau: float
     logit_clip: float
     allocation: str
     sensitivities: Mapping[str, float]
@@ -210,8 +210,9 @@ def _layer_bounds(run: NoisyRun, settings: LipschitzSection) -> LayerBounds:
     bound = run.bound
     assert isinstance(bound, LipschitzBound), "a recipe with tau has no other"
     sensitivities = bound.sensitivities()
+    assert settings.tau is not None, "it was read from a recipe with tau"
     return LayerBounds(
-        loss=f"cross-entropy of the scores times {settings.tau:g}, divided by it",
+        tau=settings.tau,
         logit_clip=settings.logit_clip,
         allocation=settings.allocation,
         sensitivities=sensitivities,

@@ -101,7 +101,7 @@ def _bound(facts: Facts) -> list[tuple[str, str]]:
         return [
             ("noise multiplier", noise),
             ("bound", f"by the layers, nothing clipped{clipped}"),
-            ("loss", lipschitz.loss),
+            ("loss", f"cross-entropy of the scores times {lipschitz.tau:g}, divided by it"),
             ("deviations of the noise", f"{deviations} ({lipschitz.allocation})"),
         ]
     assert facts.max_grad_norm is not None, "there is no other bound"

@@ -145,8 +145,9 @@ def _by_layers(lipschitz: LayerBounds) -> tuple[str, str]:
     noised = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.deviations.items())
     return (
         f"Sensitivity: the layers bound it. Inputs are scaled to a declared norm, every layer has a known Lipschitz "
-        f"constant, certified after each step, and so has the loss, {lipschitz.loss}. {scores} One record moves the "
-        f"sum of a batch, for each parameter, by a Euclidean norm of at most: {moved} (at the last step), a "
+        f"constant, certified after each step, and so has the loss, cross-entropy of the scores times "
+        f"{lipschitz.tau:g}, divided by it. {scores} One record moves the sum of a batch, for each parameter, by a "
+        f"Euclidean norm of at most: {moved} (at the last step), a "
         "ten-thousandth of which is slack for rounding. Weights are projected after each step, which looks at released "
         "values alone.",
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "

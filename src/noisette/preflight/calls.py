@@ -1,0 +1,63 @@
+"""One call of a model, and public random inputs in its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+EXAMPLES = 8  # of a public batch
+SEED = 20160721
+
+
+@dataclass(frozen=True)
+class Call:
+    """Positional and keyword arguments of one call of a module."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Call:
+        """The same call with every tensor changed."""
+        args, kwargs = tree_map(lambda v: change(v) if isinstance(v, Tensor) else v, (self.args, dict(self.kwargs)))
+        return Call(args, kwargs)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor among the arguments."""
+        return [leaf for leaf in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(leaf, Tensor)]
+
+
+def public_batch(example: Call) -> Call:
+    """Random inputs of the example's shapes and types, with a batch of eight on the first axis."""
+    tensors = example.tensors()
+    b = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
+
+    def public(tensor: Tensor) -> Tensor:
+        examples = tensor.dim() and tensor.shape[0] == b
+        shape = (EXAMPLES if examples else tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else tensor.shape
+        with torch._C.DisableTorchFunction():  # whatever mode the call came in, such as one that stills randomness
+            if tensor.dtype.is_floating_point:
+                return torch.randn(shape, dtype=tensor.dtype, device=tensor.device)
+            # Zero and one are the integers that every vocabulary, mask and list of classes has.
+            return torch.randint(0, 2, shape, device=tensor.device).to(tensor.dtype)
+
+    return example.map(public)
+
+
+def batched(batch: Call, change: Callable[[Tensor], Tensor]) -> Call:
+    """The batch with the tensors changed that hold its examples."""
+    return batch.map(lambda tensor: change(tensor) if tensor.dim() and tensor.shape[0] == EXAMPLES else tensor)
+
+
+def row(batch: Call, i: int) -> Call:
+    """One example of a batch as a batch of one."""
+    return batched(batch, lambda tensor: tensor[i : i + 1])
+
+
+def plain(output: object) -> object:
+    """Output classes that are dictionaries, as plain dictionaries."""
+    return dict(output) if isinstance(output, Mapping) else output

@@ -1,0 +1,38 @@
+"""Modules that are known to normalise over the batch."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from noisette.errors import PrivacyRefusal
+
+
+def mixing_modules(model: nn.Module) -> list[str]:
+    """What to say of each module known to normalise over the batch, empty if there is none."""
+    return [
+        f"{name or 'the model itself'}  {type(module).__name__} {problem}"
+        for name, module in model.named_modules()
+        if (problem := _mixing(module))
+    ]
+
+
+def _mixing(module: nn.Module) -> str:
+    """How the module mixes examples, empty if it does not. A module may say so itself, in ``mixes_examples``."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return (
+            "mixes examples: put PublicBatchNorm or GroupNorm in its place (noisette.nn.convert_batch_norm), or call "
+            ".eval() on it"
+        )
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
+        return "mixes examples in its running statistics: set track_running_stats=False, or call .eval() on it"
+    return getattr(module, "mixes_examples", "")
+
+
+def refuse_mixing_modules(model: nn.Module) -> None:
+    """No module of the model normalises over the batch.
+
+    Raises:
+        PrivacyRefusal: listing every module that does.
+    """
+    if problems := mixing_modules(model):
+        raise PrivacyRefusal(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))
