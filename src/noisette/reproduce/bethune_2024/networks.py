@@ -9,7 +9,7 @@ from noisette.models.lipschitz import linear_head
 from noisette.nn import AppendOne
 from noisette.nn.lipschitz import GroupSort2, LipschitzConcat, SpectralLinear, SphereInput
 
-_UNITS = 128  # of a fixed layer
+_UNITS = 512  # of a fixed layer
 
 
 def linear(shape: Shape, classes: int) -> FixedFeatures:
