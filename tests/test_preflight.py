@@ -83,6 +83,34 @@ def test_mixing_is_refused(function, engine) -> None:
         proven(Between(function), torch.randn(4, 6), engine=engine)
 
 
+def twelve_to_an_expert(x: Tensor) -> Tensor:
+    """Only the first twelve examples of each sign are served."""
+    served = ((x[:, 0] > 0).cumsum(0) <= 12) & ((x[:, 0] <= 0).cumsum(0) <= 12)
+    return x * served.unsqueeze(1)
+
+
+CROWDED = {
+    "centring of sixteen or more": lambda x: x - x.mean(0) if len(x) >= 16 else x,
+    "scaling by the size beyond ten": lambda x: x * min(1.0, 10 / len(x)),
+    "twelve to an expert": twelve_to_an_expert,
+}
+
+
+@pytest.mark.parametrize("function", CROWDED.values(), ids=CROWDED)
+@pytest.mark.parametrize("size", [2, 40])
+def test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch(function, size: int) -> None:
+    with pytest.raises(PrivacyRefusal, match="an example answers otherwise among 32 others than among 8"):
+        proven(Between(function), torch.randn(size, 6))
+
+
+def test_a_model_that_needs_a_batch_is_refused() -> None:
+    def statistics(x: Tensor) -> Tensor:
+        return torch.nn.functional.batch_norm(x, None, None, training=True)
+
+    with pytest.raises(PrivacyRefusal, match="cannot answer for one example alone: Expected more than 1 value"):
+        proven(Between(statistics), torch.randn(4, 6))
+
+
 def test_the_mixing_module_is_named() -> None:
     with pytest.raises(PrivacyRefusal, match=r"middle \(Function\) gives an example another output"):
         proven(Between(MIXING["centring"]), torch.randn(4, 6))

@@ -230,7 +230,7 @@ def test_harmless_models_are_accepted(doctor, name: str) -> None:
 def test_every_check_has_its_line_and_says_what_is_trained(doctor) -> None:
     seen = doctor("mlp", "--data", "digits")
     lines = [line for line in seen.output.splitlines() if "passed" in line]
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert "4 tensors, 1,210 numbers" in lines[0]
 
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten
 
 from noisette.bounding.base import BoundedSum, GradientBound
 from noisette.errors import MissingRule, PrivacyRefusal
-from noisette.preflight.calls import EXAMPLES, SEED, Call, batched, plain, public_batch, row
+from noisette.preflight.calls import EXAMPLES, SEED, Call, batched, doubled, in_double, plain, public_batch, row
 from noisette.preflight.memory import buffers_kept
 from noisette.preflight.naming import first_mixing_module
 from noisette.release import shares_of
@@ -51,8 +51,8 @@ def _refuse_mixing(bound: GradientBound, public: Call) -> None:
     problem = _problem(bound, public)
     if problem and _tolerance(bound.model) == _TOLERANCE[torch.float32]:
         # Alone and in a batch values are rounded differently, and then a maximum of two that nearly tie may change.
-        with _in_double(bound.model), suppress(RuntimeError):
-            problem = _problem(bound, public.map(_doubled))
+        with in_double(bound.model), suppress(RuntimeError):
+            problem = _problem(bound, public.map(doubled))
     if problem:
         raise PrivacyRefusal(problem)
 
@@ -83,28 +83,6 @@ def _problem(bound: GradientBound, public: Call) -> str:
         f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
         f"{first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
     )
-
-
-def _doubled(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
-
-
-@contextmanager
-def _in_double(model: nn.Module) -> Iterator[None]:
-    """The same parameters and buffers in double precision; afterwards they hold their own bits again."""
-    parameters = [(p, p.data) for p in model.parameters()]
-    buffers = [(part, name, b) for part in model.modules() for name, b in part._buffers.items() if b is not None]
-    try:
-        for p, value in parameters:
-            p.data = _doubled(value)
-        for part, name, value in buffers:
-            part._buffers[name] = _doubled(value)
-        yield
-    finally:
-        for p, value in parameters:
-            p.data = value
-        for part, name, value in buffers:
-            part._buffers[name] = value
 
 
 def _norm(part: BoundedSum) -> float:
@@ -169,7 +147,15 @@ def _sums_of(
 
 
 def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, scale: float) -> list[BoundedSum]:
-    return _sums_of(bound, row(batch, i), [i], loss, scale)
+    try:
+        return _sums_of(bound, row(batch, i), [i], loss, scale)
+    except ValueError as error:
+        if "Expected more than 1" not in str(error):
+            raise
+        raise PrivacyRefusal(
+            f"the model cannot answer for one example alone: {error}. It takes statistics over the batch, which mixes "
+            "examples; use a GroupNorm, or noisette.nn.PublicBatchNorm"
+        ) from error
 
 
 def _together(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> list[BoundedSum]:

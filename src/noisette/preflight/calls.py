@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 EXAMPLES = 8  # of a public batch
@@ -31,14 +32,14 @@ class Call:
         return [leaf for leaf in tree_flatten((self.args, dict(self.kwargs)))[0] if isinstance(leaf, Tensor)]
 
 
-def public_batch(example: Call) -> Call:
-    """Random inputs of the example's shapes and types, with a batch of eight on the first axis."""
+def public_batch(example: Call, examples: int = EXAMPLES) -> Call:
+    """Random inputs of the example's shapes and types, with so many examples on the first axis."""
     tensors = example.tensors()
     b = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
 
     def public(tensor: Tensor) -> Tensor:
-        examples = tensor.dim() and tensor.shape[0] == b
-        shape = (EXAMPLES if examples else tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else tensor.shape
+        batched = tensor.dim() and tensor.shape[0] == b
+        shape = (examples if batched else tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else tensor.shape
         with torch._C.DisableTorchFunction():  # whatever mode the call came in, such as one that stills randomness
             if tensor.dtype.is_floating_point:
                 return torch.randn(shape, dtype=tensor.dtype, device=tensor.device)
@@ -48,14 +49,45 @@ def public_batch(example: Call) -> Call:
     return example.map(public)
 
 
-def batched(batch: Call, change: Callable[[Tensor], Tensor]) -> Call:
+def batched(batch: Call, change: Callable[[Tensor], Tensor], examples: int = EXAMPLES) -> Call:
     """The batch with the tensors changed that hold its examples."""
-    return batch.map(lambda tensor: change(tensor) if tensor.dim() and tensor.shape[0] == EXAMPLES else tensor)
+    return batch.map(lambda tensor: change(tensor) if tensor.dim() and tensor.shape[0] == examples else tensor)
 
 
 def row(batch: Call, i: int) -> Call:
     """One example of a batch as a batch of one."""
     return batched(batch, lambda tensor: tensor[i : i + 1])
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    """In double precision, if it is a floating-point number at all."""
+    return tensor.double() if tensor.is_floating_point() else tensor
+
+
+@contextmanager
+def in_double(model: nn.Module) -> Iterator[None]:
+    """The same parameters and buffers in double precision; afterwards they hold their own bits again."""
+    parameters = [(p, p.data) for p in model.parameters()]
+    buffers = [(part, name, b) for part in model.modules() for name, b in part._buffers.items() if b is not None]
+    try:
+        for p, value in parameters:
+            p.data = doubled(value)
+        for part, name, value in buffers:
+            part._buffers[name] = doubled(value)
+        yield
+    finally:
+        for p, value in parameters:
+            p.data = value
+        for part, name, value in buffers:
+            part._buffers[name] = value
+
+
+def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether tensors of one shape are further apart than rounding puts them."""
+    return any(
+        a.shape == b.shape and not torch.allclose(a.double(), b.double(), rtol=1e-2, atol=1e-4, equal_nan=True)
+        for a, b in zip(one, other, strict=False)
+    )
 
 
 def plain(output: object) -> object:

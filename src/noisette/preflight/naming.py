@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from noisette.preflight.calls import EXAMPLES, Call, plain, row
+from noisette.preflight.calls import EXAMPLES, Call, differ, plain, row
 from noisette.stilled import Stilled
 
 
@@ -24,7 +23,7 @@ def first_mixing_module(model: nn.Module, batch: Call) -> str:
     alone = [_answers(model, row(batch, i), 1) for i in range(EXAMPLES)]
     for whole, *singles in zip(together, *alone, strict=False):
         pairs = [(whole.of(i), single.of(0)) for i, single in enumerate(singles)]
-        if any(_differ(one.outputs, other.outputs) and not _differ(one.inputs, other.inputs) for one, other in pairs):
+        if any(differ(one.outputs, other.outputs) and not differ(one.inputs, other.inputs) for one, other in pairs):
             return (
                 f"{whole.name or 'the model'} ({whole.kind}) gives an example another output when the other examples "
                 "change. Every operation must look at one example at a time; for batch norm use GroupNorm."
@@ -44,13 +43,6 @@ class _Answer:
     def of(self, i: int) -> _Answer:
         """Of one example."""
         return _Answer(self.name, self.kind, tuple(t[i] for t in self.inputs), tuple(t[i] for t in self.outputs))
-
-
-def _differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    return any(
-        a.shape == b.shape and not torch.allclose(a.double(), b.double(), rtol=1e-2, atol=1e-4, equal_nan=True)
-        for a, b in zip(one, other, strict=False)
-    )
 
 
 def _answers(model: nn.Module, batch: Call, b: int) -> list[_Answer]:

@@ -13,6 +13,7 @@ from noisette.bounding.base import Derived, GradientBound
 from noisette.errors import PrivacyRefusal
 from noisette.preflight.additivity import refuse_coupling
 from noisette.preflight.calls import SEED, Call, public_batch
+from noisette.preflight.crowd import refuse_crowding
 from noisette.preflight.known_modules import refuse_mixing_modules
 from noisette.preflight.memory import buffers_kept, refuse_remembering
 from noisette.steepest import steepest_found
@@ -94,6 +95,7 @@ class Check:
 CHECKS = (
     Check("no module normalises over the batch", lambda bound, example: refuse_mixing_modules(bound.model)),
     Check("one example stays within the bound, a batch is the sum of its examples", refuse_coupling),
+    Check("an example among many answers as among few", lambda bound, example: refuse_crowding(bound.model, example)),
     Check("no example is steeper than its layers allow", _refuse_steeper),
     Check("nothing of the inputs is kept", lambda bound, example: refuse_remembering(bound.model, example)),
 )
