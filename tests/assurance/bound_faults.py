@@ -216,6 +216,11 @@ def list_of_layers_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.preflight.additivity._problem", lambda bound, example: "")
 
 
+def small_batches_alone(patch: pytest.MonkeyPatch) -> None:
+    """The preflight looks at no more than eight examples."""
+    patch.setattr("noisette.preflight.proof.refuse_crowding", lambda model, example: None)
+
+
 def memory_unseen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.preflight.proof.refuse_remembering", lambda model, example: None)
 
@@ -349,6 +354,12 @@ MUTANTS = [
             "test_preflight.py::test_mixing_is_refused",
             "test_preflight.py::test_engine_that_does_not_bound_is_refused",
         ),
+    ),
+    Mutant(
+        "no batch but a small one looked at",
+        "experts with a capacity, statistics of large batches: one record moves the gradients of others",
+        small_batches_alone,
+        ("test_preflight.py::test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch",),
     ),
     Mutant(
         "memory of inputs accepted",
