@@ -185,7 +185,7 @@ def seen(mutant: Mutant) -> str:
     from noisette.audit import audit_bound
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("noisette.preflight.prove", lambda bound, example: None)
+        patch.setattr("noisette.preflight.proof.prove", lambda bound, example: None)
         mutant.patch(patch)
         try:
             return audit_bound(lambda model: PerExampleClip(model, 0.7), noise_multiplier=1.0).verdict.value

@@ -40,6 +40,7 @@ class Network:
     clip: float = 0.1
     share: float = 8000 / 60_000
     public: str | None = None
+    cosine: bool = False
 
     def setting(self, data: str, size: int, delta: float, epsilon: float) -> Setting | None:
         """How it is trained on a set of so many examples, if it is at this budget."""
@@ -59,6 +60,7 @@ class Network:
             clip=self.clip,
             averaging=self.averaging,
             public=self.public,
+            cosine=self.cosine,
         )
 
 
@@ -72,7 +74,8 @@ FREQUENCIES = Network(
     "dct-lipschitz-dense",
     "low frequencies, two dense layers",
     tau=60.0,
-    at={8.0: Schedule(300, 30.0), 3.0: Schedule(200, 20.0), 1.0: Schedule(100, 15.0), 0.5: Schedule(60, 15.0)},
+    at={8.0: Schedule(300, 48.0), 3.0: Schedule(200, 32.0), 1.0: Schedule(100, 24.0), 0.5: Schedule(60, 24.0)},
+    cosine=True,
 )
 # Where there is one layer, a large tau keeps its weights far from the edge of their ball, so that nothing holds them.
 SCATTERING = Network(

@@ -23,7 +23,7 @@ class Setting:
 
     ``size`` is the declared number of examples. ``clip`` bounds an example's gradient: at the scores, by a loss that is
     scaled by ``tau``, or the whole of it where there is no ``tau``. ``public`` names the set whose examples standardise
-    fixed features. The finished network is measured by accuracy, or, for anomalies, by the area under its ROC curve;
+    fixed features. The learning rate falls to zero along a ``cosine``, or stays. The finished network is measured by accuracy, or, for anomalies, by the area under its ROC curve;
     and by its certified accuracy at each of ``radii``, Euclidean distances in the units of the inputs.
     """
 
@@ -41,6 +41,7 @@ class Setting:
     momentum: float = 0.9
     public: str | None = None
     public_examples: int = 5000
+    cosine: bool = False
     radii: tuple[float, ...] = ()
 
     @property
@@ -64,7 +65,7 @@ class Setting:
                 batch_size=self.lot,
                 lr=self.lr,
                 momentum=self.momentum,
-                cosine=False,
+                cosine=self.cosine,
                 averaging=self.averaging,
                 seed=seed,
                 piece_size=_PIECE,
