@@ -23,8 +23,9 @@ class Setting:
 
     ``size`` is the declared number of examples. ``clip`` bounds an example's gradient: at the scores, by a loss that is
     scaled by ``tau``, or the whole of it where there is no ``tau``. ``public`` names the set whose examples standardise
-    fixed features. The learning rate falls to zero along a ``cosine``, or stays. The finished network is measured by accuracy, or, for anomalies, by the area under its ROC curve;
-    and by its certified accuracy at each of ``radii``, Euclidean distances in the units of the inputs.
+    fixed features. The learning rate falls to zero along a ``cosine``, or stays. The finished network is measured by
+    accuracy, or, for anomalies, by the area under its ROC curve; and by its certified accuracy at each of ``radii``,
+    Euclidean distances in the units of the inputs.
     """
 
     data: str
