@@ -108,4 +108,4 @@ def _panel(axes: Axes, data: str, runs: Sequence[Run]) -> None:
     axes.set(xlabel="distance, in 255ths", ylabel="certified accuracy (%)", ylim=(0, None))
     axes.tick_params(length=0)
     if axes.lines:
-        axes.legend(loc="upper right", frameon=False, labelcolor=INK, fontsize=8)
+        axes.legend(loc="best", frameon=False, labelcolor=INK, fontsize=8)
