@@ -219,6 +219,30 @@ def test_weights_are_projected_when_they_are_taken_over_and_when_they_were_moved
     bound.close()
 
 
+def test_what_is_written_through_data_is_seen() -> None:
+    """Nothing counts up a version there, as in code that initialises or averages weights."""
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    model[1].weight.data.mul_(9)
+    losses = bound.loss(model(torch.randn(2, 6, dtype=torch.float64)), torch.tensor([0, 1]))  # pyright: ignore[reportCallIssue]
+    assert largest(model) <= 1 + 1e-6
+    model[1].weight.data.mul_(9)
+    with pytest.raises(PrivacyRefusal, match="weights were changed"):
+        bound.backward(losses)
+
+
+def test_a_frozen_layer_that_was_moved_is_projected_too() -> None:
+    model = dense(6, 8, 4)
+    model[1].requires_grad_(False)
+    bound = bound_of(model, 6)
+    with torch.no_grad():
+        model[1].weight.mul_(9)
+    before = bound.sensitivities()
+    model(torch.randn(2, 6, dtype=torch.float64))
+    assert largest(model) <= 1 + 1e-6
+    assert bound.sensitivities() == pytest.approx(before, rel=1e-3)
+
+
 def test_weights_that_were_replaced_or_cast_are_projected_anew() -> None:
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)

@@ -20,10 +20,11 @@ from noisette.bounding.count import counted_within, twice_the_count
 from noisette.bounding.losses import check_independent, check_one_per_example
 from noisette.bounding.pending import Pending
 from noisette.errors import PrivacyRefusal
-from noisette.lipschitz import Reach, walk
+from noisette.lipschitz import Constrained, Reach, walk
 from noisette.lipschitz.projecting import project
 
 _SCORES = "scores"
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes; their sums are exact in any order
 
 
 class LipschitzLoss(Protocol):
@@ -268,8 +269,14 @@ class LipschitzBound:
                 self._checked.add(kind)
 
     def _versions(self) -> dict[str, tuple[Any, ...]]:
-        """What changes with a weight, whether it is written to, replaced or cast."""
-        return {name: (p._version, p.data_ptr(), p.dtype) for name, p in self._parameters.items()}
+        """What changes with a weight that a bound rests on, whether it is written to, replaced or cast."""
+        held = {p for part in self.model.modules() if isinstance(part, Constrained) for p in part.parameters()}
+        weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad or p in held}
+        marks = _content_marks(list(weights.values()))
+        return {
+            name: (p._version, p.data_ptr(), p.dtype, mark)
+            for (name, p), mark in zip(weights.items(), marks, strict=True)
+        }
 
     def _project_if_moved(self) -> None:
         """Weights that were loaded, or moved by hand, are projected before they are used."""
@@ -326,6 +333,11 @@ class _Watch:
     def after(self, module: nn.Module, args: Any, output: Any) -> None:
         if torch.is_grad_enabled() and (bound := self._watched(module)):
             bound._called(output)
+
+
+def _content_marks(tensors: Sequence[Tensor]) -> list[int]:
+    """A number for the content of each, since what is written through ``.data`` counts up no version."""
+    return [int(t.detach().contiguous().view(_INTEGERS[t.element_size()]).sum()) for t in tensors]
 
 
 def _only(rule: ClippingRule) -> Group:
