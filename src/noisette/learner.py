@@ -23,7 +23,7 @@ from noisette.bounding.base import GradientBound
 from noisette.bounding.clipping_rules import Flat, Group
 from noisette.bounding.lipschitz_bound import LipschitzBound
 from noisette.data import DataSet, Split
-from noisette.lipschitz import Constrained
+from noisette.lipschitz import is_constrained
 from noisette.nn import (
     ExactPerExampleBatchNorm,
     FrozenBatchNorm,
@@ -230,7 +230,7 @@ def _bound(
 
 def _refuse_constrained(model: nn.Module, recipe: Recipe) -> None:
     """Weights that belong to a set are not clipped out of it: they would be others when they are loaded."""
-    if any(isinstance(part, Constrained) for part in model.modules()):
+    if any(is_constrained(part) for part in model.modules()):
         raise ValueError(
             f"{recipe.model.name} keeps its weights in a set, and bounds one example by its layers: give the recipe a "
             "table lipschitz, such as [lipschitz] tau = 30"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz import Constrained, Reach, walk
+from noisette.lipschitz import Constrained, Reach, is_constrained, walk
 from noisette.lipschitz.projecting import project
 from noisette.nn.lipschitz import BoundedInput, NormCap, SphereInput
 from noisette.nn.lipschitz.axes import norms_of_examples
@@ -102,7 +102,7 @@ def _in_its_sets(model: nn.Module) -> nn.Module:
     moved = [
         f"{name} ({type(module).__name__})"
         for (name, module), before in zip(settled.named_modules(), model.modules(), strict=True)
-        if isinstance(module, Constrained) and isinstance(before, Constrained) and _far(module, before)
+        if is_constrained(module) and is_constrained(before) and _far(module, before)
     ]
     if moved:
         raise ValueError(

@@ -16,7 +16,7 @@ from engine_check import TOLERANCE, measured
 from lipschitz_ascent import clip_singular_values, dense_matrix, largest_stretch, spectral_norm, steepest
 from model_cases import squares
 from noisette import BookKeeping, Reweight
-from noisette.lipschitz import Bounded, Constrained, Reach
+from noisette.lipschitz import Bounded, Reach, is_bounded, is_constrained
 from noisette.nn.lipschitz import (
     Abs,
     BallBias,
@@ -198,13 +198,13 @@ def restore(module: nn.Module) -> None:
             dense = dense_matrix(part, (part.weight.shape[1], *part.size))
             part.weight.div_(max(1.0, spectral_norm(dense)))
             part.certified(torch.ones(1))
-        elif isinstance(part, Constrained):
+        elif is_constrained(part):
             clip_singular_values(part.matrices())
             part.certified(torch.ones(1))
 
 
 def bounded(module: nn.Module) -> Bounded:
-    assert isinstance(module, Bounded)
+    assert is_bounded(module)
     return module
 
 
@@ -317,7 +317,7 @@ def test_weights_are_feasible_from_the_start_and_after_a_state_is_loaded(layer) 
             if isinstance(part, FftConv2d):
                 size = (part.weight.shape[1], *part.size)
                 assert spectral_norm(dense_matrix(copy.deepcopy(part).double(), size)) <= part.norm <= 1 + 1e-6
-            elif isinstance(part, Constrained):
+            elif is_constrained(part):
                 norms = torch.linalg.matrix_norm(part.matrices().detach().double(), ord=2)
                 assert float(norms.max()) <= part.norm <= getattr(part, "radius", 1.0) * (1 + 1e-5)
 
@@ -339,7 +339,7 @@ def test_activations_stay_within_their_reach_whatever_comes_in() -> None:
         x, reach = size * torch.randn(50, 2, 6, 6), Reach(math.inf, (2, 6, 6))
         for part in model:
             x = part(x).detach()
-            reach = part.bound_forward(reach) if isinstance(part, Bounded) else Reach(reach.norm, tuple(x.shape[1:]))
+            reach = part.bound_forward(reach) if is_bounded(part) else Reach(reach.norm, tuple(x.shape[1:]))
             assert float(x.flatten(1).double().norm(dim=1).max()) <= reach.norm * (1 + 1e-6)
             assert x.isfinite().all()
 

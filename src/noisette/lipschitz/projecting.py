@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import nn
 
-from noisette.lipschitz.reach import Constrained
+from noisette.lipschitz.reach import Constrained, is_constrained
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def project(model: nn.Module) -> None:
     """
     together: dict[object, list[Constrained]] = defaultdict(list)
     for module in model.modules():
-        if isinstance(module, Constrained):
+        if is_constrained(module):
             stack = module.matrices()
             together[module.projection, stack.shape, stack.dtype, stack.device].append(module)
     for modules in together.values():

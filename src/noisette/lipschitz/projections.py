@@ -39,13 +39,14 @@ class Orthogonal:
     """
 
     def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        _require_finite(matrices)
         if matrices.shape[-2] < matrices.shape[-1]:
             found, norms = self(matrices.mT)
             return found.mT, norms
         gram = _gram(matrices)
-        reached = _reached(gram)
-        if (_residual(gram) <= math.sqrt(reached)).all():
+        reached, residual = _reached(gram), _residual(gram)
+        if not residual.isfinite().all():
+            _require_finite(matrices)  # they may be too large to square
+        if (residual <= math.sqrt(reached)).all():
             norms = residual_bound(matrices)
             if (norms.square() - 1 <= reached + 4 * matrices[0].numel() * torch.finfo(torch.float64).eps).all():
                 return matrices, norms

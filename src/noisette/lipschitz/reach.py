@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,6 @@ class Reach:
 Sensitivities = Mapping[Tensor, float]  # parameter -> the most one example adds to its gradient, in Euclidean norm
 
 
-@runtime_checkable
 class Bounded(Protocol):
     """A module that can say how far its outputs and its gradients reach, for every input within a reach."""
 
@@ -57,11 +56,14 @@ class Projection(Protocol):
         ...
 
 
-@runtime_checkable
 class Constrained(Protocol):
     """A module whose parameter is kept inside a set. ``projection`` objects that are equal project the same way."""
 
     projection: Projection
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The constrained parameter, and others if there are any."""
+        ...
 
     def matrices(self) -> Tensor:
         """The constrained parameter as a stack of matrices, shape (k, n, m): a view that writes through."""
@@ -70,3 +72,16 @@ class Constrained(Protocol):
     def certified(self, norms: Tensor) -> None:
         """Take note of the spectral norms of its matrices, shape (k,), as the projection certified them."""
         ...
+
+
+# An isinstance of a protocol would take longer than the bounds themselves: these are asked in every step.
+
+
+def is_bounded(module: nn.Module) -> TypeGuard[Bounded]:
+    """Whether the module states its own bounds."""
+    return hasattr(module, "bound_forward") and hasattr(module, "bound_backward")
+
+
+def is_constrained(module: nn.Module) -> TypeGuard[Constrained]:
+    """Whether a parameter of the module is kept inside a set."""
+    return hasattr(module, "projection") and hasattr(module, "matrices") and hasattr(module, "certified")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from noisette.errors import PrivacyRefusal
-from noisette.lipschitz.reach import Bounded, Reach, Sensitivities
+from noisette.lipschitz.reach import Reach, Sensitivities, is_bounded
 from noisette.lipschitz.stock import find_bounds, output_shape
 
 _INSTEAD = {
@@ -36,7 +36,7 @@ def forward(module: nn.Module, x: Reach) -> Reach:
         PrivacyRefusal: nothing is known of a module that trains.
     """
     _refuse_parametrized(module)
-    if isinstance(module, Bounded):
+    if is_bounded(module):
         return module.bound_forward(x)
     if type(module) is nn.Sequential:
         return _reaches(module, x)[-1]
@@ -56,7 +56,7 @@ def backward(module: nn.Module, x: Reach, g: float) -> tuple[float, Sensitivitie
         PrivacyRefusal: nothing is known of a module that trains.
     """
     _refuse_parametrized(module)
-    if isinstance(module, Bounded):
+    if is_bounded(module):
         return module.bound_backward(x, g)
     if type(module) is nn.Sequential:
         found: list[Sensitivities] = []
