@@ -1,5 +1,6 @@
 """What every test has: one thread, so that times and roundings do not depend on the machine, and a fixed start."""
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,12 @@ import torch
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """A shell has programs that it starts in the background ignore it, and that is inherited."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
