@@ -21,6 +21,10 @@ def test_the_peak_of_a_step_is_seen_though_it_is_given_back(monkeypatch: pytest.
     assert peak_memory.growth(cell, "idle", "cpu") < size / 10
 
 
+def test_a_network_without_clipping_is_measured() -> None:
+    assert peak_memory.growth(Cell("lipschitz-dense", batch=8), "Clipless", "cpu") >= 0
+
+
 @pytest.mark.slow
 def test_a_fresh_process_measures_a_step() -> None:
     parts: list[float] = []

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from noisette.bench.memory_limit import kibibytes, memory_limit
 from noisette.bench.methods import METHODS
 
 _STEPS = 3
-_WARM_UP = Cell("mlp", batch=2)  # loads the code that a step needs, which is not part of what the step needs
 
 
 def peak_memory(
@@ -54,7 +54,8 @@ def _in_a_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]
 
 def growth(cell: Cell, method: str, device: str) -> int:
     """Bytes by which this process, or its share of the GPU, grows at most in a few steps of a method."""
-    METHODS[method](_WARM_UP.model(device), *_WARM_UP.data(device))()
+    few = replace(cell, batch=2)
+    METHODS[method](few.model(device), *few.data(device))()  # loads code, which is not part of what a step needs
     step = METHODS[method](cell.model(device), *cell.data(device))
     gc.collect()
     before = _forget_peak(device)
