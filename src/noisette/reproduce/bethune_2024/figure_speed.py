@@ -18,10 +18,11 @@ from noisette.reproduce.section import Section
 MEASURED = Path("benchmarks/results/clipless.json")
 TITLE = "Time per step as the batch grows"
 _ABOUT = (
-    "Seconds per step of Lipschitz networks on CIFAR-10's shape, by the library's benchmark: one step without "
-    "privacy, one without clipping of gradients, and such with clipping. It is read from "
-    "benchmarks/results/clipless.json; to measure it yourself, `noisette bench clipless --out benchmarks/results` and "
-    "then this command from the same folder. The lines of the paper, below ours, are read off its figure 5: seconds "
+    "Seconds per step of Lipschitz networks for images of 28 pixels a side, by the library's benchmark: one step "
+    "without privacy, one without clipping of gradients, and such with clipping. It is read from "
+    "benchmarks/results/clipless.json; to measure it yourself, `noisette bench --experiments clipless --out "
+    "benchmarks/results` and then this command from the same folder. The lines of the paper, below ours, are read off "
+    "its figure 5: seconds "
     "per batch of convolutional networks on a GPU of 48 GB, so that only their courses compare.",
 )
 # Median seconds per batch; networks by their number of weights.
