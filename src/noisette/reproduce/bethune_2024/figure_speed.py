@@ -68,18 +68,16 @@ def _figure(measured: Mapping[tuple[str, str], Course]) -> str:
     methods = list(dict.fromkeys(method for _, method in measured))
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(9.0, 3.6))
-        for place, (network, axes) in enumerate(
-            zip(networks, drawn.subplots(1, len(networks), squeeze=False)[0], strict=True)
-        ):
+        panels = drawn.subplots(1, len(networks), squeeze=False, sharey=True)[0]
+        for network, axes in zip(networks, panels, strict=True):
             for method, colour in zip(methods, _COLOURS, strict=False):
                 _course(axes, measured.get((network, method), {}), method, colour)
             axes.set_title(network, loc="left", fontsize=9)
             axes.set(xscale="log", yscale="log", xlabel="examples in a batch")
             axes.tick_params(length=0)
-            if place == 0:
-                axes.set_ylabel("seconds per step")
-                axes.legend(loc="upper left", frameon=False, labelcolor=INK)
-        drawn.subplots_adjust(left=0.08, right=0.985, bottom=0.15, top=0.91, wspace=0.24)
+        panels[0].set_ylabel("seconds per step")
+        panels[-1].legend(loc="lower right", frameon=False, labelcolor=INK)
+        drawn.subplots_adjust(left=0.08, right=0.985, bottom=0.15, top=0.91, wspace=0.1)
         return svg(drawn, salt="bethune-2024-figure-speed")
 
 
