@@ -241,7 +241,7 @@ def test_all_failures_are_told_at_once_with_their_remedies(doctor) -> None:
     assert "engine=noisette.Loop() needs none" in seen.output
     normed = doctor("batch_norm", "--data", "digits")
     assert "noisette.nn.convert_batch_norm" in normed.output
-    assert "Refused: 1 of 5 checks failed" in normed.output
+    assert "Refused: 1 of 6 checks failed" in normed.output
     assert normed.output.count("once what is refused is mended") == 3
 
 
