@@ -242,7 +242,7 @@ def test_all_failures_are_told_at_once_with_their_remedies(doctor) -> None:
     normed = doctor("batch_norm", "--data", "digits")
     assert "noisette.nn.convert_batch_norm" in normed.output
     assert "Refused: 1 of 6 checks failed" in normed.output
-    assert normed.output.count("once what is refused is mended") == 3
+    assert normed.output.count("once what is refused is mended") == 4
 
 
 def test_what_is_idle_is_told(doctor) -> None:
