@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -289,10 +290,12 @@ def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps:
 
 
 @pytest.mark.parametrize(
-    "model",
+    "make",
     [
-        nn.Sequential(BoundedInput(3.0), nn.Flatten(), SpectralLinear(64, 64), GroupSort2(), SpectralLinear(64, 10)),
-        nn.Sequential(
+        lambda: nn.Sequential(
+            BoundedInput(3.0), nn.Flatten(), SpectralLinear(64, 64), GroupSort2(), SpectralLinear(64, 10)
+        ),
+        lambda: nn.Sequential(
             Standardise(-0.2, 0.4),
             BoundedInput(6.0),
             SpectralConv2d(1, 8, 3, padding=1),
@@ -304,17 +307,17 @@ def attacked(model: nn.Module, x: Tensor, classes: Tensor, radii: Tensor, steps:
             SpectralLinear(128, 10),
             ClipLogitGrad(0.01),
         ),
-        nn.Sequential(DctCut(6), SphereInput(1.0), PatchConv2d(1, 9, 3), nn.Flatten(), SpectralLinear(36, 10)),
+        lambda: nn.Sequential(DctCut(6), SphereInput(1.0), PatchConv2d(1, 9, 3), nn.Flatten(), SpectralLinear(36, 10)),
     ],
     ids=["dense", "convolution and mixer", "sphere"],
 )
-def test_no_attack_within_the_radius_changes_the_class(model: nn.Sequential) -> None:
+def test_no_attack_within_the_radius_changes_the_class(make: Callable[[], nn.Sequential]) -> None:
     images, targets = digits()
-    model = trained(model, images, targets).requires_grad_(False)
+    model = trained(make(), images, targets).requires_grad_(False)
     images, targets = images[1500:1600], targets[1500:1600]
     radii, classes = certify(model, images), model(images).argmax(1)
     front = model[:-1] if isinstance(model[-1], ClipLogitGrad) else model  # an attack takes the whole gradient
-    assert (classes == targets).double().mean() > 0.5, "it has learnt something"
+    assert (classes == targets).double().mean() > 0.8
     assert radii.median() > 0.05
     assert attacked(front, images, classes, radii).min() >= -1e-9
     # The attack is one: a few radii further it succeeds.

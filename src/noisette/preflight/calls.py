@@ -59,6 +59,12 @@ def row(batch: Call, i: int) -> Call:
     return batched(batch, lambda tensor: tensor[i : i + 1])
 
 
+def by_example(values: object, b: int) -> tuple[Tensor, ...]:
+    """Every tensor among these that holds b examples on its first axis, one row of numbers or more for each."""
+    leaves = [leaf for leaf in tree_flatten(plain(values))[0] if isinstance(leaf, Tensor) and leaf.dim()]
+    return tuple(leaf.detach().unflatten(0, (b, -1)) for leaf in leaves if leaf.shape[0] and leaf.shape[0] % b == 0)
+
+
 def doubled(tensor: Tensor) -> Tensor:
     """In double precision, if it is a floating-point number at all."""
     return tensor.double() if tensor.is_floating_point() else tensor

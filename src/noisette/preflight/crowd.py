@@ -6,7 +6,6 @@ from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
 from noisette.errors import PrivacyRefusal
 from noisette.preflight.calls import (
@@ -14,10 +13,10 @@ from noisette.preflight.calls import (
     SEED,
     Call,
     batched,
+    by_example,
     differ,
     doubled,
     in_double,
-    plain,
     public_batch,
 )
 from noisette.preflight.memory import buffers_kept
@@ -63,9 +62,7 @@ def _crowded(model: nn.Module, crowd: Call) -> bool:
     )
 
 
-def _answers(model: nn.Module, batch: Call, b: int) -> list[Tensor]:
+def _answers(model: nn.Module, batch: Call, b: int) -> tuple[Tensor, ...]:
     """What the model returns for b examples, each tensor with the examples on its first axis."""
     with buffers_kept(model), torch.random.fork_rng(), torch.no_grad(), Stilled():
-        output = model(*batch.args, **batch.kwargs)
-    leaves = [leaf for leaf in tree_flatten(plain(output))[0] if isinstance(leaf, Tensor) and leaf.dim()]
-    return [leaf.unflatten(0, (b, -1)) for leaf in leaves if leaf.shape[0] and leaf.shape[0] % b == 0]
+        return by_example(model(*batch.args, **batch.kwargs), b)

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
 
-from noisette.preflight.calls import EXAMPLES, Call, differ, plain, row
+from noisette.preflight.calls import EXAMPLES, Call, by_example, differ, row
 from noisette.stilled import Stilled
 
 
@@ -49,12 +48,11 @@ def _answers(model: nn.Module, batch: Call, b: int) -> list[_Answer]:
     """What the modules answer for a batch of b examples, in the order of their answers."""
     seen: list[_Answer] = []
 
-    def by_example(values: Any) -> tuple[Tensor, ...]:
-        leaves = [leaf for leaf in tree_flatten(plain(values))[0] if isinstance(leaf, Tensor) and leaf.dim()]
-        return tuple(t.detach().unflatten(0, (b, -1)).clone() for t in leaves if t.shape[0] and t.shape[0] % b == 0)
+    def kept(values: object) -> tuple[Tensor, ...]:
+        return tuple(tensor.clone() for tensor in by_example(values, b))
 
     def hook(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        seen.append(_Answer(name, type(module).__name__, by_example((args, kwargs)), by_example(output)))
+        seen.append(_Answer(name, type(module).__name__, kept((args, kwargs)), kept(output)))
 
     handles = [
         module.register_forward_hook(partial(hook, name), with_kwargs=True) for name, module in model.named_modules()
