@@ -19,7 +19,7 @@ from torch import nn
 
 from noisette.bench.hardware import hardware
 from noisette.bench.methods import by_engine
-from noisette.bounding import BookKeeping
+from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.models import build
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
 

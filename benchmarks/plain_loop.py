@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from noisette import data, models
-from noisette.recipe import Recipe
+from noisette.training.recipe import Recipe
 
 F = torch.nn.functional
 

@@ -27,11 +27,10 @@ RESULTS = ROOT / "docs" / "assurance" / "results.json"
 PAGE = ROOT / "docs" / "assurance.md"
 sys.path[:0] = [str(TESTS), str(TESTS / "assurance")]
 
+from experiments.assurance_page import with_results  # noqa: E402
 from faults import FAULTS  # noqa: E402
 from mutants import GROUPS  # noqa: E402
 from planted import Mutant  # noqa: E402
-
-from experiments.assurance_page import with_results  # noqa: E402
 
 Json = dict[str, Any]
 SIGMAS = (0.5, 1.0, 4.0)
@@ -185,7 +184,7 @@ def seen(mutant: Mutant) -> str:
     from noisette.audit import audit_bound
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("noisette.preflight.proof.prove", lambda bound, example: None)
+        patch.setattr("noisette.validation.checks.prove", lambda bound, example: None)
         mutant.patch(patch)
         try:
             return audit_bound(lambda model: PerExampleClip(model, 0.7), noise_multiplier=1.0).verdict.value

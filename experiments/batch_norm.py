@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from noisette import Loop, PerExampleClip
 from noisette.nn import MixtureBatchNorm, PublicBatchNorm, convert_batch_norm
-from noisette.report.svg import BLUE, INK, ORANGE, STYLE, standalone, svg
+from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, standalone, svg
 
 PICTURE = Path(__file__).parent.parent / "docs" / "batch-norm" / "one-record.svg"
 BOUND = 1.0

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from torch import nn
 
 from noisette import LipschitzBound
-from noisette.bounding.lipschitz_bound import LayerBound
+from noisette.lipschitz.bound import LayerBound
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, MixerBlock, PatchConv2d, SpectralLinear, TauCrossEntropy
-from noisette.report.svg import BLUE, FAINT, INK, ORANGE, STYLE, standalone, svg
+from noisette.training.report.svg import BLUE, FAINT, INK, ORANGE, STYLE, standalone, svg
 
 PICTURE = Path(__file__).parent.parent / "docs" / "clipless" / "bounds.svg"
 TAU = 8.0

@@ -12,30 +12,19 @@ import noisette
 
 TESTS = Path(__file__).parent
 SOURCE = Path(noisette.__file__).parent
-# A room imports only from rooms above it in this list; rooms on one line do not know each other.
+# A folder imports only from folders above it in this list; folders on one line do not import each other.
 ORDER = [
-    ["errors", "_check", "_allocator", "durable"],
-    ["schedule"],
-    ["keystream", "piece_size"],
-    ["sampling"],
-    ["tape"],
-    ["paths"],
-    ["rules", "lipschitz"],
-    ["bounding"],
-    ["noise"],
-    ["release"],
-    ["accounting", "stilled", "steepest"],
-    ["preflight", "principal_components", "optimizer_checks", "terms"],
-    ["saving", "spending", "noisy_run"],
-    ["private_run"],
-    ["explanation", "unclaimed"],
+    ["errors", "_internal"],
+    ["accounting"],
+    ["sampling", "mechanisms", "gradients"],
+    ["clipping"],
+    ["lipschitz"],
+    ["validation"],
+    ["run"],
     ["nn"],
-    ["models", "recipe", "data", "robustness"],
-    ["learner"],
+    ["models", "data"],
     ["training"],
-    ["report"],
-    ["bench", "reproduce"],
-    ["audit"],
+    ["audit", "bench"],
     ["cli"],
     ["__main__"],
 ]
@@ -108,7 +97,8 @@ def test_no_room_of_leftovers() -> None:
 
 @every_file
 def test_accounting_and_data_never_import_torch(path: Path) -> None:
-    if room_of(path) in ("accounting", "data", "recipe", "errors", "_check", "keystream"):
+    place = path.relative_to(SOURCE)
+    if place.parts[0] in ("accounting", "data", "errors.py") or place.parts[:2] == ("training", "recipe"):
         assert "torch" not in outside(path.read_text())
 
 
@@ -123,17 +113,17 @@ def test_accounting_never_waits_for_torch() -> None:
 
 
 def test_every_family_of_rules_has_its_tests() -> None:
-    families = {path.stem.strip("_") for path in (SOURCE / "rules").glob("*.py")} - {"init"}
-    assert families <= {path.stem.removeprefix("test_") for path in (TESTS / "rules").glob("test_*.py")}
+    families = {path.stem for path in (SOURCE / "gradients" / "rules").glob("*.py")} - {"__init__"}
+    assert families <= {path.stem.removeprefix("test_") for path in (TESTS / "gradients" / "rules").glob("test_*.py")}
 
 
 @every_file
 def test_only_the_release_writes_gradients(path: Path) -> None:
     """What a user's hook returns for a released gradient is written back by the joiner; nothing else is."""
     lines = attribute_writes(path.read_text(), "grad")
-    if path.name == "release.py":
+    if path == SOURCE / "mechanisms" / "gaussian.py":
         assert len(lines) == 1
-    elif path.name == "noisy_run.py":
+    elif path == SOURCE / "run" / "dp_sgd.py":
         assert len(lines) <= 1
     else:
         assert lines == []
@@ -162,9 +152,8 @@ def test_nothing_loads_pickles_or_runs_what_it_reads(path: Path) -> None:
 @every_file
 def test_noise_and_sampling_have_one_source(path: Path) -> None:
     """No generator but the keystream; the preflight's public inputs and weights at random are not secret."""
-    parts = {"keystream", "sampling", "noise", "release", "bounding", "rules", "tape"}
-    joiners = {"noisy_run", "private_run", "unclaimed"}
-    if room_of(path) in parts | joiners:
+    private = {"sampling", "mechanisms", "gradients", "clipping", "run"}
+    if (room_of(path) in private and path.stem != "pca") or path.stem == "keystream":
         text = path.read_text()
         assert not outside(text) & {"random", "secrets"}
         for generator in (
@@ -180,11 +169,11 @@ def test_noise_and_sampling_have_one_source(path: Path) -> None:
 
 
 def test_the_checks_see_what_they_are_for() -> None:
-    assert arrows_up("from noisette.bounding import clip", "rules") == ["bounding"]
-    assert arrows_up("def f():\n    from noisette import private_run", "noise") == ["private_run"]
-    assert arrows_up("import noisette.release", "noise") == ["release"]
+    assert arrows_up("from noisette.clipping import per_example", "gradients") == ["clipping"]
+    assert arrows_up("def f():\n    from noisette import run", "gradients") == ["run"]
+    assert arrows_up("import noisette.clipping.norms", "gradients") == ["clipping"]
     assert arrows_up("from noisette.models import x", "data") == ["models"]
-    assert arrows_up("from noisette import _check", "noise") == []
+    assert arrows_up("from noisette._internal import checks", "mechanisms") == []
     assert "torch" in outside("def f():\n    import torch.nn")
     assert attribute_writes("p.grad = 1\np.grad += 1\nsetattr(p, 'grad', 1)\nq.grad_fn = p.grad", "grad") == [1, 2, 3]
     assert attribute_writes("a, p.grad = 1, 2", "grad") == [1]

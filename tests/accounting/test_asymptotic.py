@@ -3,8 +3,8 @@ import math
 import pytest
 
 from noisette.accounting import MomentsAccountant, PoissonGaussian
+from noisette.accounting.accountants.moments import log_moment
 from noisette.accounting.asymptotic import leading_log_moment, noise_of_theorem, orders_of_lemma
-from noisette.accounting.moments import log_moment
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.01, 2.0), (0.01, 4.0), (0.005, 8.0), (1e-4, 1.0)])

@@ -9,24 +9,25 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from planted import Mutant, Patch
 from torch import Tensor
 
-from noisette.bounding import BookKeeping, PerExampleClip
-from noisette.bounding.clipped_sum import ClippedSum, Clipping, Norms, Sums, group_of
-from noisette.bounding.clipping_rules import Group, factors_within
-from noisette.bounding.pending import Pending
-from noisette.noisy_run import NoisyRun
-from noisette.preflight import ProvenFirst
-from noisette.rules import _registry, conv
-from noisette.rules.embedding import touched_rows
-from noisette.rules.gradients import Dense, Outer, Rows, Total
-from noisette.sampling import Batch
-from noisette.tape import Record
+from noisette.clipping.accumulator import Pending
+from noisette.clipping.clipping_rules import Group, factors_within
+from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.norms import ClippedSum, Clipping, Norms, Sums, group_of
+from noisette.clipping.per_example import PerExampleClip
+from noisette.gradients.rules import conv, registry
+from noisette.gradients.rules.embedding import touched_rows
+from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
+from noisette.gradients.tape import Record
+from noisette.run.dp_sgd import NoisyRun
+from noisette.sampling.poisson import Batch
+from noisette.validation import ProvenFirst
+from planted import Mutant, Patch
 
-_ORACLE = "bounding/test_engines.py::test_clipped_sum_is_the_oracles"
-_AUDIT = "test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
-_ALONE = "bounding/test_engines.py::test_one_example_never_exceeds_the_bound"
+_ORACLE = "clipping/engines/test_engines.py::test_clipped_sum_is_the_oracles"
+_AUDIT = "audit/test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
+_ALONE = "clipping/engines/test_engines.py::test_one_example_never_exceeds_the_bound"
 
 
 def oracle(case: str) -> str:
@@ -39,7 +40,7 @@ def bounds(change: Callable[[float], float]) -> Patch:
     def factors(groups: Iterable[Group], norms: Tensor) -> Tensor:
         return factors_within([replace(group, bound=change(group.bound)) for group in groups], norms)
 
-    return lambda patch: patch.setattr("noisette.bounding.clip.factors_within", factors)
+    return lambda patch: patch.setattr("noisette.clipping.per_example.factors_within", factors)
 
 
 def engine(clipped_sum: Callable[..., ClippedSum]) -> Patch:
@@ -111,13 +112,13 @@ class PositionsApart(Dense):
 
 
 def bias_by_the_rule_of_weights(patch: pytest.MonkeyPatch) -> None:
-    whole = _registry._RULES[F.linear, "bias"]
+    whole = registry._RULES[F.linear, "bias"]
 
     def rule(examples: Any, dy: Tensor, *args: Any, **kwargs: Any) -> PositionsApart:
         explicit = whole(examples, dy, *args, **kwargs).explicit()
         return PositionsApart(explicit, examples.sequences(dy).square().sum((1, 2)))
 
-    patch.setitem(_registry._RULES, (F.linear, "bias"), rule)
+    patch.setitem(registry._RULES, (F.linear, "bias"), rule)
 
 
 def product_of_norms(patch: pytest.MonkeyPatch) -> None:
@@ -125,7 +126,7 @@ def product_of_norms(patch: pytest.MonkeyPatch) -> None:
         return (self.left.square().sum(2) * self.right.square().sum(2)).sum(1)
 
     patch.setattr(Outer, "squared_norms", squared_norms)
-    patch.setattr("noisette.rules.gradients._MIN_POSITIONS_TO_KEEP", 10**9)
+    patch.setattr("noisette.gradients.rules.forms._MIN_POSITIONS_TO_KEEP", 10**9)
 
 
 def swapped_axes(patch: pytest.MonkeyPatch) -> None:
@@ -141,7 +142,7 @@ def swapped_axes(patch: pytest.MonkeyPatch) -> None:
 
 def counted_padding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        "noisette.rules.embedding.touched_rows",
+        "noisette.gradients.rules.embedding.touched_rows",
         lambda ids, rows, weight, padding: touched_rows(ids, rows, weight, None),
     )
 
@@ -156,12 +157,12 @@ def tied_apart(patch: pytest.MonkeyPatch) -> None:
         Total, "squared_norms", lambda self: torch.stack([part.squared_norms() for part in self.parts]).sum(0)
     )
     patch.setattr(
-        "noisette.bounding.example_gradients.add", lambda forms: forms[0] if len(forms) == 1 else Total(tuple(forms))
+        "noisette.gradients.per_example.add", lambda forms: forms[0] if len(forms) == 1 else Total(tuple(forms))
     )
 
 
 def last_use_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.bounding.example_gradients.add", lambda forms: forms[-1])
+    patch.setattr("noisette.gradients.per_example.add", lambda forms: forms[-1])
 
 
 def multiplied_by_zero(patch: pytest.MonkeyPatch) -> None:
@@ -171,7 +172,7 @@ def multiplied_by_zero(patch: pytest.MonkeyPatch) -> None:
         rows, group = weights.nan_to_num(0.0).unbind(), group_of(groups)
         return {name: form.weighted_sum(rows[group[name]]) for name, form in forms.items()}
 
-    patch.setattr("noisette.bounding.clipped_sum._weighted_sums", weighted_sums)
+    patch.setattr("noisette.clipping.norms._weighted_sums", weighted_sums)
 
 
 def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
@@ -213,16 +214,16 @@ def raw_beside(patch: pytest.MonkeyPatch) -> None:
 
 def list_of_layers_alone(patch: pytest.MonkeyPatch) -> None:
     """The preflight looks for known layers and measures nothing."""
-    patch.setattr("noisette.preflight.additivity._problem", lambda bound, example: "")
+    patch.setattr("noisette.validation.additivity._problem", lambda bound, example: "")
 
 
 def small_batches_alone(patch: pytest.MonkeyPatch) -> None:
     """The preflight looks at no more than eight examples."""
-    patch.setattr("noisette.preflight.proof.refuse_crowding", lambda model, example: None)
+    patch.setattr("noisette.validation.checks.refuse_crowding", lambda model, example: None)
 
 
 def memory_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.preflight.proof.refuse_remembering", lambda model, example: None)
+    patch.setattr("noisette.validation.checks.refuse_remembering", lambda model, example: None)
 
 
 def proven_once(patch: pytest.MonkeyPatch) -> None:
@@ -257,7 +258,7 @@ MUTANTS = [
         "second forward pass with fresh dropout",
         "norms belong to other masks than the sum",
         engine(with_fresh_dropout),
-        ("bounding/test_model_features.py::test_one_example_under_random_draws_stays_within_the_bound",),
+        ("gradients/test_model_features.py::test_one_example_under_random_draws_stays_within_the_bound",),
     ),
     Mutant("norm without biases", "norms are too small", without_biases, (oracle("mlp with in-place relu"), _ALONE)),
     Mutant("norms in half precision", "one record exceeds the bound by 0.4 %", rounded_norms, (_ALONE,)),
@@ -271,13 +272,13 @@ MUTANTS = [
         "product of norms for sequences",
         "norms of sequences are too small",
         product_of_norms,
-        (oracle("attention"), "rules/test_gradients.py::test_positions_of_one_example_never_just_add_up"),
+        (oracle("attention"), "gradients/rules/test_forms.py::test_positions_of_one_example_never_just_add_up"),
     ),
     Mutant(
         "axes of a convolution swapped",
         "gradients of uneven kernels are wrong",
         swapped_axes,
-        ("rules/test_conv.py::test_lattice",),
+        ("gradients/rules/test_conv.py::test_lattice",),
         seen_as=(RuntimeError,),
     ),
     Mutant(
@@ -290,7 +291,7 @@ MUTANTS = [
         "repeated words counted apart",
         "norms of texts are too small",
         repeated_ids_apart,
-        (oracle("padding row"), "rules/test_gradients.py::test_rows"),
+        (oracle("padding row"), "gradients/rules/test_forms.py::test_rows"),
     ),
     Mutant(
         "tied weight counted twice",
@@ -308,69 +309,69 @@ MUTANTS = [
         "what is not a number times zero",
         "one bad record makes all weights NaN",
         multiplied_by_zero,
-        ("bounding/test_engines.py::test_bad_example_contributes_exactly_nothing",),
+        ("clipping/engines/test_engines.py::test_bad_example_contributes_exactly_nothing",),
     ),
     Mutant(
         "last piece alone",
         "a batch counts in part",
         last_piece_alone,
         (
-            "bounding/test_engines.py::test_pieces_add_up_to_the_whole",
-            "test_private_run.py::test_pieces_change_nothing",
+            "clipping/engines/test_engines.py::test_pieces_add_up_to_the_whole",
+            "run/test_private_run.py::test_pieces_change_nothing",
         ),
     ),
     Mutant(
         "sum kept for the next step",
         "a record takes part in steps that did not draw it",
         kept_for_the_next_step,
-        ("bounding/test_engines.py::test_pieces_add_up_to_the_whole", _AUDIT),
+        ("clipping/engines/test_engines.py::test_pieces_add_up_to_the_whole", _AUDIT),
     ),
     Mutant(
         "stop at a partial batch",
         "a batch that was left half-way is released",
         partial_batch,
         (
-            "test_private_run.py::test_step_after_a_part_of_the_batch",
-            "test_private_run.py::test_batch_gone_through_twice",
+            "run/test_private_run.py::test_step_after_a_part_of_the_batch",
+            "run/test_private_run.py::test_batch_gone_through_twice",
         ),
     ),
     Mutant(
         "gradients of a stray backward accepted",
         "private gradients reach the optimizer",
         gradients_of_others,
-        ("test_private_run.py::test_stray_backward",),
+        ("run/test_private_run.py::test_stray_backward",),
     ),
     Mutant(
         "raw gradients left in .grad",
         "private gradients are there for all to see",
         raw_beside,
-        ("test_private_run.py::test_gradient_is_the_clipped_sum_and_noise_over_the_constant",),
+        ("run/test_private_run.py::test_gradient_is_the_clipped_sum_and_noise_over_the_constant",),
     ),
     Mutant(
         "hidden batch centring accepted",
         "one record moves the gradients of all others",
         list_of_layers_alone,
         (
-            "test_preflight.py::test_mixing_is_refused",
-            "test_preflight.py::test_engine_that_does_not_bound_is_refused",
+            "validation/test_preflight.py::test_mixing_is_refused",
+            "validation/test_preflight.py::test_engine_that_does_not_bound_is_refused",
         ),
     ),
     Mutant(
         "no batch but a small one looked at",
         "experts with a capacity, statistics of large batches: one record moves the gradients of others",
         small_batches_alone,
-        ("test_preflight.py::test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch",),
+        ("validation/test_preflight.py::test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch",),
     ),
     Mutant(
         "memory of inputs accepted",
         "a record is saved with the weights",
         memory_unseen,
-        ("test_preflight.py::test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused",),
+        ("validation/test_preflight.py::test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused",),
     ),
     Mutant(
         "proof taken once",
         "batch norm that wakes up later mixes examples",
         proven_once,
-        ("test_private_run.py::test_batch_norm_that_wakes_up_in_the_middle",),
+        ("run/test_private_run.py::test_batch_norm_that_wakes_up_in_the_middle",),
     ),
 ]

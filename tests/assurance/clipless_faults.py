@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from planted import Mutant
 from torch import Tensor
 
-from noisette.bounding import LipschitzBound, PerLayerAllocation
-from noisette.bounding.allocation import Part
-from noisette.lipschitz import walk
+from noisette.lipschitz import propagation
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.lipschitz.noise_allocation import Part, PerLayerAllocation
 from noisette.nn.lipschitz import BoundedInput
+from planted import Mutant
 
-_HERE = "bounding/test_lipschitz_bound.py"
+_HERE = "lipschitz/test_lipschitz_bound.py"
 
 
 def stale_projection(patch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def loss_trusted(patch: pytest.MonkeyPatch) -> None:
 
 def last_place_alone(patch: pytest.MonkeyPatch) -> None:
     """A module that stands in two places answers for one of them."""
-    patch.setattr(walk, "added", lambda found: {p: value for part in found for p, value in part.items()})
+    patch.setattr(propagation, "added", lambda found: {p: value for part in found for p, value in part.items()})
 
 
 def layers_do_not_add_up(patch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ MUTANTS = [
         "a module in two places counted once",
         "half the noise that its weights need",
         last_place_alone,
-        ("lipschitz/test_walk.py::test_a_module_in_two_places_counts_twice",),
+        ("lipschitz/test_propagation.py::test_a_module_in_two_places_counts_twice",),
     ),
     Mutant(
         "sensitivities of layers do not add up",

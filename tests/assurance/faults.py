@@ -29,8 +29,8 @@ FAULTS = [
         "a process is killed at any line of the ledger's code, within any write, or where anything is drawn or written",
         "as above",
         (
-            "accounting/test_ledger_kills.py::test_a_kill_at_any_line_of_the_ledger_never_hides_a_call",
-            "accounting/test_ledger_kills.py::test_a_kill_within_any_write_leaves_what_can_be_mended",
+            "accounting/ledger/test_ledger_kills.py::test_a_kill_at_any_line_of_the_ledger_never_hides_a_call",
+            "accounting/ledger/test_ledger_kills.py::test_a_kill_within_any_write_leaves_what_can_be_mended",
             "assurance/test_ledger_shortening.py::test_a_kill_at_any_line_never_hides_a_step",
             "cli/test_train_resume.py::test_killed_at_every_named_point",
         ),
@@ -41,8 +41,8 @@ FAULTS = [
         (
             "assurance/test_run_faults.py::"
             "test_a_disk_that_fails_at_any_call_leaves_what_is_paid_for_and_can_be_gone_on_with",
-            "accounting/test_ledger_kills.py::test_a_disk_that_fills_up_within_a_line_never_hides_a_call",
-            "saving/test_checkpoint.py::test_a_write_that_fails_anywhere_leaves_the_older_checkpoint",
+            "accounting/ledger/test_ledger_kills.py::test_a_disk_that_fills_up_within_a_line_never_hides_a_call",
+            "run/test_checkpoint_file.py::test_a_write_that_fails_anywhere_leaves_the_older_checkpoint",
             "cli/test_train.py::test_a_disk_too_full_to_save_the_run_stops_it_before_the_first_step",
             "cli/test_train.py::test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gone_on_with",
         ),
@@ -56,9 +56,9 @@ FAULTS = [
         "a flipped bit, a cut or a byte too many in the ledger",
         "refused with the line; a last line that a crash has cut is mended on request, and nothing else",
         (
-            "accounting/test_ledger.py::test_a_flipped_bit_is_refused_with_its_line",
-            "accounting/test_ledger.py::test_a_line_cut_at_any_byte_is_refused_with_its_number_and_the_way_out",
-            "accounting/test_ledger.py::test_repair_refuses_what_no_crash_leaves",
+            "accounting/ledger/test_ledger.py::test_a_flipped_bit_is_refused_with_its_line",
+            "accounting/ledger/test_ledger.py::test_a_line_cut_at_any_byte_is_refused_with_its_number_and_the_way_out",
+            "accounting/ledger/test_ledger.py::test_repair_refuses_what_no_crash_leaves",
         ),
     ),
     Fault(
@@ -66,24 +66,24 @@ FAULTS = [
         "refused; model, optimizer and files stay as they were",
         (
             "assurance/test_run_faults.py::test_a_damaged_file_is_refused_and_nothing_is_touched",
-            "saving/test_checkpoint.py::test_a_byte_that_changed_is_refused",
-            "saving/test_checkpoint.py::test_a_file_that_was_cut_or_grew_is_refused",
+            "run/test_checkpoint_file.py::test_a_byte_that_changed_is_refused",
+            "run/test_checkpoint_file.py::test_a_file_that_was_cut_or_grew_is_refused",
         ),
     ),
     Fault(
         "a checkpoint of another model, optimizer or rule; other records",
         "refused with the first differences",
         (
-            "test_resume.py::test_another_model_or_optimizer_or_bound_is_refused",
-            "test_resume.py::test_other_records_are_refused",
+            "run/test_resume.py::test_another_model_or_optimizer_or_bound_is_refused",
+            "run/test_resume.py::test_other_records_are_refused",
         ),
     ),
     Fault(
         "an older copy of the ledger, or that of another run, in its place",
         "refused: the checkpoint knows a line that it lacks",
         (
-            "test_resume.py::test_a_ledger_that_was_put_back_is_refused",
-            "test_resume.py::test_another_runs_ledger_is_refused",
+            "run/test_resume.py::test_a_ledger_that_was_put_back_is_refused",
+            "run/test_resume.py::test_another_runs_ledger_is_refused",
         ),
     ),
     Fault(
@@ -91,8 +91,8 @@ FAULTS = [
         "the second is refused until the first has ended",
         (
             "cli/test_train_resume.py::test_a_run_that_still_goes_on_is_left_alone",
-            "test_resume.py::test_two_runs_at_once_are_refused",
-            "accounting/test_ledger_lock.py::"
+            "run/test_resume.py::test_two_runs_at_once_are_refused",
+            "accounting/ledger/test_ledger_lock.py::"
             "test_a_second_process_is_refused_until_the_first_is_dead_and_reads_without_a_lock",
         ),
     ),
@@ -101,15 +101,15 @@ FAULTS = [
         "they share the steps that are left",
         (
             "assurance/test_run_faults.py::test_a_copied_folder_cannot_spend_the_same_steps_again_in_one_ledger",
-            "test_resume.py::test_two_runs_from_one_checkpoint_add_up",
+            "run/test_resume.py::test_two_runs_from_one_checkpoint_add_up",
         ),
     ),
     Fault(
         "a process is forked",
         "the copy can neither draw noise nor spend",
         (
-            "test_keystream.py::test_forked_process_may_not_use_the_key",
-            "accounting/test_ledger_lock.py::test_a_forked_process_cannot_write_and_takes_no_lock_along",
+            "_internal/test_keystream.py::test_forked_process_may_not_use_the_key",
+            "accounting/ledger/test_ledger_lock.py::test_a_forked_process_cannot_write_and_takes_no_lock_along",
         ),
     ),
     Fault(
@@ -118,8 +118,8 @@ FAULTS = [
         (
             "assurance/test_neighbour_replay.py::test_a_record_that_is_no_good_changes_nothing_at_all",
             "assurance/test_run_faults.py::test_no_record_stops_a_run_or_spoils_its_weights",
-            "test_private_run.py::test_record_that_is_not_a_number_changes_nothing_at_all",
-            "bounding/test_engines.py::test_huge_example_stays_within_the_bound",
+            "run/test_private_run.py::test_record_that_is_not_a_number_changes_nothing_at_all",
+            "clipping/engines/test_engines.py::test_huge_example_stays_within_the_bound",
         ),
     ),
     Fault(
@@ -134,9 +134,9 @@ FAULTS = [
         "memory runs out in a piece of a batch",
         "the same examples come again in halves, and the sum is the same; one example that does not fit is an error",
         (
-            "test_pieces.py::test_mechanism_is_that_of_the_whole_batch",
-            "test_pieces.py::test_memory_that_runs_out_halves_the_size_for_good",
-            "test_pieces.py::test_one_example_that_does_not_fit_is_the_users_error",
+            "sampling/test_microbatches.py::test_mechanism_is_that_of_the_whole_batch",
+            "sampling/test_microbatches.py::test_memory_that_runs_out_halves_the_size_for_good",
+            "sampling/test_microbatches.py::test_one_example_that_does_not_fit_is_the_users_error",
         ),
     ),
     Fault(
@@ -156,8 +156,8 @@ FAULTS = [
         "a pickle by another name, or a header that declares more than there is",
         "refused, and nothing is run or allocated",
         (
-            "saving/test_checkpoint.py::test_a_pickle_by_another_name_is_never_loaded",
-            "saving/test_checkpoint.py::test_json_that_would_fill_the_memory_or_the_stack_is_refused",
+            "run/test_checkpoint_file.py::test_a_pickle_by_another_name_is_never_loaded",
+            "run/test_checkpoint_file.py::test_json_that_would_fill_the_memory_or_the_stack_is_refused",
             "data/test_npz.py::test_nothing_is_unpickled",
             "data/test_npz.py::test_a_huge_declared_array_is_refused",
             "data/test_idx.py::test_a_huge_declared_size_takes_no_memory",

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from planted import Mutant, Patch
 from torch import Tensor
 
-from noisette.bounding import BoundedSum
-from noisette.bounding.pending import Pending
-from noisette.keystream import SecretKey
-from noisette.noise import GaussianNoise
-from noisette.release import GaussianRelease
+from noisette._internal.keystream import SecretKey
+from noisette.clipping.accumulator import Pending
+from noisette.mechanisms.bounded_sum import BoundedSum
+from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from planted import Mutant, Patch
 
 Add = Callable[..., None]
-_SIZE = "test_release.py::test_deviation_is_noise_times_bound_over_the_constant"
-_AUDIT = "test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
+_SIZE = "mechanisms/test_gaussian.py::test_deviation_is_noise_times_bound_over_the_constant"
+_AUDIT = "audit/test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
 
 
 def added(change: Callable[..., None]) -> Patch:
@@ -94,7 +94,7 @@ def of_the_global_generator(add: Add, tensors: Any, *, deviation: float, **place
 
 
 def of_24_bits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.noise._RADIUS_BITS", 24)
+    patch.setattr("noisette.mechanisms.gaussian_noise._RADIUS_BITS", 24)
 
 
 def one_key_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def one_key_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def whole_budget_for_each_sum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.release.shares_of", lambda sums: [1.0] * len(sums))
+    patch.setattr("noisette.mechanisms.gaussian.shares_of", lambda sums: [1.0] * len(sums))
 
 
 MUTANTS = [
@@ -116,61 +116,70 @@ MUTANTS = [
         "noise for each piece",
         "noise depends on how a batch is cut",
         for_each_piece,
-        ("test_private_run.py::test_pieces_change_nothing",),
+        ("run/test_private_run.py::test_pieces_change_nothing",),
     ),
     Mutant(
         "same noise in each step",
         "the difference of two steps has none",
         added(at_the_same_step),
-        ("test_noise.py::test_independent_across", _AUDIT),
+        ("mechanisms/test_gaussian_noise.py::test_independent_across", _AUDIT),
     ),
     Mutant(
         "same noise for each tensor",
         "the difference of two tensors has none",
         added(by_one_name),
-        ("test_release.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
+        ("mechanisms/test_gaussian.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
     ),
     Mutant(
         "tiled noise",
         "the difference of two halves of a tensor has none",
         added(tiled),
-        ("test_noise.py::test_no_correlation_at_any_lag", "test_noise.py::test_no_value_comes_twice"),
+        (
+            "mechanisms/test_gaussian_noise.py::test_no_correlation_at_any_lag",
+            "mechanisms/test_gaussian_noise.py::test_no_value_comes_twice",
+        ),
     ),
     Mutant(
         "no noise where the sum is zero",
         "tells which parameters a batch has reached, and which batches are empty",
         where_something_is,
         (
-            "test_private_run.py::test_unused_parameter_gets_its_noise",
-            "test_private_run.py::test_empty_batch_is_a_step_of_noise_alone",
+            "run/test_private_run.py::test_unused_parameter_gets_its_noise",
+            "run/test_private_run.py::test_empty_batch_is_a_step_of_noise_alone",
         ),
     ),
     Mutant(
         "torch.randn in single precision",
         "a tail that stops at 5.8 deviations, and a seed that others know",
         added(of_the_global_generator),
-        ("test_noise.py::test_tail_and_edge", "test_noise.py::test_global_seed_does_not_reach_it"),
+        (
+            "mechanisms/test_gaussian_noise.py::test_tail_and_edge",
+            "mechanisms/test_gaussian_noise.py::test_global_seed_does_not_reach_it",
+        ),
     ),
     Mutant(
         "radius of 24 bits",
         "what the tail cannot reach shows the sum",
         of_24_bits,
-        ("test_noise.py::test_tail_and_edge", "test_noise.py::test_radius_uses_53_bits"),
+        (
+            "mechanisms/test_gaussian_noise.py::test_tail_and_edge",
+            "mechanisms/test_gaussian_noise.py::test_radius_uses_53_bits",
+        ),
     ),
     Mutant(
         "one key for all processes",
         "noise can be computed again, and a resumed run repeats it",
         one_key_for_all,
         (
-            "test_keystream.py::test_keys_differ",
-            "test_private_run.py::test_two_runs_never_share_noise",
-            "test_resume.py::test_each_process_draws_noise_of_its_own",
+            "_internal/test_keystream.py::test_keys_differ",
+            "run/test_private_run.py::test_two_runs_never_share_noise",
+            "run/test_resume.py::test_each_process_draws_noise_of_its_own",
         ),
     ),
     Mutant(
         "whole budget for each of several sums",
         f"noise of k sums too small by the root of k (for two by {math.sqrt(2):.1f})",
         whole_budget_for_each_sum,
-        ("test_release.py::test_several_sums_share_one_mechanism",),
+        ("mechanisms/test_gaussian.py::test_several_sums_share_one_mechanism",),
     ),
 ]

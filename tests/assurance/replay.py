@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+from noisette._internal.keystream import SecretKey
 from noisette.accounting import Event, epsilon_curve
-from noisette.bounding import BoundedSum
 from noisette.cli import app
-from noisette.keystream import SecretKey
-from noisette.release import GaussianRelease, shares_of
+from noisette.mechanisms.bounded_sum import BoundedSum
+from noisette.mechanisms.gaussian import GaussianRelease, shares_of
 
 SECRET = bytes(range(32))
 # A keyed digest of the records, for their owner's eyes: of the same size, and gone when the run is over.
@@ -97,11 +97,11 @@ def course(place: Path, commands: Sequence[Sequence[object]], *, forced: Sequenc
     recorder = Recorder(forced)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
-        for module in ("private_run", "principal_components"):
+        for module in ("run.private", "mechanisms.pca"):
             patch.setattr(f"noisette.{module}.SecretKey", partial(SecretKey, SECRET))
         patch.setattr("noisette.training.loop.time.perf_counter", lambda: 0.0)
         patch.setattr("secrets.token_hex", lambda size: "00" * size)  # the marks of ledger lines
-        patch.setattr("noisette.report.figures.epsilon_curve", known_curve)
+        patch.setattr("noisette.training.report.figures.epsilon_curve", known_curve)
         recorder.install(patch)
         exit_codes, printed, files = [], "", {}
         for k, command in enumerate(commands):

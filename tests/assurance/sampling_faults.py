@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from noisette.run.dp_sgd import NoisyRun
+from noisette.sampling.poisson import Batch, PoissonSampler
 from planted import Mutant, Patch
 
-from noisette.noisy_run import NoisyRun
-from noisette.sampling import Batch, PoissonSampler
-
-_LAW = "test_sampling.py::test_law"
-_RELEASED = "test_private_run.py::test_gradient_is_the_clipped_sum_and_noise_over_the_constant"
+_LAW = "sampling/test_poisson.py::test_law"
+_RELEASED = "run/test_private_run.py::test_gradient_is_the_clipped_sum_and_noise_over_the_constant"
 
 
 def _coins(sampler: PoissonSampler, step: int) -> np.random.Generator:
@@ -128,7 +128,7 @@ MUTANTS = [
         "same batch in each step",
         "a record takes part in all steps or none",
         drawn(same_in_each_step),
-        (_LAW, "test_sampling.py::test_batches_are_a_function_of_key_and_step"),
+        (_LAW, "sampling/test_poisson.py::test_batches_are_a_function_of_key_and_step"),
     ),
     Mutant("records drawn more often", "a rate above the one that is priced", drawn(more_often), (_LAW,)),
     Mutant(
@@ -142,19 +142,19 @@ MUTANTS = [
         "batches by the global seed",
         "who knows the seed knows the batches",
         drawn(of_the_global_generator),
-        ("test_sampling.py::test_seeds_do_not_reach_it",),
+        ("sampling/test_poisson.py::test_seeds_do_not_reach_it",),
     ),
     Mutant(
         "last piece dropped",
         "the size of a batch decides which records count",
         cut_by_pieces,
-        ("test_private_run.py::test_pieces_change_nothing", "test_sampling.py::test_no_batch_is_cut"),
+        ("run/test_private_run.py::test_pieces_change_nothing", "sampling/test_poisson.py::test_no_batch_is_cut"),
     ),
     Mutant(
         "empty batches skipped",
         "the number of noised steps tells how many batches were empty",
         empty_skipped,
-        ("test_private_run.py::test_empty_batch_is_a_step_of_noise_alone",),
+        ("run/test_private_run.py::test_empty_batch_is_a_step_of_noise_alone",),
     ),
     Mutant(
         "divisor of the batch",
@@ -166,7 +166,7 @@ MUTANTS = [
         "divisor from the number of records",
         "the number of records is published",
         from_the_number_of_records("divisor"),
-        ("test_private_run.py::test_length_of_the_data_set_changes_nothing_public",),
+        ("run/test_private_run.py::test_length_of_the_data_set_changes_nothing_public",),
     ),
     Mutant(
         "sampling rate from the number of records",

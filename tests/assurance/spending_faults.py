@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted import Mutant
 
 from noisette.accounting import Ledger, RdpAccountant, noise_multiplier_for
-from noisette.accounting.ledger_file import LedgerFile
-from noisette.accounting.ledger_lines import End, Entry, Kind, sealed_entries
-from noisette.accounting.tally import Tally
-from noisette.noisy_run import NoisyRun
-from noisette.private_run import PrivateRun
-from noisette.saving import Fingerprint, SavedRun
-from noisette.spending import Spending
+from noisette.accounting.budget import Spending
+from noisette.accounting.ledger.file import LedgerFile
+from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
+from noisette.accounting.ledger.tally import Tally
+from noisette.run.checkpoint import SavedRun
+from noisette.run.dataset_fingerprint import Fingerprint
+from noisette.run.dp_sgd import NoisyRun
+from noisette.run.private import PrivateRun
+from planted import Mutant
 
 
 def ledger_afterwards(patch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def given_back_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def unlocked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.accounting.ledger_file._lock", lambda descriptor: None)
+    patch.setattr("noisette.accounting.ledger.file._lock", lambda descriptor: None)
 
 
 def digests_unread(patch: pytest.MonkeyPatch) -> None:
@@ -93,7 +94,7 @@ def digests_unread(patch: pytest.MonkeyPatch) -> None:
             return None
         return entry, End(end.lines + 1, end.size + len(line), entry.line(end)[1].head)
 
-    patch.setattr("noisette.accounting.ledger_lines._entry_after", entry_after)
+    patch.setattr("noisette.accounting.ledger.lines._entry_after", entry_after)
 
 
 def any_ledger(patch: pytest.MonkeyPatch) -> None:
@@ -124,7 +125,7 @@ def other_releases_forgotten(patch: pytest.MonkeyPatch) -> None:
     def noise(*, besides: Any, **numbers: Any) -> float:
         return noise_multiplier_for(**numbers)
 
-    patch.setattr("noisette.private_run.noise_multiplier_for", noise)
+    patch.setattr("noisette.run.private.noise_multiplier_for", noise)
     patch.setattr(Spending, "check_budget", lambda self, steps: None)
 
 
@@ -134,7 +135,7 @@ def tail_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def too_little_noise(patch: pytest.MonkeyPatch) -> None:
     """The search for the noise ends on the wrong side of the budget."""
-    patch.setattr("noisette.private_run.noise_multiplier_for", lambda **numbers: 0.98 * noise_multiplier_for(**numbers))
+    patch.setattr("noisette.run.private.noise_multiplier_for", lambda **numbers: 0.98 * noise_multiplier_for(**numbers))
 
 
 def budget_kept_roughly(patch: pytest.MonkeyPatch) -> None:
@@ -180,7 +181,7 @@ def repaired_by_dropping(patch: pytest.MonkeyPatch) -> None:
                 lines.pop()
         return b"".join(lines)
 
-    patch.setattr("noisette.accounting.ledger.mended", mended)
+    patch.setattr("noisette.accounting.ledger.ledger.mended", mended)
 
 
 MUTANTS = [
@@ -188,86 +189,86 @@ MUTANTS = [
         "ledger after instead of before",
         "a crash hides the step that it interrupts",
         ledger_afterwards,
-        ("test_private_run.py::test_step_is_reserved_before_its_batch_is_drawn",),
+        ("run/test_private_run.py::test_step_is_reserved_before_its_batch_is_drawn",),
     ),
     Mutant(
         "ledger not synced",
         "a crash of the machine hides steps",
         not_synced,
         (
-            "accounting/test_ledger.py::test_the_reservation_is_on_disk_before_reserve_returns",
-            "accounting/test_ledger_kills.py::test_a_ledger_whose_sync_failed_is_written_no_more",
+            "accounting/ledger/test_ledger.py::test_the_reservation_is_on_disk_before_reserve_returns",
+            "accounting/ledger/test_ledger_kills.py::test_a_ledger_whose_sync_failed_is_written_no_more",
         ),
     ),
     Mutant(
         "step committed after its release",
         "a release that breaks off is given back, and its noise drawn again",
         committed_afterwards,
-        ("test_resume.py::test_a_release_that_breaks_off_is_paid_for_and_never_repeated",),
+        ("run/test_resume.py::test_a_release_that_breaks_off_is_paid_for_and_never_repeated",),
     ),
     Mutant(
         "commits alone are counted",
         "a crash hides up to 64 steps",
         commits_alone,
-        ("accounting/test_ledger.py::test_what_counts_is_what_is_reserved",),
+        ("accounting/ledger/test_ledger.py::test_what_counts_is_what_is_reserved",),
     ),
     Mutant(
         "leases of dead processes given back",
         "a crash hides up to 64 steps",
         leases_of_the_dead_given_back,
-        ("accounting/test_ledger.py::test_a_crash_keeps_the_reservation",),
+        ("accounting/ledger/test_ledger.py::test_a_crash_keeps_the_reservation",),
     ),
     Mutant(
         "steps given back twice",
         "a full disk makes the price too small",
         given_back_again,
-        ("accounting/test_ledger.py::test_steps_whose_release_failed_are_not_given_back_later",),
+        ("accounting/ledger/test_ledger.py::test_steps_whose_release_failed_are_not_given_back_later",),
     ),
     Mutant(
         "ledger not locked",
         "two runs each price their own steps alone",
         unlocked,
         (
-            "accounting/test_ledger_lock.py::test_a_second_object_is_refused_until_the_first_is_closed",
-            "test_resume.py::test_two_runs_at_once_are_refused",
+            "accounting/ledger/test_ledger_lock.py::test_a_second_object_is_refused_until_the_first_is_closed",
+            "run/test_resume.py::test_two_runs_at_once_are_refused",
         ),
     ),
     Mutant(
         "digests of the ledger not read",
         "an altered ledger has a price",
         digests_unread,
-        ("accounting/test_ledger.py::test_a_missing_line_and_swapped_lines_are_refused",),
+        ("accounting/ledger/test_ledger.py::test_a_missing_line_and_swapped_lines_are_refused",),
     ),
     Mutant(
         "mending drops whole lines",
         "reservations that were used are forgotten",
         repaired_by_dropping,
-        ("accounting/test_ledger.py::test_repair_refuses_what_no_crash_leaves",),
+        ("accounting/ledger/test_ledger.py::test_repair_refuses_what_no_crash_leaves",),
     ),
     Mutant(
         "any ledger accepted on resume",
         "an older copy makes steps free",
         any_ledger,
-        ("test_resume.py::test_a_ledger_that_was_put_back_is_refused",),
+        ("run/test_resume.py::test_a_ledger_that_was_put_back_is_refused",),
     ),
     Mutant(
         "steps lost in a crash forgotten",
         "a run makes more steps than were planned",
         lost_steps_forgotten,
-        ("test_resume.py::test_steps_that_were_taken_after_the_run_was_saved_are_lost",),
+        ("run/test_resume.py::test_steps_that_were_taken_after_the_run_was_saved_are_lost",),
     ),
     Mutant(
         "other records accepted on resume",
         "the price is that of other records",
         any_records,
-        ("test_resume.py::test_other_records_are_refused",),
+        ("run/test_resume.py::test_other_records_are_refused",),
     ),
     Mutant(
         "key saved with the run",
         "who reads the checkpoint can take the noise off",
         key_kept,
         (
-            "test_resume.py::test_no_secret_and_no_record_is_written",
+            "run/test_resume.py::test_no_secret_and_no_record_is_written",
             "assurance/test_security.py::test_no_key_is_written_or_printed",
         ),
     ),
@@ -275,15 +276,15 @@ MUTANTS = [
         "other releases forgotten",
         "two runs each spend the whole budget",
         other_releases_forgotten,
-        ("test_resume.py::test_a_budget_is_that_of_everything_in_the_ledger",),
+        ("run/test_resume.py::test_a_budget_is_that_of_everything_in_the_ledger",),
     ),
     Mutant(
         "budget not checked",
         "given noise may cost any epsilon",
         budget_unchecked,
         (
-            "test_private_run.py::test_given_noise_must_keep_a_given_budget",
-            "test_private_run.py::test_what_others_spend_meanwhile_ends_a_run_with_a_budget",
+            "run/test_private_run.py::test_given_noise_must_keep_a_given_budget",
+            "run/test_private_run.py::test_what_others_spend_meanwhile_ends_a_run_with_a_budget",
         ),
     ),
     Mutant(
@@ -296,13 +297,13 @@ MUTANTS = [
         "tail of the noise forgotten",
         "delta is larger than stated",
         tail_forgotten,
-        ("test_private_run.py::test_epsilon_where_delta_is_below_the_tail",),
+        ("run/test_private_run.py::test_epsilon_where_delta_is_below_the_tail",),
     ),
     Mutant(
         "too little noise found",
         "epsilon is above the budget",
         too_little_noise,
-        ("test_private_run.py::test_calibrated_run_stays_within_its_budget",),
+        ("run/test_private_run.py::test_calibrated_run_stays_within_its_budget",),
     ),
     Mutant(
         "half the sampling rate priced",

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from small_run import NUMBERS, parts
 
 from noisette import PrivacyRefusal, RdpAccountant, privatize
-from noisette.sampling import PoissonSampler
+from noisette.sampling.poisson import PoissonSampler
+from small_run import NUMBERS, parts
 
 
 class Coins:

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from small_run import parts, take_steps
 from torch import nn
 
 from noisette import Ledger, PerExampleClip, PldAccountant, PoissonGaussian, RdpAccountant, privatize
+from small_run import parts, take_steps
 
 MIB = 2**20
 Keep = Callable[[str, object], None]
@@ -98,9 +98,9 @@ def test_ten_gigabytes_on_the_disk_are_never_in_memory(tmp_path: Path, record_pr
 NOISE = """
 import resource, sys, time
 import torch
-from noisette.bounding import BoundedSum
-from noisette.keystream import SecretKey
-from noisette.release import GaussianRelease
+from noisette.mechanisms.bounded_sum import BoundedSum
+from noisette._internal.keystream import SecretKey
+from noisette.mechanisms.gaussian import GaussianRelease
 
 torch.set_num_threads(1)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RdpAccountant
-from noisette.accounting.ledger_lines import End, Entry, Kind
-from noisette.accounting.ledger_tail import Tail
+from noisette.accounting.ledger.lines import End, Entry, Kind
+from noisette.accounting.ledger.shortening import Tail
 from noisette.errors import PrivacyRefusal
 
 EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends of eight lines are long."""
-    monkeypatch.setattr("noisette.accounting.ledger_tail.MOST_LINES", 8)
+    monkeypatch.setattr("noisette.accounting.ledger.shortening.MOST_LINES", 8)
 
 
 def steps(ledger: Ledger, number: int, *, lease: int = 4) -> None:
@@ -239,9 +239,9 @@ def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reservation in a file that a crash would take back is none."""
-    from noisette import durable
+    from noisette._internal import atomic_files
 
-    sync = durable.sync
+    sync = atomic_files.sync
 
     def fail_for_folders(place: Path) -> None:
         if place.is_dir() and lines(path) < 8:
@@ -250,7 +250,7 @@ def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(
 
     with Ledger(path) as ledger:
         steps(ledger, 8)
-        monkeypatch.setattr(durable, "sync", fail_for_folders)
+        monkeypatch.setattr(atomic_files, "sync", fail_for_folders)
         with pytest.raises(OSError, match="no disk"):
             steps(ledger, 8)
         with pytest.raises(PrivacyRefusal, match="closed"):
@@ -261,9 +261,10 @@ def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from noisette.accounting import Ledger, PoissonGaussian, ledger_tail
+from noisette.accounting import Ledger, PoissonGaussian
+from noisette.accounting.ledger import shortening
 
-ledger_tail.MOST_LINES = 8
+shortening.MOST_LINES = 8
 os.fsync = lambda descriptor: None
 EVENT = PoissonGaussian(0.01, 1.1)
 
@@ -280,7 +281,7 @@ def die_at(number):
     left = number
     def trace(frame, event, _):
         nonlocal left
-        if not any(name in frame.f_code.co_filename for name in ("ledger_file", "ledger_tail", "durable", "ledger.py")):
+        if not any(name in frame.f_code.co_filename for name in ("accounting/ledger", "atomic_files")):
             return None
         if event == "line":
             left -= 1

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replay import Course, course, moved
 
 from noisette.cli.watch import Watch
-from noisette.noisy_run import NoisyRun
-from noisette.training import Point
+from noisette.run.dp_sgd import NoisyRun
+from noisette.training.outcome import Point
+from replay import Course, course, moved
 
 RECORDS = 401
 PRIVACY = '[privacy]\nepsilon = 4.0\ndelta = 1e-3\naccountant = "rdp"\nmax_grad_norm = 0.3\n'

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
 
 from noisette import Ledger, PrivacyRefusal, PrivateRun, privatize
-from noisette.release import GaussianRelease
+from noisette.mechanisms.gaussian import GaussianRelease
+from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import small_run
 
+import small_run
 from noisette import Ledger, RdpAccountant
 
 REPRICE = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "reprice.py"))

@@ -19,15 +19,15 @@ from typing import Any
 import pytest
 import torch
 from click.testing import Result
-from replay import SECRET, course
 from typer.testing import CliRunner
 
 import noisette
 from noisette.cli import app
 from noisette.cli.watch import Watch
 from noisette.data.files import Source
-from noisette.noisy_run import NoisyRun
-from noisette.training import Point
+from noisette.run.dp_sgd import NoisyRun
+from noisette.training.outcome import Point
+from replay import SECRET, course
 
 SOURCE = Path(noisette.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))

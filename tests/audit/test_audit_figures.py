@@ -10,7 +10,7 @@ import pytest
 from noisette.audit import RunAudit, Scores, StepAudit
 from noisette.audit.figures import run_figure, step_figure
 from noisette.audit.whole_run import Point
-from noisette.report.svg import standalone
+from noisette.training.report.svg import standalone
 
 
 def scores(shape: tuple[int, int], mean: float) -> Scores:

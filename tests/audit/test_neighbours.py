@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from noisette import AdaptiveClip, BookKeeping, GradientBound, Loop, PerExampleClip, PrivacyRefusal, Reweight
 from noisette.audit import Verdict, audit_neighbours
 from noisette.audit.neighbours import _climbed
-from noisette.bounding.lipschitz_bound import LipschitzBound
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
-from noisette.noise import GaussianNoise
 
 
 def draw(n: int) -> tuple[Tensor, Tensor]:
@@ -89,7 +89,7 @@ def test_records_that_mix_are_found(function, monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(PrivacyRefusal):
         audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=1, steps=1)
-    monkeypatch.setattr("noisette.preflight.proof.prove", lambda bound, example: None)
+    monkeypatch.setattr("noisette.validation.checks.prove", lambda bound, example: None)
     audit = audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=18, steps=1)
     assert audit.verdict is Verdict.VIOLATION
     assert audit.findings[0] == f"one record moves the sum of a batch by {audit.worst:.3g} times the bound"

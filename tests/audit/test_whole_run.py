@@ -8,10 +8,10 @@ import pytest
 from noisette import BookKeeping, PerExampleClip, PldAccountant, Reweight
 from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run, certified_epsilon
 from noisette.audit.whole_run import Largest, LikelihoodRatio
-from noisette.bounding.lipschitz_bound import LipschitzBound
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.noise import GaussianNoise
-from noisette.sampling import PoissonSampler
+from noisette.sampling.poisson import PoissonSampler
 
 
 def clip(model) -> PerExampleClip:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from noisette.bench.figures import _styles, figure
-from noisette.report.svg import standalone
+from noisette.training.report.svg import standalone
 
 MakeReport = Callable[..., dict[str, Any]]
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from noisette.audit.subject import Subject
 from noisette.cli import app
-from noisette.noise import GaussianNoise
-from noisette.recipe import Recipe
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.training.recipe import Recipe
 
 RECIPE = """
 [data]

@@ -97,7 +97,6 @@ OPTIONS = {
         "--device",
         "--out",
     },
-    "reproduce": {"paper", "--figure", "--table", "--rows", "--full", "--seeds", "--out", "--weights", "--data-dir"},
 }
 
 

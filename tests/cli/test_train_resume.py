@@ -34,9 +34,9 @@ import glob, importlib, json, os, signal, sys, warnings
 warnings.simplefilter("ignore")
 import torch
 torch.set_num_threads(1)
-import noisette.cli.watch, noisette.training, noisette.report, noisette.data
+import noisette.cli.watch, noisette.training.loop, noisette.training.report, noisette.data
 from noisette.cli import main
-from noisette.release import GaussianRelease
+from noisette.mechanisms.gaussian import GaussianRelease
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -90,19 +90,19 @@ print(json.dumps(statuses))
 
 # Everywhere that something is written or drawn, and between.
 POINTS = [
-    "noisette.accounting.ledger:Ledger.reserve",
-    "noisette.accounting.ledger:Ledger.commit",
-    "noisette.accounting.ledger:Ledger.release",
-    "noisette.accounting.ledger_file:LedgerFile._sync",
-    "noisette.sampling:PoissonSampler.indices",
-    "noisette.bounding.clip:PerExampleClip.backward",
-    "noisette.release:GaussianRelease.__call__",
-    "noisette.noise:GaussianNoise.add_",
+    "noisette.accounting.ledger.ledger:Ledger.reserve",
+    "noisette.accounting.ledger.ledger:Ledger.commit",
+    "noisette.accounting.ledger.ledger:Ledger.release",
+    "noisette.accounting.ledger.file:LedgerFile._sync",
+    "noisette.sampling.poisson:PoissonSampler.indices",
+    "noisette.clipping.per_example:PerExampleClip.backward",
+    "noisette.mechanisms.gaussian:GaussianRelease.__call__",
+    "noisette.mechanisms.gaussian_noise:GaussianNoise.add_",
     "torch.optim:SGD.step",
-    "noisette.saving.fingerprint:Fingerprint.write",
-    "noisette.saving.checkpoint:save_file",
-    "noisette.saving.checkpoint:write",
-    "noisette.durable:sync",
+    "noisette.run.dataset_fingerprint:Fingerprint.write",
+    "noisette.run.checkpoint_file:save_file",
+    "noisette.run.checkpoint_file:write",
+    "noisette._internal.atomic_files:sync",
     "os:replace",
     "shutil:rmtree",
 ]
@@ -171,9 +171,9 @@ def check_whole(folder: Path) -> None:
 
 def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> None:
     kills = [
-        ("after", "noisette.accounting.ledger:Ledger.reserve", 1),
-        ("before", "noisette.accounting.ledger:Ledger.commit", 5),
-        ("after", "noisette.noise:GaussianNoise.add_", 9),
+        ("after", "noisette.accounting.ledger.ledger:Ledger.reserve", 1),
+        ("before", "noisette.accounting.ledger.ledger:Ledger.commit", 5),
+        ("after", "noisette.mechanisms.gaussian_noise:GaussianNoise.add_", 9),
         ("before", "os:replace", 10),
         ("whole",),
     ]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette import LipschitzBound
-from noisette.lipschitz import Reach, walk
-from noisette.lipschitz.projecting import project
+from noisette.lipschitz import Reach, propagation
+from noisette.lipschitz.project import project
 from noisette.nn.lipschitz import (
     Abs,
     BallBias,
@@ -173,7 +173,7 @@ def test_every_activation_stays_within_its_reach_and_no_difference_grows(make, s
     project(model)
     reaches, outputs = [Reach(torch.inf, shape)], []
     for part in model:
-        reaches.append(walk.forward(part, reaches[-1]))
+        reaches.append(propagation.forward(part, reaches[-1]))
         part.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
     x = torch.randn(64, *shape, dtype=torch.float64)
     x[::2] *= 1e6
@@ -184,7 +184,7 @@ def test_every_activation_stays_within_its_reach_and_no_difference_grows(make, s
     behind = model[1:]
     inside = outputs[0]
     moved = inside + 1e-4 * torch.randn_like(inside)
-    slope, _ = walk.backward(behind, reaches[1], 1.0)
+    slope, _ = propagation.backward(behind, reaches[1], 1.0)
     grown = (behind(moved) - behind(inside)).norm(dim=1)
     assert (grown <= slope * (moved - inside).flatten(1).norm(dim=1) * (1 + 1e-9)).all()
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from noisette import models
-from noisette.bounding import PerExampleClip
-from noisette.preflight import Call, prove
+from noisette.clipping.per_example import PerExampleClip
+from noisette.validation import Call, prove
 
 IMAGE, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (20, 100)
 # Shape of an example, classes, and the numbers to train: those of the published networks where there is one.

@@ -12,7 +12,7 @@ from torch import nn
 from noisette import PerExampleClip, models
 from noisette.errors import PrivacyRefusal
 from noisette.models.resnets import Residual
-from noisette.preflight import Call, prove
+from noisette.validation import Call, prove
 
 IMAGE, COLOUR = (1, 28, 28), (3, 32, 32)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from noisette import models, privatize
-from noisette.bounding import PerExampleClip
+from noisette.clipping.per_example import PerExampleClip
 
 
 def saved(model: nn.Module, path: Path, *, without: tuple[str, ...] = ("head.scores",)) -> Path:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine_check import ENGINES
 from noisette import Loop, MultiLoss, PerExampleClip, PrivacyRefusal
-from noisette.bounding import Engine
+from noisette.clipping.norms import Engine
 from noisette.nn import (
     ExactPerExampleBatchNorm,
     FrozenBatchNorm,
@@ -19,7 +19,7 @@ from noisette.nn import (
     PublicBatchNorm,
     convert_batch_norm,
 )
-from noisette.preflight import refuse_mixing_modules
+from noisette.validation import refuse_mixing_modules
 from norm_models import NETWORKS, losses, network
 
 C = 0.5

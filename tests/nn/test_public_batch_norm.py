@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine_check import ENGINES
 from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, explain, privatize
-from noisette.bounding import Engine
+from noisette.clipping.norms import Engine
 from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, use_public_batch
 from norm_models import NETWORKS, Residual, losses, network
 

@@ -15,7 +15,7 @@ from model_cases import squares
 from noisette import BookKeeping, Loop, MultiLoss, PerExampleClip, Reweight
 from noisette.nn import WeightNoise
 from noisette.nn._time_steps import TimeSteps
-from noisette.preflight import Call, prove
+from noisette.validation import Call, prove
 
 SHAPES: dict[str, Callable[[type[nn.RNNBase]], nn.RNNBase]] = {
     "plain": lambda kind: kind(4, 3),

@@ -19,7 +19,7 @@ from lstm_by_hand import lstm_by_hand
 from model_cases import Forward, cnn, cross_entropy, mlp, squares
 from noisette import BookKeeping, Loop, MultiLoss, PerExampleClip, PrivacyRefusal, Reweight, Vmap, privatize
 from noisette.nn import WeightNoise, convert_batch_norm
-from noisette.preflight import Call, prove
+from noisette.validation import Call, prove
 from oracle import clipped_sum
 
 ENGINES = [BookKeeping(), Reweight(), Loop(), MultiLoss()]

@@ -1,15 +1,19 @@
 """What was released, and what it costs. Nothing in this room imports torch."""
 
-from noisette.accounting.accountant import Accountant as Accountant
-from noisette.accounting.accountant import PrivacyCurve as PrivacyCurve
+from noisette.accounting.accountants.accountant import Accountant as Accountant
+from noisette.accounting.accountants.accountant import PrivacyCurve as PrivacyCurve
+from noisette.accounting.accountants.composition import NaiveComposition as NaiveComposition
+from noisette.accounting.accountants.composition import StrongComposition as StrongComposition
+from noisette.accounting.accountants.gdp import GdpExact as GdpExact
+from noisette.accounting.accountants.moments import MomentsAccountant as MomentsAccountant
+from noisette.accounting.accountants.pld import PldAccountant as PldAccountant
+from noisette.accounting.accountants.rdp import RdpAccountant as RdpAccountant
 from noisette.accounting.calibrate import delta_for as delta_for
 from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
-from noisette.accounting.composition import NaiveComposition as NaiveComposition
-from noisette.accounting.composition import StrongComposition as StrongComposition
-from noisette.accounting.curve import epsilon_curve as epsilon_curve
+from noisette.accounting.epsilon_curve import epsilon_curve as epsilon_curve
 from noisette.accounting.events import Event as Event
 from noisette.accounting.events import Events as Events
 from noisette.accounting.events import FixedSizeGaussian as FixedSizeGaussian
@@ -18,14 +22,10 @@ from noisette.accounting.events import Neighbouring as Neighbouring
 from noisette.accounting.events import PoissonGaussian as PoissonGaussian
 from noisette.accounting.events import RepeatedRuns as RepeatedRuns
 from noisette.accounting.events import SeenByGroup as SeenByGroup
-from noisette.accounting.gdp import GdpExact as GdpExact
-from noisette.accounting.ledger import Ledger as Ledger
-from noisette.accounting.moments import MomentsAccountant as MomentsAccountant
-from noisette.accounting.pld import PldAccountant as PldAccountant
-from noisette.accounting.rdp import RdpAccountant as RdpAccountant
-from noisette.accounting.tail import TAIL_SHARE as TAIL_SHARE
-from noisette.accounting.tail import tail_delta as tail_delta
-from noisette.accounting.tail import tail_delta_of as tail_delta_of
+from noisette.accounting.ledger.ledger import Ledger as Ledger
+from noisette.accounting.noise_tail import TAIL_SHARE as TAIL_SHARE
+from noisette.accounting.noise_tail import tail_delta as tail_delta
+from noisette.accounting.noise_tail import tail_delta_of as tail_delta_of
 
 __all__ = [
     "TAIL_SHARE",

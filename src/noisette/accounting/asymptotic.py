@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from noisette._check import count, open_fraction, positive, probability
+from noisette._internal.checks import count, open_fraction, positive, probability
 from noisette.accounting.events import PoissonGaussian
 
 # The constant of Theorem 1 for which its proof goes through wherever Lemma 3 holds.

@@ -11,10 +11,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from noisette._check import count, open_fraction, positive, probability
-from noisette.accounting.accountant import LEAST_NOISE, MOST_NOISE, Accountant
+from noisette._internal.checks import count, open_fraction, positive, probability
+from noisette.accounting.accountants.accountant import LEAST_NOISE, MOST_NOISE, Accountant
+from noisette.accounting.accountants.pld import PldAccountant
 from noisette.accounting.events import Event, Events, PoissonGaussian
-from noisette.accounting.pld import PldAccountant
 
 # Noise multipliers and sampling rates are within this part of the least and of the largest that keep the budget.
 TOLERANCE = 1e-3

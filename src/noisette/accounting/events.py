@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeAlias
 
-from noisette._check import count, positive, probability
+from noisette._internal.checks import count, positive, probability
 
 
 class Neighbouring(enum.Enum):

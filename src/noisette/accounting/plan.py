@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from noisette.accounting.accountants.pld import PldAccountant
 from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.accounting.events import PoissonGaussian
-from noisette.accounting.pld import PldAccountant
-from noisette.schedule import schedule
+from noisette.accounting.sampling_plan import schedule
 
 # Several times quicker than the default and at most 0.3 % above it.
 ACCOUNTANT = PldAccountant(coarseness=4)

@@ -1,11 +1,11 @@
 """Audits: games and measurements that would show it if training leaked more than it claims."""
 
-from noisette.audit.arenas import Arena as Arena
-from noisette.audit.arenas import Axes as Axes
-from noisette.audit.arenas import BehindPublicNorm as BehindPublicNorm
-from noisette.audit.arenas import Canaries as Canaries
-from noisette.audit.arenas import LipschitzAxes as LipschitzAxes
-from noisette.audit.arenas import Rows as Rows
+from noisette.audit.canary_models import Arena as Arena
+from noisette.audit.canary_models import Axes as Axes
+from noisette.audit.canary_models import BehindPublicNorm as BehindPublicNorm
+from noisette.audit.canary_models import Canaries as Canaries
+from noisette.audit.canary_models import LipschitzAxes as LipschitzAxes
+from noisette.audit.canary_models import Rows as Rows
 from noisette.audit.certificate import certified_epsilon as certified_epsilon
 from noisette.audit.certificate import certified_mu as certified_mu
 from noisette.audit.certificate import epsilon_of as epsilon_of

@@ -13,8 +13,8 @@ from noisette.audit.certificate import epsilon_of
 from noisette.audit.membership import Membership
 from noisette.audit.step_audit import StepAudit
 from noisette.audit.whole_run import RunAudit
-from noisette.report.numbers import power_of_ten
-from noisette.report.svg import BLUE, FAINT, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
+from noisette.training.report.numbers import power_of_ten
+from noisette.training.report.svg import BLUE, FAINT, GREEN, INK, ORANGE, STYLE, end_label, spread, svg
 
 _INCHES = (7.6, 2.9)
 _BINS = 60

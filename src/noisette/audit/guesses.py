@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import binom
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.audit.certificate import epsilon_of
 
 _LEAST_CONFIDENCE, _MOST_CONFIDENCE = 0.95, 0.999
@@ -87,8 +87,8 @@ def audit_guesses(
     if not m or scores.shape != inside.shape:
         raise ValueError(f"expected a score and a coin for each canary, got {scores.shape} and {inside.shape}")
     numbers = sorted({max(1, round(m * share)) for share in _TRIED_SHARES}) if guesses is None else list(guesses)
-    _check.all_of(
-        lambda: _check.open_fraction(delta=delta),
+    checks.all_of(
+        lambda: checks.open_fraction(delta=delta),
         lambda: check_confidence(confidence),
         *(lambda r=r: _check_guesses(r, m) for r in numbers),
     )

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.nn.evaluation import in_evaluation
 
 RATES = (1e-3, 1e-2)  # of false alarms at which attacks are compared
@@ -178,7 +178,7 @@ def halves(shadows: int, records: int) -> list[np.ndarray]:
     >>> [half.sum() for half in halves(4, 10)]
     [np.int64(5), np.int64(5), np.int64(5), np.int64(5)]
     """
-    _check.count(shadows=shadows, records=records)
+    checks.count(shadows=shadows, records=records)
     chosen: list[np.ndarray] = []
     for k in range(shadows):
         if k % 2:

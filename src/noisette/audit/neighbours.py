@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.audit.scores import Scores
 from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
-from noisette.bounding.base import BoundedSum, GradientBound
-from noisette.private_run import privatize
-from noisette.release import shares_of
-from noisette.stilled import Stilled, stilled_again
+from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
+from noisette.mechanisms.gaussian import shares_of
+from noisette.run.private import privatize
+from noisette.validation.deterministic import Stilled, stilled_again
 
 Records = tuple[Tensor, ...]  # columns, each with the records on its first axis
 Draw = Callable[[int], Records]
@@ -98,9 +98,9 @@ def audit_neighbours(
         ValueError: a number outside its domain.
         PrivacyRefusal: the preflight refuses the model, or the bound the losses.
     """
-    _check.all_of(
-        lambda: _check.positive(noise_multiplier=noise_multiplier),
-        lambda: _check.count(pairs=pairs, others=others, steps=steps),
+    checks.all_of(
+        lambda: checks.positive(noise_multiplier=noise_multiplier),
+        lambda: checks.count(pairs=pairs, others=others, steps=steps),
     )
     bound = make()
     free = deepcopy(bound.model)  # a copy is not recorded

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from noisette.audit.arenas import LipschitzAxes, Rows
+from noisette.audit.canary_models import LipschitzAxes, Rows
 from noisette.audit.neighbours import NeighbourAudit, Records, audit_neighbours
 from noisette.audit.step_audit import StepAudit, audit_bound
 from noisette.audit.subject import Subject

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from noisette import _check
-from noisette.audit.arenas import Arena, Canaries
+from noisette._internal import checks
+from noisette.audit.canary_models import Arena, Canaries
 from noisette.audit.certificate import certified_mu, epsilon_of
 from noisette.audit.scores import Scores
 from noisette.audit.step_game import MakesBound, Step, play, play_step
@@ -64,7 +64,7 @@ class StepAudit:
     """
 
     def __init__(self, scores: Scores, *, false_alarm: float = FALSE_ALARM) -> None:
-        _check.open_fraction(false_alarm=false_alarm)
+        checks.open_fraction(false_alarm=false_alarm)
         self.scores = scores
         self.false_alarm = false_alarm
         self.claimed_mu = 1 / scores.noise_multiplier

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.audit.arenas import Arena, Axes, Canaries
+from noisette._internal import checks
+from noisette.audit.canary_models import Arena, Axes, Canaries
 from noisette.audit.scores import Scores
-from noisette.bounding.base import BoundedSum, GradientBound
-from noisette.private_run import privatize
-from noisette.release import shares_of
+from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
+from noisette.mechanisms.gaussian import shares_of
+from noisette.run.private import privatize
 
 _PIECE = 200
 _LR = 0.1
@@ -39,7 +39,7 @@ def play(bound_of: MakesBound, *, noise_multiplier: float, arena: Arena | None =
         ValueError: a number outside its domain.
         PrivacyRefusal: the preflight, or the bound, refuses.
     """
-    _check.all_of(lambda: _check.positive(noise_multiplier=noise_multiplier), lambda: _check.count(steps=steps))
+    checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
     arena = arena if arena is not None else Axes()
     bound = bound_of(arena.model)
     optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=_LR)
@@ -119,8 +119,8 @@ def play_step(
     Raises:
         ValueError: a number outside its domain, or the step returned something else.
     """
-    _check.all_of(
-        lambda: _check.positive(bound=bound, noise_multiplier=noise_multiplier), lambda: _check.count(steps=steps)
+    checks.all_of(
+        lambda: checks.positive(bound=bound, noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps)
     )
     canaries = canaries if canaries is not None else Canaries()
     records, values, coins = canaries.records, [], []

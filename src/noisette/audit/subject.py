@@ -13,16 +13,18 @@ import numpy as np
 from torch import nn
 
 from noisette.accounting import Ledger, PoissonGaussian
-from noisette.accounting.ledger import LEDGER_FILE
-from noisette.audit.arenas import Arena, Axes, BehindPublicNorm, LipschitzAxes
-from noisette.bounding import Flat, LipschitzBound, PerExampleClip, PerLayer
-from noisette.bounding.base import GradientBound
-from noisette.bounding.clipping_rules import ClippingRule
+from noisette.accounting.ledger.ledger import LEDGER_FILE
+from noisette.audit.canary_models import Arena, Axes, BehindPublicNorm, LipschitzAxes
+from noisette.clipping.clipping_rules import ClippingRule, Flat, PerLayer
+from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet, Split, names
-from noisette.learner import Learner, principal_components_of
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.private_run import privatize
-from noisette.recipe import (
+from noisette.run.private import privatize
+from noisette.training.build import Learner, principal_components_of
+from noisette.training.cost import length
+from noisette.training.recipe import (
     ACCOUNTANTS,
     DataSection,
     LipschitzSection,
@@ -33,7 +35,6 @@ from noisette.recipe import (
     Recipe,
     TrainingSection,
 )
-from noisette.training.pricing import length
 
 RUN_FILE = "run.json"
 _STAND_INS = 256

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.audit.guesses import OneRunAudit, audit_guesses
 from noisette.audit.membership import Membership, by_class, by_loss, by_shadows, confidences, halves
 from noisette.data import DataSet, Split
-from noisette.recipe import Recipe
-from noisette.training import Watch, train
+from noisette.training.loop import train
+from noisette.training.outcome import Watch
+from noisette.training.recipe import Recipe
 
 Trained = Callable[[DataSet, Watch], nn.Module]
 
@@ -39,7 +40,7 @@ def with_canaries(data: DataSet, count: int) -> Canaried:
     Raises:
         ValueError: there are not so many records, or only one class.
     """
-    _check.count(canaries=count)
+    checks.count(canaries=count)
     inputs, targets = data.train.inputs, data.train.targets
     if count > len(targets) or data.classes < 2:
         raise ValueError(f"{data.name} has not {count} records with another class to give them; ask for fewer canaries")

@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.accounting import Accountant
-from noisette.audit.arenas import Arena, Rows
+from noisette.audit.canary_models import Arena, Rows
 from noisette.audit.certificate import certified_epsilon
 from noisette.audit.step_audit import Verdict
 from noisette.audit.step_game import Axis, MakesBound
-from noisette.private_run import privatize
+from noisette.run.private import privatize
 
 _PIECE = 4096
 _CANARIES = 20_000
@@ -142,10 +142,10 @@ def audit_run(
         ValueError: a number outside its domain.
         PrivacyRefusal: the preflight, or the bound, refuses.
     """
-    _check.all_of(
-        lambda: _check.count(runs=runs),
-        lambda: _check.open_fraction(false_alarm=false_alarm),
-        *(lambda delta=delta: _check.open_fraction(delta=delta) for delta in deltas),
+    checks.all_of(
+        lambda: checks.count(runs=runs),
+        lambda: checks.open_fraction(false_alarm=false_alarm),
+        *(lambda delta=delta: checks.open_fraction(delta=delta) for delta in deltas),
     )
     inside: list[np.ndarray] = []
     outside: list[np.ndarray] = []

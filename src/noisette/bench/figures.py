@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from noisette.bench.labels import cell_label, method_label
 from noisette.bench.methods import METHODS
 from noisette.bench.run import Report
-from noisette.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
 
 _INCHES = 9.0
 _HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on light and dark paper alike

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 import noisette
+from noisette._internal.keystream import SecretKey
 from noisette.bench.peers import opacus_methods
 from noisette.bench.step import LEARNING_RATE, MAX_GRAD_NORM, NOISE_MULTIPLIER, Method, Step
-from noisette.bounding import Engine, LipschitzBound, PerExampleClip
-from noisette.keystream import SecretKey
+from noisette.clipping.norms import Engine
+from noisette.clipping.per_example import PerExampleClip
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.release import GaussianRelease
 
 F = nn.functional
 

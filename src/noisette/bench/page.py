@@ -9,9 +9,9 @@ from markupsafe import Markup
 from noisette.bench.figures import figure
 from noisette.bench.labels import cell_label, method_label
 from noisette.bench.run import Report
-from noisette.report.templates import templates
+from noisette.training.report.templates import templates
 
-_PAGES = templates("bench")
+_PAGES = templates("noisette.bench")
 
 
 def page(reports: list[Report]) -> str:

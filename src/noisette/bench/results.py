@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from noisette import durable
+from noisette._internal import atomic_files
 from noisette.bench.experiments import EXPERIMENTS
 from noisette.bench.figures import figure
 from noisette.bench.page import page
 from noisette.bench.run import Report
-from noisette.report.svg import standalone
+from noisette.training.report.svg import standalone
 
 PAGE = "bench.html"
 
@@ -21,9 +21,9 @@ def write(report: Report, out: Path) -> None:
     Guarantee: no file is ever half-written; each takes the place of an older one when it is whole.
     """
     name = report["experiment"]
-    durable.write(out / f"{name}.json", (json.dumps(report, indent=1) + "\n").encode())
-    durable.write(out / f"{name}.svg", standalone(figure(report)).encode())
-    durable.write(out / PAGE, page(read(out)).encode())
+    atomic_files.write(out / f"{name}.json", (json.dumps(report, indent=1) + "\n").encode())
+    atomic_files.write(out / f"{name}.svg", standalone(figure(report)).encode())
+    atomic_files.write(out / PAGE, page(read(out)).encode())
 
 
 def read(out: Path) -> list[Report]:

@@ -17,7 +17,6 @@ from noisette.cli.doctor import doctor
 from noisette.cli.explain import explain
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
-from noisette.cli.reproduce import reproduce
 from noisette.cli.train import train
 
 app = typer.Typer(
@@ -27,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, explain, doctor, account, calibrate, plan, audit, bench, reproduce):
+for command in (train, explain, doctor, account, calibrate, plan, audit, bench):
     app.command()(command)
 app.add_typer(ledger)
 

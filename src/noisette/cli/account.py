@@ -7,20 +7,12 @@ from typing import Annotated
 
 import typer
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.accounting import FixedSizeGaussian, PoissonGaussian, SeenByGroup
 from noisette.cli.accountants import ACCOUNTANTS, AccountantName
 from noisette.cli.errors import plain_errors
 from noisette.cli.plot import PlotFile, check_plot
-from noisette.cli.prices import (
-    DELTA,
-    NOISE_MULTIPLIER,
-    SAMPLING_RATE,
-    STEPS,
-    AccountantChoice,
-    AsJson,
-    Price,
-)
+from noisette.cli.prices import DELTA, NOISE_MULTIPLIER, SAMPLING_RATE, STEPS, AccountantChoice, AsJson, Price
 
 
 @plain_errors()
@@ -52,13 +44,13 @@ def account(
 
     Example: noisette account --sampling-rate 0.01 --noise-multiplier 1.3 --steps 6000 --delta 1e-5
     """
-    _check.all_of(
+    checks.all_of(
         partial(_check_sampling, sampling_rate, batch_size, size, group_size),
-        partial(_check.positive, noise_multiplier=noise_multiplier),
-        partial(_check.count, steps=steps),
-        partial(_check.exactly_one, delta=delta, epsilon=epsilon),
-        lambda: delta is None or _check.open_fraction(delta=delta),
-        lambda: epsilon is None or _check.positive(epsilon=epsilon),
+        partial(checks.positive, noise_multiplier=noise_multiplier),
+        partial(checks.count, steps=steps),
+        partial(checks.exactly_one, delta=delta, epsilon=epsilon),
+        lambda: delta is None or checks.open_fraction(delta=delta),
+        lambda: epsilon is None or checks.positive(epsilon=epsilon),
         partial(check_plot, plot),
     )
     event: PoissonGaussian | FixedSizeGaussian | SeenByGroup
@@ -81,11 +73,11 @@ def account(
 
 def _check_sampling(sampling_rate: float | None, batch_size: int | None, size: int | None, group_size: int) -> None:
     """The batches are described in one way, and in a way that a group can be priced for."""
-    _check.all_of(
-        partial(_check.exactly_one, sampling_rate=sampling_rate, batch_size=batch_size),
+    checks.all_of(
+        partial(checks.exactly_one, sampling_rate=sampling_rate, batch_size=batch_size),
         partial(_check_batches, batch_size, size),
-        lambda: sampling_rate is None or _check.probability(sampling_rate=sampling_rate),
-        partial(_check.count, group_size=group_size),
+        lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
+        partial(checks.count, group_size=group_size),
         partial(_check_group, batch_size, group_size),
     )
 

@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette import _check
-from noisette._allocator import keep_freed_memory
+from noisette._internal import checks
+from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.audited import Audited
 from noisette.cli.errors import INTERRUPTED, plain_errors
 
@@ -97,10 +97,10 @@ def audit(
     """
     from noisette.audit.guesses import check_confidence
 
-    _check.all_of(
-        lambda: _check.count(steps=steps),
-        lambda: pairs == 0 or _check.count(pairs=pairs),
-        lambda: one_run is None or _check.count(one_run=one_run),
+    checks.all_of(
+        lambda: checks.count(steps=steps),
+        lambda: pairs == 0 or checks.count(pairs=pairs),
+        lambda: one_run is None or checks.count(one_run=one_run),
         lambda: check_confidence(confidence),
         lambda: _check_shadows(shadows, membership),
         lambda: _check_place(place, membership),
@@ -156,7 +156,7 @@ def _print(found: Audited, folder: Path) -> None:
 
 
 def _rows(found: Audited) -> list[tuple[str, str, str, str]]:
-    from noisette.report import power_of_ten, upward
+    from noisette.training.report import power_of_ten, upward
 
     rows = []
     if step := found.step:
@@ -181,7 +181,7 @@ def _rows(found: Audited) -> list[tuple[str, str, str, str]]:
 
 def _about_records(found: Audited) -> list[str]:
     from noisette.audit.membership import NOT_PRIVATE, RATES
-    from noisette.report import percent, power_of_ten
+    from noisette.training.report import percent, power_of_ten
 
     lines = []
     if one := found.one_run:
@@ -199,7 +199,7 @@ def _about_records(found: Audited) -> list[str]:
 
 
 def _caught(attack: Attack, rate: float) -> str:
-    from noisette.report import percent
+    from noisette.training.report import percent
 
     share = attack.caught(rate)
     return f"{'?' if share is None else percent(share)} caught at {percent(rate)} false alarms"

@@ -33,7 +33,7 @@ class Audited:
 
     def __post_init__(self) -> None:
         from noisette.audit.subject import Subject
-        from noisette.recipe import Recipe
+        from noisette.training.recipe import Recipe
 
         if self.place.is_dir():
             self.subject: Subject = Subject.of_run(self.place)
@@ -98,9 +98,9 @@ class Audited:
 
     def write(self, folder: Path) -> None:
         """Figures and numbers; what the records were looked at for lies in files of its own, for its owner alone."""
-        from noisette import durable
+        from noisette._internal import atomic_files
         from noisette.audit import figures
-        from noisette.report.svg import standalone
+        from noisette.training.report.svg import standalone
 
         delta = self.subject.delta
         assert self.step is not None, "played first"
@@ -120,9 +120,9 @@ class Audited:
             private["membership.svg"] = standalone(figures.membership_figure(self.members))
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            durable.write(folder / name, text.encode())
+            atomic_files.write(folder / name, text.encode())
         for name, text in private.items():
-            durable.write(folder / name, text.encode(), mode=0o600)
+            atomic_files.write(folder / name, text.encode(), mode=0o600)
 
 
 class _Bar:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from noisette import _check
-from noisette._allocator import keep_freed_memory
+from noisette._internal import checks
+from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import INTERRUPTED, plain_errors
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ def bench(
     Writes one JSON and one figure for each experiment, and bench.html that shows them. The experiments follow Lee &
     Kifer 2020. Ctrl-C keeps the experiments that are done.
     """
-    _check.count(rounds=rounds)
+    checks.count(rounds=rounds)
     if threads is not None:
-        _check.count(threads=threads)
+        checks.count(threads=threads)
     chosen = _experiments(experiments, models, methods, _sizes("batch", batch, 1), _sizes("image", image, 32))
     settings = _settings(rounds, threads, device)
     out.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _experiments(
     from noisette.bench.models import MODELS
 
     asked, only_models, only_methods = _names(names), _names(models), _names(methods)
-    _check.all_of(
+    checks.all_of(
         partial(_known, "experiment", asked, EXPERIMENTS),
         partial(_known, "model", only_models, MODELS),
         partial(_known, "method", only_methods, METHODS),

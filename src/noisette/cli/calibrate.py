@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.accounting import (
     PoissonGaussian,
     delta_for,
@@ -18,16 +18,7 @@ from noisette.accounting import (
 from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
 from noisette.cli.errors import plain_errors
 from noisette.cli.plot import PlotFile, check_plot
-from noisette.cli.prices import (
-    DELTA,
-    EPSILON,
-    NOISE_MULTIPLIER,
-    SAMPLING_RATE,
-    STEPS,
-    AccountantChoice,
-    AsJson,
-    Price,
-)
+from noisette.cli.prices import DELTA, EPSILON, NOISE_MULTIPLIER, SAMPLING_RATE, STEPS, AccountantChoice, AsJson, Price
 
 _FINDERS: dict[str, Callable[..., float]] = {
     "noise_multiplier": noise_multiplier_for,
@@ -62,13 +53,13 @@ def calibrate(
         "epsilon": epsilon,
         "delta": delta,
     }
-    _check.all_of(
+    checks.all_of(
         partial(_check_one_missing, given),
-        lambda: epsilon is None or _check.positive(epsilon=epsilon),
-        lambda: delta is None or _check.open_fraction(delta=delta),
-        lambda: sampling_rate is None or _check.probability(sampling_rate=sampling_rate),
-        lambda: noise_multiplier is None or _check.positive(noise_multiplier=noise_multiplier),
-        lambda: steps is None or _check.count(steps=steps),
+        lambda: epsilon is None or checks.positive(epsilon=epsilon),
+        lambda: delta is None or checks.open_fraction(delta=delta),
+        lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
+        lambda: noise_multiplier is None or checks.positive(noise_multiplier=noise_multiplier),
+        lambda: steps is None or checks.count(steps=steps),
         partial(_check_keeps_budgets, accountant),
         partial(check_plot, plot),
     )

@@ -19,8 +19,8 @@ from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
 if TYPE_CHECKING:
     from torch import nn
 
-    from noisette.bounding.base import GradientBound
-    from noisette.preflight import Call
+    from noisette.mechanisms.bounded_sum import GradientBound
+    from noisette.validation import Call
 
 _EXAMPLES = 2
 _REFUSED = 1
@@ -102,7 +102,8 @@ def _of_data(name: str, data_dir: Path | None) -> tuple[Any, int]:
 def _bound_and_inputs(
     target: str, made: Any, shape: tuple[int, ...] | None, sample: Any
 ) -> tuple[GradientBound, tuple[Any, ...]]:
-    from noisette.bounding import LipschitzBound, PerExampleClip
+    from noisette.clipping.per_example import PerExampleClip
+    from noisette.lipschitz.bound import LipschitzBound
 
     if isinstance(made, PerExampleClip | LipschitzBound):
         if shape is None:
@@ -120,7 +121,7 @@ class _Line:
 
 
 def _examined(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list[_Line]:
-    from noisette.preflight import CHECKS, Call
+    from noisette.validation import CHECKS, Call
 
     call = Call(inputs, {})
     try:
@@ -161,10 +162,10 @@ def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
     Raises:
         PrivacyRefusal: naming every use of a parameter that has none.
     """
-    from noisette.bounding import LipschitzBound
     from noisette.errors import PrivacyRefusal
-    from noisette.explanation import explain
-    from noisette.preflight import mixing_modules
+    from noisette.lipschitz.bound import LipschitzBound
+    from noisette.validation import mixing_modules
+    from noisette.validation.explain import explain
 
     parameters = bound.parameters
     trained = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters.values()):,} numbers"

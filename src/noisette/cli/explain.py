@@ -14,7 +14,7 @@ from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
 if TYPE_CHECKING:
     from torch import nn
 
-    from noisette.explanation import Explanation
+    from noisette.validation.explain import Explanation
 
 _PUBLIC = 8
 _REFUSED = 1
@@ -49,9 +49,9 @@ def explain(
 
     Nothing is trained and no data is read. Exit code 1 if the model is refused.
     """
-    from noisette.bounding import LipschitzBound
     from noisette.errors import PrivacyRefusal
-    from noisette.explanation import explain as explain_model
+    from noisette.lipschitz.bound import LipschitzBound
+    from noisette.validation.explain import explain as explain_model
 
     made = made_by(target, given_shape(input_shape))
     if isinstance(made, LipschitzBound):
@@ -76,8 +76,8 @@ def explain(
 def _replace_batch_norm(model: nn.Module, name: str, inputs: tuple[Any, ...]) -> None:
     import torch
 
-    from noisette.learner import replace_batch_norm
-    from noisette.recipe import BATCH_NORMS, NEED_PUBLIC
+    from noisette.training.build import replace_batch_norm
+    from noisette.training.recipe import BATCH_NORMS, NEED_PUBLIC
 
     if name not in BATCH_NORMS:
         raise ValueError(f"expected --batch-norm to be one of {', '.join(BATCH_NORMS)}, got {name!r}")

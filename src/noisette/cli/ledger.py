@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.accounting import (
     Events,
     FixedSizeGaussian,
@@ -25,8 +25,8 @@ from noisette.accounting import (
     tail_delta_of,
 )
 from noisette.accounting.events import Event, check_events
-from noisette.accounting.facts import facts_of
-from noisette.accounting.ledger import LEDGER_FILE
+from noisette.accounting.ledger.ledger import LEDGER_FILE
+from noisette.accounting.serialization import facts_of
 from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
 from noisette.cli.errors import plain_errors
 from noisette.cli.prices import rounded_down, rounded_up
@@ -103,7 +103,7 @@ def price(
 
     Example: noisette ledger price run --delta 1e-5
     """
-    _check.all_of(partial(_check.open_fraction, delta=delta), partial(_check.count, group_size=group_size))
+    checks.all_of(partial(checks.open_fraction, delta=delta), partial(checks.count, group_size=group_size))
     read = Ledger.read(_file(place))
     events = _seen_by_group(read.events, group_size)
     check_events(events)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.accounting import PoissonGaussian
 from noisette.accounting.plan import Setting, with_noise, within_budget
 from noisette.cli.accountants import OPTIMISTIC, AccountantName
@@ -25,8 +25,8 @@ from noisette.cli.plot import PlotFile, check_plot
 from noisette.cli.prices import EPSILON, AsJson, Price, json_number, rounded_up
 
 if TYPE_CHECKING:
-    from noisette.report.plan_figures import Line, Panel
-    from noisette.report.plot import Cells
+    from noisette.training.report.plan_figures import Line, Panel
+    from noisette.training.report.plot import Cells
 
 _DIGITS = 4  # the prices are no finer
 
@@ -56,9 +56,9 @@ def plan(
     noisette plan --size 60000 --epsilon 3 --delta 1e-5
     """
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
-    _check.all_of(
-        partial(_check.count, size=size),
-        partial(_check.positive, epsilon=epsilon),
+    checks.all_of(
+        partial(checks.count, size=size),
+        partial(checks.positive, epsilon=epsilon),
         partial(_check_delta, delta, size),
         partial(_batch_sizes, batch_sizes, size),
         partial(_numbers, "epochs", epochs),
@@ -88,7 +88,7 @@ def _usual_batch_sizes(size: int) -> str:
 
 
 def _check_delta(delta: float, size: int) -> None:
-    _check.open_fraction(delta=delta)
+    checks.open_fraction(delta=delta)
     if size > 0 and delta >= 1 / size:
         raise ValueError(
             f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
@@ -172,7 +172,7 @@ class _Found:
 
     def draw(self, path: Path) -> None:
         """The figure, or the page with figure and tables."""
-        from noisette.report.plot import Plot
+        from noisette.training.report.plot import Plot
 
         title = f"What ε = {self.epsilon:g} buys with {self.size:,} records"
         lead = (
@@ -212,7 +212,7 @@ class _Found:
         return f"ε after {self.chosen.epochs:g} epochs, by noise multiplier"
 
     def _panels(self) -> list[Panel]:
-        from noisette.report.plan_figures import Panel
+        from noisette.training.report.plan_figures import Panel
 
         priced = _lines(self.priced, lambda setting: (setting.noise_multiplier, setting.epsilon))
         noise = _lines(self.affordable, lambda setting: (setting.epochs, setting.noise_multiplier))
@@ -261,7 +261,7 @@ def _by_batch(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 def _lines(settings: Sequence[Setting], point: Callable[[Setting], tuple[float, float]]) -> list[Line]:
     """A line for each batch size, in stronger colour the larger it is."""
-    from noisette.report.plan_figures import Line
+    from noisette.training.report.plan_figures import Line
 
     rows = _by_batch(settings)
     lines = []

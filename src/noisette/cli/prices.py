@@ -18,8 +18,8 @@ from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
 from noisette.errors import Unpriceable
 
 if TYPE_CHECKING:
-    from noisette.report.plan_figures import Panel
-    from noisette.report.plot import Cells
+    from noisette.training.report.plan_figures import Panel
+    from noisette.training.report.plot import Cells
 
 SAMPLING_RATE = typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
 NOISE_MULTIPLIER = typer.Option(
@@ -113,7 +113,7 @@ class Price:
         return [(name.replace("_", " "), rows[name]) for name in order]
 
     def _draw(self, path: Path, command: str) -> None:
-        from noisette.report.plot import Plot
+        from noisette.training.report.plot import Plot
 
         name, value = self._rows()[0]
         sought = "" if self.found in ("epsilon", "delta") else f"{name.capitalize()} {value}: "
@@ -137,8 +137,8 @@ class Price:
 
     def course(self) -> Panel:
         """Epsilon after part of the steps, or delta if that was asked for; this accountant's line stands out."""
-        from noisette.report.plan_figures import Line, Panel
-        from noisette.report.svg import BLUE, INK
+        from noisette.training.report.plan_figures import Line, Panel
+        from noisette.training.report.svg import BLUE, INK
 
         checkpoints = sorted({max(1, round(self.steps * 10 ** (-k / 4))) for k in range(1, 9)} - {self.steps})
         lines = []

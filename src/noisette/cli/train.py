@@ -13,7 +13,7 @@ from noisette.cli.errors import plain_errors
 from noisette.cli.training import begin, go_on
 
 if TYPE_CHECKING:
-    from noisette.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
+    from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
 
 Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
 
@@ -197,7 +197,7 @@ def train(
         _refuse_other_options(context)
         go_on(resume)
         return
-    from noisette.recipe import Recipe
+    from noisette.training.recipe import Recipe
 
     base = Recipe.read(recipe) if recipe else Recipe.default_for(data or Recipe().data.name)
     settings = replace(

@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette._allocator import keep_freed_memory
+from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import INTERRUPTED, TERMINATED
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
-    from noisette.recipe import DataSection, PublicSection, Recipe
-    from noisette.report import Facts
+    from noisette.training.recipe import DataSection, PublicSection, Recipe
+    from noisette.training.report import Facts
 
 _UNSPENT = "Nothing was spent."
 
@@ -55,8 +55,8 @@ def _carry_out(work: Callable[[], tuple[Facts, Path]], stopped: str) -> None:
 
 def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
     from noisette.cli.watch import Watch
-    from noisette.report import RunFolder, documents, facts_of, unfinished_runs
-    from noisette.training import train as train_privately
+    from noisette.training.loop import train as train_privately
+    from noisette.training.report import RunFolder, documents, facts_of, unfinished_runs
 
     keep_freed_memory()
     folder = RunFolder(out)
@@ -77,9 +77,9 @@ def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]
 
 def _resume(place: Path) -> tuple[Facts, Path]:
     from noisette.cli.watch import Watch
-    from noisette.recipe import Recipe
-    from noisette.report import RunFolder, documents, facts_of
-    from noisette.training import resume
+    from noisette.training.loop import resume
+    from noisette.training.recipe import Recipe
+    from noisette.training.report import RunFolder, documents, facts_of
 
     keep_freed_memory()
     folder = RunFolder.unfinished(place)
@@ -142,7 +142,7 @@ def load_public(section: PublicSection, data_dir: Path | None) -> DataSet | None
 
 
 def _summarize(facts: Facts, out: Path) -> None:
-    from noisette.report import duration, percent, power_of_ten, upward
+    from noisette.training.report import duration, percent, power_of_ten, upward
 
     accuracy = "not measured" if facts.test_accuracy is None else percent(facts.test_accuracy)
     privacy = [("privacy", f"no claim: {facts.no_claim_because}")]

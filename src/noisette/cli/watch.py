@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisette.cli.errors import TERMINATED
-from noisette.report import percent, upward
+from noisette.training.report import percent, upward
 
 if TYPE_CHECKING:
-    from noisette.noisy_run import NoisyRun
-    from noisette.training import Point
+    from noisette.run.dp_sgd import NoisyRun
+    from noisette.training.outcome import Point
 
 
 class Watch:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisette.lipschitz.certificates import frequency_bound, frobenius_bound, gram_bound, residual_bound
+from noisette.lipschitz.norm_bounds import frequency_bound, frobenius_bound, gram_bound, residual_bound
 
 _STEPS = 30  # a singular value of 1e-5 gets there
 _CONVERGENT = 1.7  # a step keeps singular values within one from up to sqrt(3), without turning their sign
@@ -108,7 +108,7 @@ class FrequencyBall:
 
     Args:
         kernel: input channels (of one group), height and width; a matrix holds one kernel, an output in each row.
-        grid: sides of the frequency grid, see :func:`noisette.lipschitz.certificates.frequency_bound`.
+        grid: sides of the frequency grid, see :func:`noisette.lipschitz.norm_bounds.frequency_bound`.
         dilation: pixels between the taps of a kernel.
     """
 

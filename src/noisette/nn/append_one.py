@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette.lipschitz.protocols import Reach, Sensitivities
 
 F = nn.functional
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.errors import PrivacyRefusal
 from noisette.nn.channel_norm import ChannelNorm, FrozenBatchNorm, PublicBatchNorm, PublicNorm
 from noisette.nn.evaluation import in_evaluation
@@ -52,10 +52,10 @@ def convert_batch_norm(
     'GroupNorm'
     """
     inputs = () if public is None else _inputs(public)
-    _check.all_of(
+    checks.all_of(
         lambda: _check_target(to, inputs),
         lambda: _check_public(inputs) if inputs else None,
-        lambda: _check.count(every=every),
+        lambda: checks.count(every=every),
     )
     if private is not None:
         refuse_overlap(inputs, _inputs(private))
@@ -90,7 +90,7 @@ def use_public_batch(model: Model, public: Inputs, *, every: int = 1) -> Model:
         ValueError: the model has no such norm, or the batch cannot serve; see :func:`convert_batch_norm`.
     """
     inputs = _inputs(public)
-    _check.all_of(lambda: _check_public(inputs), lambda: _check.count(every=every))
+    checks.all_of(lambda: _check_public(inputs), lambda: checks.count(every=every))
     if not norms_of(model):
         raise ValueError("the model has no PublicBatchNorm or PerExampleBatchNorm that a public batch could serve")
     PublicBatch.attach(model, inputs, every)

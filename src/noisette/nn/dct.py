@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette._internal import checks
+from noisette.lipschitz.protocols import Reach, Sensitivities
 
 
 class DctCut(nn.Module):
@@ -33,7 +33,7 @@ class DctCut(nn.Module):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        _check.count(k=k)
+        checks.count(k=k)
         self.k = k
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette.lipschitz.protocols import Reach, Sensitivities
 from noisette.nn.scattering_stretch import stretch
 
 F = nn.functional

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette.lipschitz.protocols import Reach, Sensitivities
 
 _STILL = 1e-6  # a deviation below that part of the largest one is none
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from noisette.data import Split
 from noisette.models import FixedFeatures
-from noisette.robustness import certified_accuracy, certify
+from noisette.nn.lipschitz.certified_radius import certified_accuracy, certify
 
 _PLACES = 41
 _EXAMPLES = 2000

@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from noisette.accounting import Ledger
-from noisette.bounding import PerExampleClip
+from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet
-from noisette.learner import Learner, principal_components_of
-from noisette.lipschitz.projecting import project
+from noisette.lipschitz.project import project
 from noisette.nn.evaluation import in_evaluation
-from noisette.noisy_run import NoisyRun
-from noisette.private_run import PrivateRun, privatize
-from noisette.recipe import ACCOUNTANTS, Recipe, TrainingSection
-from noisette.saving import SavedRun
+from noisette.run.checkpoint import SavedRun
+from noisette.run.dp_sgd import NoisyRun
+from noisette.run.non_private import unclaimed
+from noisette.run.private import PrivateRun, privatize
+from noisette.training.build import Learner, principal_components_of
 from noisette.training.certified import certified_curve
+from noisette.training.cost import costs, length
 from noisette.training.outcome import Outcome, Point, Watch
-from noisette.training.pricing import costs, length
-from noisette.unclaimed import unclaimed
+from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
 
 
 def train(

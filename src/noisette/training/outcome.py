@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from noisette.data import DataSet
-from noisette.learner import layers_of
-from noisette.noisy_run import NoisyRun
-from noisette.private_run import PrivateRun
-from noisette.recipe import Recipe
+from noisette.run.dp_sgd import NoisyRun
+from noisette.run.private import PrivateRun
+from noisette.training.build import layers_of
+from noisette.training.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
+from noisette._internal import checks
 
 
 def check_several(**arguments: int) -> None:
     """At least two classes, or an error names the argument."""
-    _check.count(**arguments)
+    checks.count(**arguments)
     for name, value in arguments.items():
         if value < 2:
             raise ValueError(f"expected {name} >= 2, got {name}={value}; two classes on one score are for TauBCE or KR")

@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz.projecting import project
+from noisette._internal import checks
+from noisette.lipschitz.project import project
 from noisette.lipschitz.projections import FrobeniusBall
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette.lipschitz.protocols import Reach, Sensitivities
 from noisette.nn.lipschitz.axes import of_example, refuse_batch_axis
 from noisette.nn.lipschitz.constrained import ConstrainedModule
 
@@ -37,7 +37,7 @@ class BallBias(ConstrainedModule):
     """
 
     def __init__(self, features: int, radius: float, dim: int = 1) -> None:
-        _check.count(features=features)
+        checks.count(features=features)
         refuse_batch_axis([dim])
         super().__init__(FrobeniusBall(radius))
         self.radius = radius

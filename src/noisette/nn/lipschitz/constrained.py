@@ -6,9 +6,9 @@ import math
 
 from torch import Tensor, nn
 
-from noisette.lipschitz.projecting import project
+from noisette.lipschitz.project import project
 from noisette.lipschitz.projections import Orthogonal
-from noisette.lipschitz.reach import Projection
+from noisette.lipschitz.protocols import Projection
 
 ORTHOGONAL = Orthogonal()
 _LEAST_NORM = 1e-3  # no bound behind a layer vanishes with its weights

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz.projecting import project
-from noisette.lipschitz.reach import Projection, Reach, Sensitivities
+from noisette._internal import checks
+from noisette.lipschitz.project import project
+from noisette.lipschitz.protocols import Projection, Reach, Sensitivities
 from noisette.nn.lipschitz.constrained import ORTHOGONAL, ConstrainedModule
 from noisette.nn.lipschitz.window import Pair, Windows, windows
 
@@ -98,7 +98,7 @@ def orthogonal_kernel(in_channels: int, out_channels: int, windows: Windows, gro
     Raises:
         ValueError: a number is below one, or groups do not divide the channels.
     """
-    _check.count(in_channels=in_channels, out_channels=out_channels, groups=groups)
+    checks.count(in_channels=in_channels, out_channels=out_channels, groups=groups)
     if in_channels % groups or out_channels % groups:
         raise ValueError(
             f"{groups} groups do not divide {in_channels} channels in and {out_channels} out evenly; choose a divisor"

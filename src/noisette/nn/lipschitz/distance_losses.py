@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.nn.lipschitz._targets import distances, infinite_unless_given
 
 F = nn.functional
@@ -26,7 +26,7 @@ class MAE(nn.Module):
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
-        _check.count(outputs=outputs)
+        checks.count(outputs=outputs)
         self.outputs = outputs
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -56,8 +56,8 @@ class HuberLoss(nn.Module):
 
     def __init__(self, outputs: int, delta: float = 1.0) -> None:
         super().__init__()
-        _check.count(outputs=outputs)
-        _check.positive(delta=delta)
+        checks.count(outputs=outputs)
+        checks.positive(delta=delta)
         self.outputs = outputs
         self.delta = delta
 
@@ -89,8 +89,8 @@ class MSE(nn.Module):
 
     def __init__(self, outputs: int, target_bound: float = 1.0) -> None:
         super().__init__()
-        _check.count(outputs=outputs)
-        _check.positive(target_bound=target_bound)
+        checks.count(outputs=outputs)
+        checks.positive(target_bound=target_bound)
         if outputs > 1 and target_bound < 1:
             raise ValueError(f"targets that are classes need target_bound >= 1, got target_bound={target_bound}")
         self.outputs = outputs

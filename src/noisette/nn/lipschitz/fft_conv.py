@@ -6,9 +6,9 @@ import math
 
 from torch import Tensor, nn
 
-from noisette.lipschitz.projecting import project
+from noisette.lipschitz.project import project
 from noisette.lipschitz.projections import FrequencyBall
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette.lipschitz.protocols import Reach, Sensitivities
 from noisette.nn.lipschitz.constrained import ConstrainedModule
 from noisette.nn.lipschitz.conv import by_group, convolved, orthogonal_kernel, output_shape, told
 from noisette.nn.lipschitz.window import Pair, windows

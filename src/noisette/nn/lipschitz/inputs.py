@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette._internal import checks
+from noisette.lipschitz.protocols import Reach, Sensitivities
 from noisette.nn.lipschitz.axes import norms_of_examples
 
 _NO_DIRECTION = 1e-30  # shorter than this, in units of the radius, the numbers of an example are too coarse to scale
@@ -31,7 +31,7 @@ class BoundedInput(nn.Module):
 
     def __init__(self, x0: float) -> None:
         super().__init__()
-        _check.positive(x0=x0)
+        checks.positive(x0=x0)
         self.x0 = x0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class SphereInput(nn.Module):
 
     def __init__(self, x0: float) -> None:
         super().__init__()
-        _check.positive(x0=x0)
+        checks.positive(x0=x0)
         self.x0 = x0
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class NormCap(nn.Module):
 
     def __init__(self, cap: float) -> None:
         super().__init__()
-        _check.positive(cap=cap)
+        checks.positive(cap=cap)
         self.cap = cap
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz import walk
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette.lipschitz import propagation
+from noisette.lipschitz.protocols import Reach, Sensitivities
 
 
 class Scale(nn.Module):
@@ -69,13 +69,13 @@ class LipschitzResidual(nn.Module):
         return self.a * x + self.c * self.branch(x)
 
     def bound_forward(self, x: Reach) -> Reach:
-        inner = walk.forward(self.branch, x)
+        inner = propagation.forward(self.branch, x)
         if inner.shape != x.shape:
             raise ValueError(f"the branch of a residual keeps the shape, but it turns {x.shape} into {inner.shape}")
         return Reach(abs(self.a) * x.norm + abs(self.c) * inner.norm, x.shape)
 
     def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
-        inner, sensitivities = walk.backward(self.branch, x, abs(self.c) * g)
+        inner, sensitivities = propagation.backward(self.branch, x, abs(self.c) * g)
         return abs(self.a) * g + inner, sensitivities
 
     def extra_repr(self) -> str:
@@ -105,7 +105,7 @@ class LipschitzConcat(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], 1)
 
     def bound_forward(self, x: Reach) -> Reach:
-        parts = [walk.forward(branch, x) for branch in self.branches]
+        parts = [propagation.forward(branch, x) for branch in self.branches]
         if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
             raise ValueError(f"branches of shapes {[part.shape for part in parts]} cannot be joined along axis 1")
         norm = math.hypot(*(part.norm for part in parts))
@@ -113,8 +113,8 @@ class LipschitzConcat(nn.Module):
 
     def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
         # A branch sees its own part of the gradient: at most g each, and what comes back adds up as J'g does.
-        found = [walk.backward(branch, x, g) for branch in self.branches]
-        return math.hypot(*(inner for inner, _ in found)), walk.added(own for _, own in found)
+        found = [propagation.backward(branch, x, g) for branch in self.branches]
+        return math.hypot(*(inner for inner, _ in found)), propagation.added(own for _, own in found)
 
 
 def _require_finite(**factors: float) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz.projecting import project
-from noisette.lipschitz.reach import Projection, Reach, Sensitivities
+from noisette._internal import checks
+from noisette.lipschitz.project import project
+from noisette.lipschitz.protocols import Projection, Reach, Sensitivities
 from noisette.nn.lipschitz.constrained import ORTHOGONAL, ConstrainedModule
 
 
@@ -31,7 +31,7 @@ class SpectralLinear(ConstrainedModule):
     """
 
     def __init__(self, in_features: int, out_features: int, projection: Projection = ORTHOGONAL) -> None:
-        _check.count(in_features=in_features, out_features=out_features)
+        checks.count(in_features=in_features, out_features=out_features)
         super().__init__(projection)
         self.in_features = in_features
         self.out_features = out_features

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette._internal import checks
+from noisette.lipschitz.protocols import Reach, Sensitivities
 from noisette.nn.lipschitz.axes import norms_of_examples
 
 
@@ -35,7 +35,7 @@ class ClipLogitGrad(nn.Module):
 
     def __init__(self, clip: float) -> None:
         super().__init__()
-        _check.positive(clip=clip)
+        checks.positive(clip=clip)
         self.clip = clip
 
     def forward(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.nn.lipschitz._targets import (
     check_classes,
     check_several,
@@ -45,7 +45,7 @@ class TauCrossEntropy(nn.Module):
 
     def __init__(self, tau: float, classes: int | None = None) -> None:
         super().__init__()
-        _check.positive(tau=tau)
+        checks.positive(tau=tau)
         if classes is not None:
             check_several(classes=classes)
         self.tau = tau
@@ -80,7 +80,7 @@ class TauBCE(nn.Module):
 
     def __init__(self, tau: float) -> None:
         super().__init__()
-        _check.positive(tau=tau)
+        checks.positive(tau=tau)
         self.tau = tau
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class KCosine(nn.Module):
 
     def __init__(self, k: float) -> None:
         super().__init__()
-        _check.positive(k=k)
+        checks.positive(k=k)
         self.k = k
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from noisette import _check
+from noisette._internal import checks
 from noisette.nn.lipschitz._targets import check_several, only, own_and_others, signs
 
 F = nn.functional
@@ -28,7 +28,7 @@ class MulticlassHinge(nn.Module):
     def __init__(self, outputs: int, margin: float = 1.0) -> None:
         super().__init__()
         check_several(outputs=outputs)
-        _check.positive(margin=margin)
+        checks.positive(margin=margin)
         self.outputs = outputs
         self.margin = margin
 
@@ -61,7 +61,7 @@ class MultiMargin(nn.Module):
 
     def __init__(self, margin: float = 1.0) -> None:
         super().__init__()
-        _check.positive(margin=margin)
+        checks.positive(margin=margin)
         self.margin = margin
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ class KR(nn.Module):
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
-        _check.count(outputs=outputs)
+        checks.count(outputs=outputs)
         self.outputs = outputs
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class HKR(nn.Module):
 
     def __init__(self, outputs: int, alpha: float, margin: float = 1.0) -> None:
         super().__init__()
-        _check.positive(alpha=alpha, margin=margin)
+        checks.positive(alpha=alpha, margin=margin)
         self.kr = KR(outputs)
         self.hinge = _BinaryHinge(margin) if outputs == 1 else MulticlassHinge(outputs, margin)
         self.alpha = alpha

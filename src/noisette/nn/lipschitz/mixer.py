@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz import walk
-from noisette.lipschitz.reach import Projection, Reach, Sensitivities
+from noisette._internal import checks
+from noisette.lipschitz import propagation
+from noisette.lipschitz.protocols import Projection, Reach, Sensitivities
 from noisette.nn.lipschitz.activations import GroupSort2
 from noisette.nn.lipschitz.centering import LayerCentering
 from noisette.nn.lipschitz.constrained import ORTHOGONAL
@@ -29,10 +29,10 @@ class TokenMix(nn.Module):
         return self.module(x.transpose(1, 2)).transpose(1, 2)
 
     def bound_forward(self, x: Reach) -> Reach:
-        return _turned(walk.forward(self.module, _turned(x)))
+        return _turned(propagation.forward(self.module, _turned(x)))
 
     def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
-        return walk.backward(self.module, _turned(x), g)
+        return propagation.backward(self.module, _turned(x), g)
 
 
 class MixerBlock(nn.Module):
@@ -64,7 +64,7 @@ class MixerBlock(nn.Module):
 
     def __init__(self, tokens: int, channels: int, projection: Projection = ORTHOGONAL) -> None:
         super().__init__()
-        _check.count(tokens=tokens, channels=channels)
+        checks.count(tokens=tokens, channels=channels)
         self.tokens = tokens
         self.channels = channels
         self.mix_tokens = TokenMix(_along_last_axis(tokens, projection))
@@ -78,13 +78,15 @@ class MixerBlock(nn.Module):
 
     def bound_forward(self, x: Reach) -> Reach:
         sequence = self._sequence(x)
-        return Reach(walk.forward(self.mix_channels, walk.forward(self.mix_tokens, sequence)).norm, x.shape)
+        return Reach(
+            propagation.forward(self.mix_channels, propagation.forward(self.mix_tokens, sequence)).norm, x.shape
+        )
 
     def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
         sequence = self._sequence(x)
-        g, of_channels = walk.backward(self.mix_channels, walk.forward(self.mix_tokens, sequence), g)
-        g, of_tokens = walk.backward(self.mix_tokens, sequence, g)
-        return g, walk.added([of_tokens, of_channels])
+        g, of_channels = propagation.backward(self.mix_channels, propagation.forward(self.mix_tokens, sequence), g)
+        g, of_tokens = propagation.backward(self.mix_tokens, sequence, g)
+        return g, propagation.added([of_tokens, of_channels])
 
     def _sequence(self, x: Reach) -> Reach:
         maps = len(x.shape) == 3 and (x.shape[0], x.shape[1] * x.shape[2]) == (self.channels, self.tokens)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from noisette import _check
-from noisette.lipschitz.reach import Reach, Sensitivities
+from noisette._internal import checks
+from noisette.lipschitz.protocols import Reach, Sensitivities
 
 F = nn.functional
 _ROUNDING_OFF = 1e-6  # the norm's edge at zero is rounded off at this scale
@@ -30,7 +30,7 @@ class L2NormPool2d(nn.Module):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        _check.count(k=k)
+        checks.count(k=k)
         self.k = k
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class ScaledAvgPool2d(nn.Module):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        _check.count(k=k)
+        checks.count(k=k)
         self.k = k
 
     def forward(self, x: Tensor) -> Tensor:

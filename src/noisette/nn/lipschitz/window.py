@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-from noisette import _check
+from noisette._internal import checks
 
 Pair = tuple[int, int]
 
@@ -55,7 +55,7 @@ def windows(kernel_size: int | Pair, stride: int | Pair, padding: int | Pair, di
     """
     found = Windows(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
     for k in (0, 1):
-        _check.count(kernel_size=found.kernel_size[k], stride=found.stride[k], dilation=found.dilation[k])
+        checks.count(kernel_size=found.kernel_size[k], stride=found.stride[k], dilation=found.dilation[k])
     if not all(isinstance(pad, int) and pad >= 0 for pad in found.padding):
         raise ValueError(f"expected a padding of zero or more whole pixels, got padding={padding!r}")
     return found

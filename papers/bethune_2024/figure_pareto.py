@@ -1,0 +1,118 @@
+"""Accuracy against epsilon: MNIST, Fashion-MNIST, and CIFAR-10 for those who have the hours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from papers.bethune_2024.runs import Cell, Median, Run, median_of
+from papers.bethune_2024.schedules import FREQUENCIES, MIXER, PIXELS, SCATTERING, Network, seconds
+from papers.bethune_2024.setting import Setting
+from papers.grid import Grid, Row
+from papers.section import Section
+
+_DELTA = 1e-5
+EPSILONS = (0.5, 1.0, 3.0, 8.0)
+_SIZES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
+_TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
+_GREY = [("pixels", PIXELS, BLUE), ("frequencies", FREQUENCIES, GREEN), ("scattering", SCATTERING, ORANGE)]
+_LINES: Mapping[str, Sequence[tuple[str, Network, str]]] = {
+    "mnist": _GREY,
+    "fashion-mnist": _GREY,
+    "cifar10": [("mixer", MIXER, BLUE)],
+}
+# In per cent at the epsilons above, "" for none: MNIST of a published notebook, whose convolutions have unsound bounds;
+# CIFAR-10 read off figure 4, within one per cent, likewise.
+_PRINTED = {"mnist-pixels": ("61.1", "81.1", "91.4", ""), "cifar10-mixer": ("", "33", "39", "43.7")}
+_ABOUT = (
+    "Test accuracy in per cent of networks trained without clipping, delta 1e-5, priced by the privacy loss "
+    "distribution for adding or removing one record; lots are drawn by Poisson sampling. Ours are medians of the "
+    "seeds, with the least and the most of them. Each run is priced by itself: neither several seeds nor the choice "
+    "of settings is charged. Settings were chosen on EMNIST letters, a public set, but that the rate for frequencies "
+    "falls along a cosine: that was thought of when a constant one had failed on Fashion-MNIST.",
+    "Pixels: an image less its mean, on the sphere, through 128 hidden units. Frequencies: the same, on its 8 x 8 "
+    "lowest frequencies, a projection that is fixed. Scattering: one linear layer on 833 fixed wavelet coefficients, "
+    "less the mean and over the deviation of those of 5,000 images of Kuzushiji-MNIST, which are taken to be public. "
+    "These fixed features carry the accuracy: nothing but a linear layer is learnt behind them.",
+    "The paper prints no numbers for MNIST; those shown are of its published notebook (a convolutional network), "
+    "which bounds convolutions by less than they can reach, so its epsilon does not hold as stated. CIFAR-10, a "
+    "mixer, is run with --full alone; its printed numbers are read off the paper's figure, within a point. CIFAR-10 "
+    "may come from files of JPEG images, which are not lossless, so that accuracies are not comparable with printed "
+    "ones.",
+)
+
+
+def _setting(data: str, network: Network, epsilon: float) -> Setting | None:
+    return network.setting(data, _SIZES[data], _DELTA, epsilon)
+
+
+_ROWS = {f"{data}-{name}": (data, network, colour) for data, lines in _LINES.items() for name, network, colour in lines}
+GRID: Grid[float, Setting, Cell, Run] = Grid(
+    name="figure-pareto",
+    title="Accuracy against epsilon",
+    about=_ABOUT,
+    of="data and network",
+    columns=EPSILONS,
+    heading=lambda epsilon: f"ε {epsilon:g}",
+    rows=tuple(
+        Row(name, _PRINTED.get(name, ("",) * len(EPSILONS)), partial(_setting, data, network))
+        for name, (data, network, _) in _ROWS.items()
+    ),
+    default=tuple(name for name in _ROWS if not name.startswith("cifar10")),
+    cell=lambda setting, seed, asked: Cell(setting, seed, seconds(setting)),
+    shown=lambda runs, setting: str(median_of(runs, setting) or ""),
+)
+
+
+def section(runs: Sequence[Run]) -> Section:
+    """The figure and its table, made from the runs that are there."""
+    reached = {
+        name: {
+            epsilon: median
+            for epsilon in EPSILONS
+            if (setting := _setting(data, network, epsilon)) and (median := median_of(runs, setting))
+        }
+        for name, (data, network, _) in _ROWS.items()
+    }
+    return GRID.section(runs, figure=_figure(reached))
+
+
+def _figure(reached: Mapping[str, Mapping[float, Median]]) -> str:
+    shown = [data for data in _LINES if data != "cifar10" or reached["cifar10-mixer"]]
+    with matplotlib.rc_context(STYLE):
+        drawn = Figure(figsize=(9.0, 3.9))
+        for place, (data, axes) in enumerate(zip(shown, drawn.subplots(1, len(shown), squeeze=False)[0], strict=True)):
+            _panel(axes, data, reached)
+            if place == 0:
+                axes.set_ylabel("test accuracy (%)")
+        drawn.subplots_adjust(left=0.065, right=0.985, bottom=0.13, top=0.92, wspace=0.16)
+        return svg(drawn, salt="bethune-2024-figure-pareto")
+
+
+def _panel(axes: Axes, data: str, reached: Mapping[str, Mapping[float, Median]]) -> None:
+    axes.set_xscale("log")
+    for name, network, colour in _LINES[data]:
+        medians = reached[f"{data}-{name}"]
+        middles = [median.median for median in medians.values()]
+        spread = [
+            [median.median - median.least for median in medians.values()],
+            [median.most - median.median for median in medians.values()],
+        ]
+        label = f"{network.label}{'' if medians else ', not run'}"
+        axes.errorbar(list(medians), middles, yerr=spread, fmt="o-", color=colour, markersize=5, label=label)
+        if printed := _PRINTED.get(f"{data}-{name}"):
+            places = [(epsilon, float(value)) for epsilon, value in zip(EPSILONS, printed, strict=True) if value]
+            axes.plot(*zip(*places, strict=True), "x", color=INK, markersize=6, label="printed")
+    axes.set_title(_TITLES[data], loc="left", fontsize=9)
+    axes.set_xlabel("ε")
+    axes.xaxis.set_major_locator(FixedLocator(EPSILONS))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.tick_params(length=0)
+    axes.legend(loc="lower right", frameon=False, labelcolor=INK)

@@ -1,0 +1,141 @@
+"""How each network is trained at each budget: the one place to change.
+
+Nothing here was chosen by examples of a set that the study shows. Settings for MNIST and its like come from EMNIST
+letters A to J, those for digits from the same letters shrunk to 8 x 8 pixels, those for rows from Adult (as it is, and
+with one in forty of its rarer class), from ADBench's mammography and, where there are many rows, from these with less
+noise and from points of three numbers at random. Lots had the same share of the examples there, and noise the same size
+beside the mean gradient. The mixer's were not tuned. That frequencies cool down was thought of when a constant rate
+had failed on Fashion-MNIST; how fast they begin was then chosen on letters alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from papers.bethune_2024.networks import named
+from papers.bethune_2024.setting import Setting
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps and learning rate of a network at a budget."""
+
+    steps: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network and how it is trained: what holds at every budget, and what at each.
+
+    ``share`` is the part of the examples in a lot; without ``tau`` whole gradients are clipped, see
+    :class:`papers.bethune_2024.setting.Setting`.
+    """
+
+    model: str
+    label: str
+    tau: float | None
+    at: Mapping[float, Schedule]
+    averaging: float = 0.95
+    clip: float = 0.1
+    share: float = 8000 / 60_000
+    public: str | None = None
+    cosine: bool = False
+
+    def setting(self, data: str, size: int, delta: float, epsilon: float) -> Setting | None:
+        """How it is trained on a set of so many examples, if it is at this budget."""
+        if epsilon not in self.at:
+            return None
+        schedule = self.at[epsilon]
+        return Setting(
+            data=data,
+            size=size,
+            model=self.model,
+            epsilon=epsilon,
+            delta=delta,
+            lot=round(self.share * size),
+            epochs=schedule.steps * self.share,
+            lr=schedule.lr,
+            tau=self.tau,
+            clip=self.clip,
+            averaging=self.averaging,
+            public=self.public,
+            cosine=self.cosine,
+        )
+
+
+PIXELS = Network(
+    "lipschitz-dense",
+    "pixels, two dense layers",
+    tau=60.0,
+    at={8.0: Schedule(400, 30.0), 3.0: Schedule(150, 20.0), 1.0: Schedule(100, 15.0), 0.5: Schedule(40, 15.0)},
+)
+FREQUENCIES = Network(
+    "dct-lipschitz-dense",
+    "low frequencies, two dense layers",
+    tau=60.0,
+    at={8.0: Schedule(300, 48.0), 3.0: Schedule(200, 32.0), 1.0: Schedule(100, 24.0), 0.5: Schedule(60, 24.0)},
+    cosine=True,
+)
+# Where there is one layer, a large tau keeps its weights far from the edge of their ball, so that nothing holds them.
+SCATTERING = Network(
+    "scattering-lipschitz-linear",
+    "scattering, one linear layer",
+    tau=1000.0,
+    at={8.0: Schedule(400, 1.0), 3.0: Schedule(200, 1.0), 1.0: Schedule(100, 1.0), 0.5: Schedule(100, 0.3)},
+    averaging=0.9,
+    public="kmnist",
+)
+DIGITS = Network("lipschitz-linear", "pixels, one linear layer", tau=1000.0, at={2.48: Schedule(60, 0.05)}, share=0.5)
+MIXER = Network(
+    "lipschitz-mixer",
+    "mixer",
+    tau=60.0,
+    at={20.0: Schedule(400, 10.0), 8.0: Schedule(300, 10.0), 3.0: Schedule(200, 10.0), 1.0: Schedule(100, 7.0)},
+)
+
+_FEW, _MANY, _WIDE = 5_000, 100_000, 25  # rows, and columns
+
+
+def clipless_rows(size: int, columns: int) -> Network:
+    """For a table of so many rows and columns, at epsilon 1.
+
+    Noise on a hidden layer grows with its inputs, so wide tables have a fixed one, and small tables none.
+    """
+    if size < _FEW:
+        return Network(named("linear"), "one layer", tau=20.0, at={1.0: Schedule(50, 3.0)}, share=0.5)
+    if columns >= _WIDE:
+        clip, schedule = (0.2, Schedule(200, 2.0)) if size < _MANY else (0.5, Schedule(300, 3.0))
+        return Network(named("fixed_pairs"), "one layer on a fixed one", tau=30.0, at={1.0: schedule}, clip=clip)
+    if size < _MANY:
+        return Network("lipschitz-rows", "two layers", tau=60.0, at={1.0: Schedule(100, 10.0)})
+    return Network("lipschitz-rows", "two layers", tau=100.0, at={1.0: Schedule(200, 10.0)})
+
+
+def clipped_rows(size: int, columns: int) -> Network:
+    """The same network with free weights, whose whole gradients are clipped."""
+    if size < _FEW:
+        return Network(named("free_linear"), "one layer", tau=None, at={1.0: Schedule(50, 60.0)}, share=0.5)
+    if columns >= _WIDE:
+        at = {1.0: Schedule(200, 20.0)}
+        return Network(named("free_fixed_pairs"), "one layer on a fixed one", tau=None, at=at, clip=0.2)
+    steps = 100 if size < _MANY else 200
+    return Network(named("free_narrow"), "two layers", tau=None, clip=1.0, at={1.0: Schedule(steps, 1.0)})
+
+
+# Of one example in one step, from runs on a small machine; and what goes before the first step.
+_SECONDS_AN_EXAMPLE = {
+    "lipschitz-dense": 1e-5,
+    "dct-lipschitz-dense": 4e-6,
+    "scattering-lipschitz-linear": 5e-6,
+    "lipschitz-mixer": 3e-4,
+}
+_ROW = 4e-6
+_SECONDS_TO_BEGIN = {"scattering-lipschitz-linear": 60.0, "lipschitz-mixer": 30.0}
+
+
+def seconds(setting: Setting) -> float:
+    """About how long a run takes on one processor core."""
+    an_example = _SECONDS_AN_EXAMPLE.get(setting.model, _ROW)
+    return _SECONDS_TO_BEGIN.get(setting.model, 5.0) + an_example * setting.epochs * setting.size

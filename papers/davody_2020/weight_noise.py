@@ -1,0 +1,145 @@
+"""Training and testing under noise on the weights: no privacy mechanism, but a test of what a norm does to noise."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from noisette import models
+from noisette.nn import WeightNoise
+from papers.davody_2020.distortion import Distortion, distortion_for
+from papers.davody_2020.setting import NoisyWeights
+
+if TYPE_CHECKING:
+    from noisette.data import DataSet, Split
+    from papers.paper import Tell
+
+F = nn.functional
+
+_BARELY_BETTER = 1.5  # times the accuracy of chance: a network below that has learnt nothing
+_AT_ONCE = 1000  # test images that share their statistics
+_DRAWS = 5  # of the noise, on each test image
+_SPLIT_SEED = 20  # which training images are held out
+
+
+def train(setting: NoisyWeights, seed: int, data: DataSet, tell: Tell) -> dict[str, Any]:
+    """Train under noise: accuracy on held-out records after each epoch, and at the end on the test examples.
+
+    The seed determines weights, batches and noise. Every sixth training record is held out.
+    """
+    torch.manual_seed(seed)
+    start = time.perf_counter()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = with_fresh_statistics(built(setting.model, data)).to(device)
+    WeightNoise(model, setting.sigma)
+    training, held_out = (part.to(device) for part in Examples.of(data.train).divided())
+    validation: list[float] = []
+    for accuracy in _epochs(model, setting, training, held_out, distortion_for(setting.data)):
+        validation.append(accuracy)
+        tell(len(validation) / setting.epochs, accuracy)
+        if len(validation) == setting.patience and accuracy < _BARELY_BETTER / data.classes:
+            break
+    test = Examples.of(data.test).to(device) if data.test else held_out
+    return {
+        "test_accuracy": accuracy_under_noise(model, test, draws=_DRAWS),
+        "points": list(enumerate(validation, 1)),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+
+
+def built(name: str, data: DataSet) -> nn.Module:
+    """The network for this data set; texts come as numbers of words, whose public vectors are put in front."""
+    shape = data.train.inputs.shape[1:]
+    if data.vectors is None:
+        return models.build(name, shape, data.classes)
+    words = nn.Embedding.from_pretrained(torch.as_tensor(data.vectors), freeze=True)
+    return models.FixedFeatures(words, models.build(name, (*shape, words.embedding_dim), data.classes))
+
+
+def with_fresh_statistics(model: nn.Module) -> nn.Module:
+    """The model with every batch norm on the statistics of its batch, in evaluation too.
+
+    Running averages were taken under the noise of other steps and fit no other draw.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.track_running_stats = False
+            module.running_mean = module.running_var = module.num_batches_tracked = None
+    return model
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and their classes."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    @classmethod
+    def of(cls, split: Split) -> Self:
+        return cls(torch.as_tensor(split.inputs), torch.as_tensor(split.targets))
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def to(self, device: torch.device) -> Examples:
+        return Examples(self.inputs.to(device), self.targets.to(device))
+
+    def divided(self) -> tuple[Examples, Examples]:
+        """Five sixths to train on, and one sixth held out: the same at every call."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+        kept, held_out = order[len(order) // 6 :], order[: len(order) // 6]
+        return Examples(self.inputs[kept], self.targets[kept]), Examples(self.inputs[held_out], self.targets[held_out])
+
+    def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole batches in a new order; what is left over is left out."""
+        order = torch.randperm(len(self)).to(self.targets.device)
+        for chosen in order[: len(self) // size * size].split(size):
+            yield self.inputs[chosen], self.targets[chosen]
+
+
+def _epochs(
+    model: nn.Module, setting: NoisyWeights, training: Examples, held_out: Examples, distort: Distortion
+) -> Iterator[float]:
+    """Validation accuracy after each epoch."""
+    optimizer, peaks = _optimizer(model, setting)
+    steps, taken = setting.epochs * (len(training) // setting.batch_size), 0
+    for _ in range(setting.epochs):
+        model.train()
+        for inputs, targets in training.batches(setting.batch_size):
+            share = (1 + math.cos(math.pi * taken / steps)) / 2 if setting.cosine else 1.0
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = share * peak
+            F.cross_entropy(model(distort(inputs)), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            taken += 1
+        yield accuracy_under_noise(model, held_out, draws=1)
+
+
+def _optimizer(model: nn.Module, setting: NoisyWeights) -> tuple[torch.optim.Adam, list[float]]:
+    """Adam with a rate for the weights and one for the norms, and these rates."""
+    norms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+    of_norms = [p for module in model.modules() if isinstance(module, norms) for p in module.parameters()]
+    known = {id(p) for p in of_norms}
+    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    rates = [(weights, setting.lr), (of_norms, setting.lr_norms)] if of_norms else [(weights, setting.lr)]
+    groups = [{"params": parameters, "lr": lr} for parameters, lr in rates]
+    return torch.optim.Adam(groups, fused=True), [lr for _, lr in rates]
+
+
+@torch.no_grad()
+def accuracy_under_noise(model: nn.Module, examples: Examples, *, draws: int) -> float:
+    """Share of examples whose highest score is their class; noise is drawn for each 1000 of them, ``draws`` times."""
+    model.eval()
+    right = 0
+    for _ in range(draws):
+        for inputs, targets in zip(examples.inputs.split(_AT_ONCE), examples.targets.split(_AT_ONCE), strict=True):
+            right += int((model(inputs).argmax(1) == targets).sum())
+    return right / (draws * len(examples))

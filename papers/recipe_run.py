@@ -1,0 +1,52 @@
+"""A recipe carried out for a paper: what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from noisette.data import DataSet
+    from noisette.training.outcome import Outcome
+    from noisette.training.recipe import Recipe
+    from papers.paper import Tell
+
+
+def carry_out(
+    recipe: Recipe,
+    data: DataSet,
+    public: DataSet | None,
+    tell: Tell,
+    *,
+    points: int,
+    on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+) -> dict[str, Any]:
+    """Train by the recipe: steps, price, noise, time, and the test accuracy at so many places along the way.
+
+    ``on_outcome`` is shown what became of the run.
+
+    Guarantee: that of the recipe; nothing here was computed from the training records but through the noise.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    from noisette.training.loop import train
+
+    outcome = train(
+        recipe,
+        data,
+        public=public,
+        ledger_path=None,
+        on_step=lambda run, point: tell(point.step / run.steps, point.test_accuracy),
+        points=points,
+    )
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    on_outcome(outcome)
+    return {
+        "steps": outcome.run.steps_taken,
+        "epsilon": outcome.epsilon,
+        "noise_multiplier": outcome.run.noise_multiplier,
+        "seconds": round(outcome.seconds, 1),
+        "points": [[point.step, point.test_accuracy] for point in outcome.points],
+    }

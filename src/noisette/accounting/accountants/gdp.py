@@ -1,0 +1,97 @@
+"""The exact price of runs whose every release sees every record: together they are one Gaussian mechanism."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import log_ndtr
+
+from noisette._internal.checks import open_fraction, positive
+from noisette.accounting.accountants.accountant import priced_noise, unpriceable
+from noisette.accounting.events import Event, Events, Sampled, SeenByGroup, check_events
+
+# What rounding moves a logarithm by, as a part of it.
+ROUNDING = 2.0**-50
+
+
+@dataclass(frozen=True)
+class GdpCurve:
+    """One Gaussian mechanism whose two means lie ``mu`` standard deviations apart."""
+
+    mu: float
+
+    def epsilon(self, *, delta: float) -> float:
+        """Epsilon at this delta: exact, rounded upwards in the last digits.
+
+        Raises:
+            ValueError: ``delta`` is not in (0, 1).
+        """
+        open_fraction(delta=delta)
+        if math.isinf(self.mu):
+            return math.inf
+        aim = math.log(delta)
+        if self._log_delta(0.0) <= aim:
+            return 0.0
+        dear, cheap = 0.0, self.mu * (self.mu / 2 + math.sqrt(-2 * aim)) * (1 + ROUNDING)
+        while cheap - dear > 1e-14 * cheap:
+            middle = (dear + cheap) / 2
+            if not dear < middle < cheap:
+                break
+            dear, cheap = (dear, middle) if self._log_delta(middle) <= aim else (middle, cheap)
+        return cheap
+
+    def delta(self, *, epsilon: float) -> float:
+        """Delta at this epsilon: exact, rounded upwards in the last digits.
+
+        Raises:
+            ValueError: ``epsilon`` is not above 0.
+        """
+        positive(epsilon=epsilon)
+        if math.isinf(self.mu):
+            return 1.0
+        return min(1.0, math.nextafter(math.exp(self._log_delta(epsilon)), 1.0)) if self.mu else 0.0
+
+    def _log_delta(self, epsilon: float) -> float:
+        """ln of Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2), never too small.
+
+        Source: Balle and Wang 2018, Theorem 8.
+        """
+        if self.mu == 0:
+            return -math.inf
+        first = float(log_ndtr(-epsilon / self.mu + self.mu / 2))
+        second = epsilon + float(log_ndtr(-epsilon / self.mu - self.mu / 2))
+        rounding = ROUNDING * (1 - first + epsilon)
+        return first + math.log(-math.expm1(min(0.0, second - first)) + rounding) + rounding
+
+
+@dataclass(frozen=True)
+class GdpExact:
+    """The closed form for releases over all records: no bound, no grid, and no sampling.
+
+    Source: Balle and Wang 2018, Theorem 8; composition by Dong, Roth and Su 2022, Corollary 3.3.
+
+    >>> from noisette.accounting.events import Gaussian
+    >>> round(GdpExact().price({Gaussian(noise_multiplier=10.0): 100}).epsilon(delta=1e-5), 4)
+    4.3772
+    """
+
+    name = "gdp"
+
+    def price(self, events: Events) -> GdpCurve:
+        """The curve of these events: the squares of their distances add up.
+
+        Raises:
+            Unpriceable: a release is over a sampled batch.
+        """
+        check_events(events)
+        return GdpCurve(math.sqrt(math.fsum(times * self._distance(event) ** 2 for event, times in events.items())))
+
+    def _distance(self, event: Event) -> float:
+        """Between the two means, in standard deviations of the noise."""
+        release, records = (event.event, event.records) if isinstance(event, SeenByGroup) else (event, 1)
+        if not isinstance(release, Sampled) or release.sampling_rate < 1:
+            raise unpriceable(event, self.name)
+        with np.errstate(divide="ignore"):
+            return float(np.divide(records, priced_noise(release)))

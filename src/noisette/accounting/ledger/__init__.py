@@ -1,0 +1,1 @@
+"""The ledger: every release is written to it before it happens."""

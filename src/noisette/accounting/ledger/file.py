@@ -1,0 +1,162 @@
+"""The file under a ledger: one process appends to it, whole lines at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from noisette._internal import atomic_files
+from noisette.errors import PrivacyRefusal
+
+
+class LedgerFile:
+    """A file open for appending and locked against every other writer until it is closed or its process ends.
+
+    Made, with mode 0600, where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
+
+    Raises:
+        PrivacyRefusal: another process, or another object of this one, has it open.
+        OSError: it cannot be opened or locked.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._owner = os.getpid()
+        self._hold(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600))
+        try:
+            _lock(self._descriptor)
+        except BlockingIOError:
+            self.close()
+            raise PrivacyRefusal(
+                f"{path} is open for writing elsewhere, so its price may change; wait until that run has ended, or "
+                "within one process let the runs share one Ledger. Ledger.read needs no lock"
+            ) from None
+        except OSError as error:
+            self.close()
+            error.filename = str(path)
+            raise
+        atomic_files.clear(path)
+
+    def _hold(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._let_go = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
+
+    def content(self) -> bytes:
+        """All that the file holds."""
+        with open(self._descriptor, "rb", closefd=False) as file:
+            file.seek(0)
+            return file.read()
+
+    def append(self, line: bytes, *, size: int, durable: bool) -> None:
+        """Add a line to a file of this size, all of it or nothing.
+
+        Raises:
+            PrivacyRefusal: the file was closed, removed or changed, or belongs to the process this one was forked from.
+            OSError: it cannot be written. After a failed sync the file is closed: nobody knows what reached the disk.
+        """
+        self._check_ours(size)
+        try:
+            if os.write(self._descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if durable:
+                self._sync(new=size == 0)
+        except BaseException as error:
+            if isinstance(error, OSError):
+                error.filename = str(self.path)
+            if self._let_go.alive:
+                os.ftruncate(self._descriptor, size)
+            raise
+
+    def cut(self, size: int) -> None:
+        """Keep this many bytes, durably.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        os.ftruncate(self._descriptor, size)
+        self._sync(new=False)
+
+    def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
+        """Put these lines, durably, in place of all behind ``start`` in a file of this size; tell whether it was.
+
+        It is not where the disk has no room for it, or the file lies elsewhere by now; the file stays as it was.
+
+        Raises:
+            PrivacyRefusal: the file was closed, removed or changed, or belongs to the process this one was forked from.
+            OSError: nobody knows which of the two files a crash would leave; the file is closed.
+        """
+        self._check_ours(size)
+        if not self._lies_at_its_path():
+            return False
+        descriptor = -1
+        try:
+            with atomic_files.whole_file(self.path, mode=0o600) as beside:
+                descriptor = os.open(beside, os.O_RDWR | os.O_APPEND)
+                _lock(descriptor)  # before it has the name, under which others look for it
+                content = self.content()[:start] + lines
+                if os.write(descriptor, content) < len(content):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except BaseException as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if not self._lies_at_its_path():
+                self.close()
+            elif isinstance(error, OSError):
+                return False
+            raise
+        let_go = self._let_go
+        self._hold(descriptor)
+        let_go()
+        return True
+
+    def _lies_at_its_path(self) -> bool:
+        with suppress(FileNotFoundError):
+            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        return False
+
+    def close(self) -> None:
+        """Unlock the file. It is written no more."""
+        self._let_go()
+
+    def _check_ours(self, size: int) -> None:
+        if not self._let_go.alive:
+            raise PrivacyRefusal(f"{self.path} was closed, so nothing can be spent; open it again with Ledger(path)")
+        if os.getpid() != self._owner:
+            raise PrivacyRefusal(
+                f"{self.path} belongs to process {self._owner}, from which this one was forked; spend there"
+            )
+        status = os.fstat(self._descriptor)
+        if status.st_nlink == 0 or status.st_size != size:
+            raise PrivacyRefusal(
+                f"{self.path} was removed or changed by someone else since it was read; start again from the file"
+            )
+
+    def _sync(self, *, new: bool) -> None:
+        try:
+            os.fsync(self._descriptor)
+            if new:  # a new file is not durable before its name is
+                atomic_files.sync(self.path.parent)
+        except OSError:
+            self.close()
+            raise
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self.path} is open for writing and cannot be copied; copy what Ledger.read gives")
+
+
+def _lock(descriptor: int) -> None:
+    import fcntl  # POSIX alone has it; prices need no lock
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock_and_close(descriptor: int, owner: int) -> None:
+    import fcntl
+
+    if os.getpid() == owner:  # forked processes share the lock; it ends with its owner, not with the last of them
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

@@ -1,0 +1,288 @@
+"""The ledger: what was released, written down before it happens."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn, Self
+
+from noisette._internal.checks import count
+from noisette.accounting.events import Event, check_events
+from noisette.accounting.ledger.file import LedgerFile
+from noisette.accounting.ledger.lines import End, Entry, Kind, mended, sealed_entries
+from noisette.accounting.ledger.shortening import Tail
+from noisette.accounting.ledger.tally import Tally
+from noisette.errors import PrivacyRefusal
+
+LEDGER_FILE = "ledger.jsonl"
+"""What the ledger in a run folder is called."""
+
+
+class Ledger:
+    """The releases made on one data set, in memory or in an append-only file.
+
+    A run reserves steps before it draws their batches, commits each step before its noise is made, and gives back at
+    its end what it did not use. What counts is what is reserved, so a crash can only make the price larger. The file
+    holds one JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
+
+    A file cut between two lines is itself a whole ledger. Keep its ``head`` elsewhere, as checkpoints do, and
+    :meth:`holds` tells.
+
+    Args:
+        path: the file; made, with mode 0600, or continued if it exists. It is locked for writing until :meth:`close`,
+            the end of a ``with`` block, or the end of the process. ``None`` keeps the ledger in memory.
+        dataset: the declared name of the data set. Runs on one data set share a ledger, so that their prices add up.
+
+    Guarantee: when :meth:`reserve` or :meth:`charge` has returned, what it wrote survives a crash of the machine; a
+    crash at any moment leaves a file that counts no less than what happened.
+
+    Raises:
+        ValueError: a line of the file was cut or altered, or the file belongs to another data set.
+        PrivacyRefusal: the file is open for writing elsewhere.
+        OSError: the file cannot be opened, or cannot be locked.
+
+    >>> from noisette.accounting import PoissonGaussian
+    >>> ledger = Ledger()
+    >>> ledger.reserve(PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1), 16)
+    >>> ledger.commit()
+    >>> ledger.release()
+    >>> ledger.events
+    {PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1): 1}
+    """
+
+    def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
+        self.path = None if path is None else Path(path)
+        self.dataset = dataset
+        self._end = End()
+        self._heads = {self._end.head}
+        self._tail = Tail()
+        self._tallies: dict[Event, Tally] = {}
+        self._unused: Counter[Event] = Counter()
+        self._file = None if self.path is None else LedgerFile(self.path)
+        self._owner = os.getpid()
+        if self._file is not None:
+            try:
+                self._replay(self._file.content(), self._file.path)
+                self._name_head()
+            except BaseException:
+                self._file.close()
+                raise
+
+    @classmethod
+    def read(cls, path: Path | str) -> Self:
+        """The ledger that a file holds, to be priced. It takes no lock and cannot be written.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line was cut or altered.
+        """
+        path = Path(path)
+        content = path.read_bytes()
+        first = next(sealed_entries(content, path), None)
+        ledger = cls(dataset=first[0].dataset) if first else cls()
+        ledger.path = path
+        ledger._replay(content, path)
+        return ledger
+
+    @staticmethod
+    def repair(path: Path | str) -> bool:
+        """Drop a last line that a crash cut off, and tell whether there was one. Nothing else is mended.
+
+        Guarantee: the price does not fall. What was reserved or charged by a line that never reached the disk whole
+        never happened.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: a line was altered, or lines are missing; the file stays as it is.
+            PrivacyRefusal: the file is open for writing elsewhere.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        file = LedgerFile(path)
+        try:
+            content = file.content()
+            left = mended(content, path)
+            if len(left) > len(content):
+                file.append(left[len(content) :], size=len(content), durable=True)
+            elif len(left) < len(content):
+                file.cut(len(left))  # in place: it needs no room on a full disk, and keeps the lock
+        finally:
+            file.close()
+        return left != content
+
+    @property
+    def head(self) -> str:
+        """The digest of the last line, which seals all lines; empty without a line or without a file.
+
+        From now on this line stays, whatever :meth:`shorten` does.
+        """
+        self._name_head()
+        return self._end.head
+
+    @property
+    def events(self) -> dict[Event, int]:
+        """What must be paid for: all that was reserved or charged, less what was given back."""
+        return {event: tally.paid for event, tally in self._tallies.items() if tally.paid}
+
+    @property
+    def tallies(self) -> Mapping[Event, Tally]:
+        """Each event that stands in the ledger, also one that was given back, with how often."""
+        return dict(self._tallies)
+
+    @property
+    def committed(self) -> int:
+        """How many steps were released, in this run and in earlier ones."""
+        return sum(tally.committed for tally in self._tallies.values())
+
+    def holds(self, head: str) -> bool:
+        """Whether this was once the head of the ledger, so that the ledger goes on from there."""
+        return head in self._heads or head in self._tail.heads
+
+    def reserve(self, event: Event, steps: int) -> None:
+        """Write down, durably, that this many releases may follow. Call it before their batches are drawn.
+
+        Raises:
+            TypeError, ValueError: ``steps`` is not a whole number of at least 1, or the ledger holds events of another
+                neighbouring relation.
+            PrivacyRefusal: the ledger was closed or only read, or something else has written to the file.
+            OSError: the file cannot be written; nothing was reserved.
+        """
+        count(steps=steps)
+        self._spend(Kind.RESERVE, event, steps)
+        self._unused[event] += steps
+
+    def charge(self, event: Event, times: int = 1) -> None:
+        """Write down, durably, a release that is no step of a run. Call it before it happens; it is never given back.
+
+        Raises:
+            TypeError, ValueError: ``times`` is not a whole number of at least 1, or the ledger holds events of another
+                neighbouring relation.
+            PrivacyRefusal: the ledger was closed or only read, or something else has written to the file.
+            OSError: the file cannot be written; nothing was charged.
+
+        >>> from noisette.accounting import Gaussian
+        >>> ledger = Ledger()
+        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
+        >>> ledger.events
+        {Gaussian(noise_multiplier=7.0): 1}
+        """
+        count(times=times)
+        self._spend(Kind.CHARGE, event, times)
+
+    def commit(self, event: Event | None = None) -> None:
+        """Write down that one of the reserved steps is released now. Call it before the noise of that step is made.
+
+        Once it has returned, the step is never given back, whatever interrupts the release; where it fails, nothing may
+        be released. It is not durable: the reservation is.
+
+        Args:
+            event: of which event; ``None`` where steps of one event alone are reserved.
+
+        Raises:
+            PrivacyRefusal: no such step is left, it is not clear which is meant, the ledger was closed or only read, or
+                something else has written to the file.
+            OSError: the file cannot be written; the step stays paid for.
+        """
+        unused = [known for known, steps in self._unused.items() if steps and event in (None, known)]
+        if not unused:
+            raise PrivacyRefusal(
+                "commit() found no reserved step; call reserve(event, steps) before the batch is drawn"
+            )
+        if len(unused) > 1:
+            raise PrivacyRefusal(
+                f"commit() found reserved steps of {len(unused)} events; say which one was released: commit(event)"
+            )
+        self._unused[unused[0]] -= 1  # first: what fails from here on must not look unused
+        self._append(Kind.COMMIT, unused[0], 1, durable=False)
+
+    def release(self) -> None:
+        """Give back, durably, what this object reserved and did not commit. A reservation of another process stays.
+
+        Raises:
+            PrivacyRefusal: the ledger was closed, or something else has written to the file; the steps stay paid for.
+            OSError: the file cannot be written; the steps stay paid for.
+        """
+        while self._unused:
+            event, steps = self._unused.popitem()  # first: what was once tried is not given back again
+            if steps:
+                self._append(Kind.RELEASE, event, steps, durable=True)
+
+    def shorten(self) -> None:
+        """Put the lines behind the last :attr:`head` that was asked for together in a few with the same totals.
+
+        So a file does not grow with every step. It is done durably, now and then also unasked, and left undone where
+        the disk has no room for it.
+
+        Raises:
+            PrivacyRefusal: the ledger was closed, or something else has written to the file.
+            OSError: nobody knows what reached the disk, and the ledger is written no more.
+        """
+        if self._file is not None and self._tail.shrinks:
+            lines, tail, end = self._tail.shortened(self.dataset)
+            if self._file.replace_end(lines, start=tail.start.size, size=self._end.size):
+                self._tail, self._end = tail, end
+
+    def close(self) -> None:
+        """Unlock the file. The ledger can still be priced, and is written no more."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ledger cannot be copied: what is spent in the copy would be missing; share the one there is")
+
+    def _spend(self, kind: Kind, event: Event, steps: int) -> None:
+        check_events({**self.events, event: steps})  # a mixture would have no price
+        if self._tail.is_long:
+            self.shorten()
+        self._append(kind, event, steps, durable=True)
+
+    def _name_head(self) -> None:
+        self._heads.update(self._tail.heads)
+        self._tail = Tail(self._end)
+
+    def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
+        if os.getpid() != self._owner:
+            raise PrivacyRefusal(
+                f"the ledger belongs to process {self._owner}, from which this one was forked; spend there"
+            )
+        entry, end = Entry(kind, self.dataset, event, steps), self._end
+        if self._file is not None:
+            line, end = entry.line(end)
+            self._file.append(line, size=self._end.size, durable=durable)
+        elif self.path is not None:
+            raise PrivacyRefusal(
+                f"{self.path} was read to be priced, so nothing can be spent; open it for writing with Ledger(path, "
+                f"dataset={self.dataset!r})"
+            )
+        self._count(entry, end)
+
+    def _count(self, entry: Entry, end: End) -> None:
+        self._tallies[entry.event] = self._tallies.get(entry.event, Tally()).after(entry.kind, entry.steps)
+        if end.head:
+            self._tail.add(entry, end)
+        self._end = end
+
+    def _replay(self, content: bytes, path: Path) -> None:
+        for entry, end in sealed_entries(content, path):
+            if entry.dataset != self.dataset:
+                raise ValueError(
+                    f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}; choose another "
+                    "path, or name the data set as the ledger does"
+                )
+            try:
+                self._count(entry, end)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {end.lines}: {error}; restore the file from a copy") from None

@@ -1,0 +1,149 @@
+"""The lines of a ledger file: one JSON object each, sealed by a chain of SHA-256 digests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from noisette._internal.checks import count
+from noisette.accounting.events import Event
+from noisette.accounting.serialization import event_of, facts_of
+
+
+class Kind(Enum):
+    """What a line of the ledger says of its steps."""
+
+    RESERVE = "reserve"
+    COMMIT = "commit"
+    RELEASE = "release"
+    CHARGE = "charge"
+
+
+class End(NamedTuple):
+    """Where a ledger ends: its lines, its bytes, and the digest of its last line, which seals them all."""
+
+    lines: int = 0
+    size: int = 0
+    head: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one line says. Its random mark tells two ledgers apart that say the same."""
+
+    kind: Kind
+    dataset: str
+    event: Event
+    steps: int
+    mark: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
+
+    def line(self, after: End) -> tuple[bytes, End]:
+        """The entry as the line that follows this end of a ledger, and the end it makes."""
+        facts = {
+            "sequence": after.lines,
+            "kind": self.kind.value,
+            "dataset": self.dataset,
+            "steps": self.steps,
+            **facts_of(self.event),
+            "mark": self.mark,
+            "previous": after.head,
+        }
+        sealed = json.dumps(facts)
+        digest = hashlib.sha256(sealed.encode()).hexdigest()
+        line = f'{sealed[:-1]}, "digest": "{digest}"}}\n'.encode()
+        return line, End(after.lines + 1, after.size + len(line), digest)
+
+    @classmethod
+    def parse(cls, line: bytes) -> Entry:
+        """The entry that a line holds.
+
+        Raises:
+            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: it holds none.
+        """
+        facts = json.loads(line)
+        count(steps=facts["steps"])
+        return cls(Kind(facts["kind"]), str(facts["dataset"]), event_of(facts), facts["steps"], str(facts["mark"]))
+
+
+def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
+    """Each entry of a ledger's content, with the end that it makes.
+
+    Raises:
+        ValueError: a line is not as it was written; the message names the first, and this path.
+    """
+    end = End()
+    while end.size < len(content):
+        if found := _entry_after(end, content):
+            yield found
+            end = found[1]
+        elif _lacks_its_newline(end, content) or _is_beginning(end, content):
+            raise ValueError(
+                f"{path}, line {end.lines + 1}: this last line was cut off, as a crash leaves it. Nothing was released "
+                f"on its account; mend the file with: noisette ledger repair {path}"
+            )
+        else:
+            raise _altered(end, path)
+
+
+def mended(content: bytes, path: Path) -> bytes:
+    """The content without a last line that was cut off; a whole one that lacks only its newline is given it.
+
+    Guarantee: the price does not fall. A reservation or a charge that was cut off had not reached the disk, so what
+    waited for it never happened; a commit has no price; without the release, what it gave back stays paid for.
+
+    Raises:
+        ValueError: a line is not as it was written in another way than this.
+    """
+    whole = content[: content.rfind(b"\n") + 1]
+    end = End()
+    for _, end in sealed_entries(whole, path):  # noqa: B007 - the last one is wanted
+        pass
+    if _lacks_its_newline(end, content):
+        return content + b"\n"
+    if whole == content or _is_beginning(end, content):
+        return whole
+    raise _altered(end, path)
+
+
+def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
+    """The entry on the line that follows this end, if it is as it was written."""
+    line = content[end.size : content.find(b"\n", end.size) + 1]
+    try:
+        entry = Entry.parse(line)
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
+        return None
+    written, next_end = entry.line(end)
+    return (entry, next_end) if written == line else None
+
+
+def _lacks_its_newline(end: End, content: bytes) -> bool:
+    return b"\n" not in content[end.size :] and _entry_after(end, content + b"\n") is not None
+
+
+def _is_beginning(end: End, content: bytes) -> bool:
+    """Whether what follows this end is the beginning of a line: plain text of an object that is not yet closed.
+
+    A whole line with a damaged end is none: it may be a reservation that was used.
+    """
+    rest = content[end.size :]
+    start = f'{{"sequence": {end.lines}, "kind": "'.encode()
+    if rest[: len(start)] != start[: len(rest)] or not rest.isascii() or not rest.decode().isprintable():
+        return False
+    try:
+        json.JSONDecoder().raw_decode(rest.decode())
+    except ValueError:
+        return True
+    return False
+
+
+def _altered(end: End, path: Path) -> ValueError:
+    return ValueError(
+        f"{path}, line {end.lines + 1}: this line was altered, or lines before it are missing. The price cannot be "
+        "known from this file; restore it from a copy"
+    )

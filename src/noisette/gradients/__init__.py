@@ -1,0 +1,1 @@
+"""Per-example gradients: the tape, the autograd graph, and one rule for each operation."""

@@ -1,0 +1,30 @@
+"""Per-example gradients, one file per family of operations. Importing this room registers every rule in it."""
+
+from noisette.gradients.rules import activation as activation
+from noisette.gradients.rules import attention as attention
+from noisette.gradients.rules import broadcasting as broadcasting
+from noisette.gradients.rules import conv as conv
+from noisette.gradients.rules import conversions as conversions
+from noisette.gradients.rules import einsum as einsum
+from noisette.gradients.rules import elementwise as elementwise
+from noisette.gradients.rules import embedding as embedding
+from noisette.gradients.rules import joining as joining
+from noisette.gradients.rules import linear as linear
+from noisette.gradients.rules import normalization as normalization
+from noisette.gradients.rules import public_statistics as public_statistics
+from noisette.gradients.rules import recurrent as recurrent
+from noisette.gradients.rules.examples import Examples as Examples
+from noisette.gradients.rules.forms import Dense as Dense
+from noisette.gradients.rules.forms import ExampleGradients as ExampleGradients
+from noisette.gradients.rules.forms import Outer as Outer
+from noisette.gradients.rules.forms import PerExampleRow as PerExampleRow
+from noisette.gradients.rules.forms import Rows as Rows
+from noisette.gradients.rules.forms import add as add
+from noisette.gradients.rules.forms import kept as kept
+from noisette.gradients.rules.registry import find_rule as find_rule
+from noisette.gradients.rules.registry import named_arguments as named_arguments
+from noisette.gradients.rules.registry import operands as operands
+from noisette.gradients.rules.registry import operation_name as operation_name
+from noisette.gradients.rules.registry import rewrite as rewrite
+from noisette.gradients.rules.registry import rewrites as rewrites
+from noisette.gradients.rules.registry import rule as rule

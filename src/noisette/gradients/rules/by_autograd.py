@@ -1,0 +1,39 @@
+"""Per-example gradients without a formula: every example gets a copy of the operand, and autograd tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from noisette.gradients.rules.elementwise import reduced
+from noisette.gradients.rules.examples import Examples
+from noisette.gradients.rules.forms import ExampleGradients
+
+
+def by_expansion(examples: Examples, dy: Tensor, operand: Tensor, call: Callable[[Tensor], Tensor]) -> ExampleGradients:
+    """Gradients of an operand that broadcasts to the output of an operation which keeps examples apart.
+
+    Costs one more forward and one backward pass of that operation.
+
+    Args:
+        examples: where the output holds the examples.
+        dy: gradient of the output.
+        operand: lines up with the output from the last axis on. Where it has the example axis, row i is example i's.
+        call: the operation, as a function of the operand with as many axes as the output and a full example axis.
+
+    Raises:
+        ValueError: the operand's size on that axis is neither the output's nor one.
+    """
+    axis = examples.axis
+    aligned = operand.reshape((1,) * (dy.dim() - operand.dim()) + tuple(operand.shape))
+    if aligned.shape[axis] not in (1, dy.shape[axis]):
+        raise ValueError(
+            f"a weight of shape {tuple(operand.shape)} where {tuple(dy.shape)} has examples on axis {axis}"
+        )
+    full = (*aligned.shape[:axis], dy.shape[axis], *aligned.shape[axis + 1 :])
+    copies = aligned.expand(full).requires_grad_()
+    with torch.enable_grad():
+        [gradients] = torch.autograd.grad(call(copies), copies, dy)
+    return reduced(examples, gradients, operand)

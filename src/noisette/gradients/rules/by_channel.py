@@ -1,0 +1,111 @@
+"""A tensor that all examples share, times a number of each example's own for each channel.
+
+Such gradients arise where a weight also decides about statistics of public data: the slope of a channel's statistics is
+the same for every example, and what differs is how much they matter to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisette.gradients.rules.conv import Kernel
+from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, Total, inner_product, kept
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Which elements of a weight belong to which output channel.
+
+    Linear layers and convolutions hold a row for each channel. A transposed convolution holds its channels on the
+    second axis, anew for each of its ``groups``.
+    """
+
+    weight: torch.Size
+    groups: int | None = None  # of a transposed convolution
+
+    def rows(self, weights: Tensor) -> Tensor:
+        """Tensors like the weight, (n, *weight), as (n, channels, numbers of one channel)."""
+        if self.groups is None:
+            return weights.reshape(len(weights), self.weight[0], -1)
+        split = weights.reshape(len(weights), self.groups, -1, self.weight[1], self.weight[2:].numel())
+        return split.transpose(2, 3).reshape(len(weights), self.groups * self.weight[1], -1)
+
+    def weights(self, rows: Tensor) -> Tensor:
+        """The inverse of :meth:`rows`."""
+        if self.groups is None:
+            return rows.reshape(len(rows), *self.weight)
+        split = rows.reshape(len(rows), self.groups, self.weight[1], -1, self.weight[2:].numel())
+        return split.transpose(2, 3).reshape(len(rows), *self.weight)
+
+
+@dataclass(frozen=True)
+class ByChannel:
+    """G_c = scale_c slope_c, with a slope that all examples share."""
+
+    scales: Tensor  # (b, channels)
+    slope: Tensor  # (channels, numbers of one channel)
+    channels: Channels
+
+    def squared_norms(self) -> Tensor:
+        return self.scales.square() @ self.slope.square().sum(1)
+
+    def explicit(self) -> Tensor:
+        return self.channels.weights(self.scales.unsqueeze(2) * self.slope)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scales = weights.to(self.scales.dtype) @ self.scales
+        return self.channels.weights((scales.unsqueeze(1) * self.slope).unsqueeze(0))[0]
+
+    def select(self, examples: Tensor) -> ByChannel:
+        return ByChannel(self.scales[examples], self.slope, self.channels)
+
+    @property
+    def has_one_row(self) -> bool:
+        """All channels have the same slope, held once."""
+        return self.slope.stride(0) == 0
+
+
+@kept.register
+def _(form: Total) -> ExampleGradients:
+    """Parts whose inner products are known whatever form they are kept in."""
+    if any(isinstance(part, ByChannel) for part in form.parts):
+        return Total(tuple(kept(part) for part in form.parts))
+    return form
+
+
+@inner_product(ByChannel, ByChannel)
+def _two(one: ByChannel, other: ByChannel) -> Tensor:
+    return (one.scales * other.scales) @ (one.slope * other.slope).sum(1)
+
+
+@inner_product(Dense, ByChannel)
+def _dense(direct: Dense, shared: ByChannel) -> Tensor:
+    rows = shared.channels.rows(direct.gradients).transpose(0, 1)
+    across = torch.bmm(rows, shared.slope.unsqueeze(2))  # (channels, b, 1)
+    return (across.squeeze(2).t() * shared.scales).sum(1)
+
+
+@inner_product(Outer, ByChannel)
+def _outer(direct: Outer, shared: ByChannel) -> Tensor:
+    scaled = direct.left * shared.scales.unsqueeze(1)  # (b, t, channels)
+    if shared.has_one_row:
+        return (scaled.sum(2) * (direct.right @ shared.slope[0])).sum(1)
+    return (scaled * (direct.right @ shared.slope.t())).sum((1, 2))
+
+
+@inner_product(Kernel, ByChannel)
+def _kernel(direct: Kernel, shared: ByChannel) -> Tensor:
+    """A convolution with the slope in the kernel's place: <G, s slope> = sum_p s dy_p (slope * x)_p."""
+    g = direct.geometry
+    if shared.channels.groups is not None:
+        return _dense(Dense(direct.explicit()), shared)
+    one = shared.has_one_row and g.groups == 1
+    kernel = (shared.slope[:1] if one else shared.slope).reshape(-1, direct.shape[2], *g.kernel)
+    images = torch.convolution(
+        direct.x, kernel, None, g.stride, g.padding, g.dilation, False, [0] * len(g.kernel), g.groups
+    )
+    scaled = (direct.dy * shared.scales[(..., *[None] * len(g.kernel))]).flatten(2)
+    return ((scaled.sum(1, keepdim=True) if one else scaled) * images.flatten(2)).sum((1, 2))

@@ -1,0 +1,1 @@
+"""Releases: a bounded sum, Gaussian noise from the keystream, private principal components."""

@@ -1,0 +1,151 @@
+"""A fingerprint by which a data set is known again, and which tells nothing to whoever lacks its key.
+
+A plain digest of the records would let anybody who knows all but one of them test a guess for the last. This one is
+keyed, it lies beside the checkpoint with mode 0600 while a run is unfinished, and is no part of what is published.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from noisette._internal import atomic_files
+
+_FILE = "fingerprint.json"
+_KEY_BYTES = 32
+_SAMPLED = 64  # records that are read where a data set can only be read record by record
+_AT_ONCE = 2**24  # elements
+
+
+@runtime_checkable
+class Derived(Protocol):
+    """A data set that was computed from records, and is known by them."""
+
+    @property
+    def known_by(self) -> Any:
+        """The records."""
+        ...
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The keyed digest of a data set.
+
+    Tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are digested to the last
+    byte. Of any other data set it is the length and some records that the key chooses; of one that reads them
+    differently each time, as with random augmentation, the length alone.
+
+    Source: HMAC-SHA256, RFC 2104.
+
+    >>> first = Fingerprint.of(np.arange(3))
+    >>> first.fits(np.arange(3)), first.fits(np.arange(4))
+    (True, False)
+    """
+
+    key: bytes = field(repr=False)
+    digest: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, dataset: Any) -> Self:
+        """The fingerprint of a data set under a fresh key."""
+        key = os.urandom(_KEY_BYTES)
+        return cls(key, _digest(key, dataset))
+
+    def fits(self, dataset: Any) -> bool:
+        """Whether this is the data set, as far as the fingerprint goes."""
+        return hmac.compare_digest(self.digest, _digest(self.key, dataset))
+
+    def write(self, folder: Path) -> None:
+        """Keep it in a folder, for its owner's eyes only."""
+        facts = {"key": self.key.hex(), "digest": self.digest.hex()}
+        atomic_files.write(folder / _FILE, json.dumps(facts).encode() + b"\n", mode=0o600)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The fingerprint in a folder.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it was cut or altered.
+        """
+        path = folder / _FILE
+        try:
+            facts = json.loads(path.read_bytes())
+            found = cls(bytes.fromhex(facts["key"]), bytes.fromhex(facts["digest"]))
+        except (ValueError, KeyError, TypeError):
+            found = None
+        if found is None or len(found.key) != _KEY_BYTES:
+            raise ValueError(f"{path} was cut or altered; restore it from a copy")
+        return found
+
+    @staticmethod
+    def remove(folder: Path) -> None:
+        """Take away the one in a folder, if there is one."""
+        (folder / _FILE).unlink(missing_ok=True)
+
+
+def _digest(key: bytes, dataset: Any) -> bytes:
+    if isinstance(dataset, Derived):
+        dataset = dataset.known_by
+    if isinstance(dataset, TensorDataset):
+        dataset = dataset.tensors
+    if _in_memory(dataset):
+        return _digest_of_value(key, dataset)
+    # The remainder favours some records by a hair, which is as good a choice as any.
+    chosen = [int.from_bytes(_mac(key, b"record %d" % i)) % len(dataset) for i in range(_SAMPLED) if len(dataset)]
+    records, again = ([_digest_of_value(key, dataset[index]) for index in chosen] for _ in range(2))
+    return _mac(key, b"records %d" % len(dataset), *(records if records == again else [b"vary"]))
+
+
+def _in_memory(dataset: Any) -> bool:
+    return isinstance(dataset, Tensor | np.ndarray | Mapping) or (
+        isinstance(dataset, tuple | list) and all(isinstance(column, Tensor | np.ndarray) for column in dataset)
+    )
+
+
+def _mac(key: bytes, *parts: bytes) -> bytes:
+    mac = hmac.new(key, digestmod="sha256")
+    for part in parts:
+        mac.update(b"%d:" % len(part))  # so that no two lists of parts read alike
+        mac.update(part)
+    return mac.digest()
+
+
+def _digest_of_value(key: bytes, value: Any) -> bytes:
+    """The keyed digest of what a data set is made of: kinds, shapes, types and bytes."""
+    match value:
+        case Tensor():
+            shape = f"{value.dtype} {tuple(value.shape)}"
+            return _mac(key, b"tensor", shape.encode(), _digest_of_bytes(key, value.detach().reshape(-1)))
+        case np.ndarray():
+            shape = f"{value.dtype.str} {value.shape}"
+            return _mac(key, b"array", shape.encode(), _digest_of_bytes(key, value.reshape(-1)))
+        case Mapping():
+            items = [_mac(key, repr(name).encode(), _digest_of_value(key, item)) for name, item in value.items()]
+            return _mac(key, b"mapping", *items)
+        case tuple() | list():
+            return _mac(key, b"sequence", *(_digest_of_value(key, item) for item in value))
+        case bytes():
+            return _mac(key, b"bytes", value)
+        case None | bool() | int() | float() | str() | np.generic():
+            return _mac(key, b"plain", repr(value).encode())
+        case _:
+            return _mac(key, b"other", type(value).__name__.encode())
+
+
+def _digest_of_bytes(key: bytes, flat: Tensor | np.ndarray) -> bytes:
+    mac = hmac.new(key, digestmod="sha256")
+    for start in range(0, len(flat), _AT_ONCE):
+        part = flat[start : start + _AT_ONCE]
+        mac.update((part.cpu().view(torch.uint8).numpy() if isinstance(part, Tensor) else part).tobytes())
+    return mac.digest()

@@ -1,0 +1,1 @@
+"""Which records a step sees: Poisson batches in microbatches, and how records are loaded."""

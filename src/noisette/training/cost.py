@@ -1,0 +1,45 @@
+"""How long a run may be within its budget, and what it costs on the way."""
+
+from __future__ import annotations
+
+from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
+from noisette.accounting.budget import delta_to_calibrate
+from noisette.accounting.sampling_plan import schedule
+from noisette.run.private import PrivateRun
+from noisette.training.recipe import ACCOUNTANTS, Recipe
+
+
+def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Ledger) -> tuple[float, int]:
+    """Sampling rate and steps: those of the recipe's epochs, or fewer where the noise is given and the budget ends."""
+    privacy, training = recipe.privacy, recipe.training
+    sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
+    if noise_multiplier is None:
+        return sampling_rate, steps
+    affordable = steps_for(
+        epsilon=privacy.budget,
+        delta=delta_to_calibrate(privacy.delta, ledger),
+        sampling_rate=sampling_rate,
+        noise_multiplier=noise_multiplier,
+        accountant=ACCOUNTANTS[privacy.accountant],
+        besides=ledger.events,
+    )
+    if affordable == 0:
+        raise ValueError(
+            f"epsilon={privacy.budget:g} at delta={privacy.delta:g} does not pay for one step of rate "
+            f"{sampling_rate:.4g} with noise_multiplier={noise_multiplier:.4g}"
+            + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
+            + "; give more of either"
+        )
+    return sampling_rate, min(steps, affordable)
+
+
+def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]:
+    """Epsilon at these steps of the run; the whole run costs no more than its budget."""
+    epsilons = epsilon_curve(
+        run.event,
+        checkpoints=steps,
+        delta=run.delta_for_noise(recipe.privacy.delta),
+        accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
+        besides=run.terms.beside(run.ledger.events),
+    )
+    return {step: min(epsilon, recipe.privacy.budget) for step, epsilon in zip(steps, epsilons, strict=True)}

@@ -1,0 +1,14 @@
+"""A run as data: a TOML file of short tables, read into frozen dataclasses."""
+
+from noisette.training.recipe.constraints import ACCOUNTANTS as ACCOUNTANTS
+from noisette.training.recipe.constraints import ALLOCATIONS as ALLOCATIONS
+from noisette.training.recipe.constraints import BATCH_NORMS as BATCH_NORMS
+from noisette.training.recipe.constraints import NEED_PUBLIC as NEED_PUBLIC
+from noisette.training.recipe.recipe import Recipe as Recipe
+from noisette.training.recipe.sections import DataSection as DataSection
+from noisette.training.recipe.sections import LipschitzSection as LipschitzSection
+from noisette.training.recipe.sections import ModelSection as ModelSection
+from noisette.training.recipe.sections import PrivacySection as PrivacySection
+from noisette.training.recipe.sections import ProjectionSection as ProjectionSection
+from noisette.training.recipe.sections import PublicSection as PublicSection
+from noisette.training.recipe.sections import TrainingSection as TrainingSection

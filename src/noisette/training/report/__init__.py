@@ -1,0 +1,23 @@
+"""What a run leaves for its readers: the run folder, the figures and the privacy statement."""
+
+from noisette.training.report.documents import documents as documents
+from noisette.training.report.facts import Facts as Facts
+from noisette.training.report.facts import facts_of as facts_of
+from noisette.training.report.numbers import duration as duration
+from noisette.training.report.numbers import percent as percent
+from noisette.training.report.numbers import power_of_ten as power_of_ten
+from noisette.training.report.numbers import upward as upward
+from noisette.training.report.run_folder import RunFolder as RunFolder
+from noisette.training.report.run_folder import unfinished_runs as unfinished_runs
+
+__all__ = [
+    "Facts",
+    "RunFolder",
+    "documents",
+    "duration",
+    "facts_of",
+    "percent",
+    "power_of_ten",
+    "unfinished_runs",
+    "upward",
+]

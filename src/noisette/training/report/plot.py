@@ -1,0 +1,57 @@
+"""A plot of prices as a file: a picture, or a page with the tables beside it that needs nothing but itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from markupsafe import Markup
+
+from noisette._internal import atomic_files
+from noisette.training.report.plan_figures import Panel, as_png_file, as_svg, as_svg_file
+from noisette.training.report.templates import templates
+
+Cells: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+"""A table: its caption, its headings (none for a table of names and values), and its rows."""
+
+_PAGES = templates("noisette.training.report")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What a command answered, drawn.
+
+    Args:
+        command: the command's name.
+        title: the answer, in a line.
+        lead: what it rests on, in a sentence or two.
+        panels: the figure, in parts that stand side by side.
+        tables: the same in numbers.
+    """
+
+    command: str
+    title: str
+    lead: str
+    panels: Sequence[Panel]
+    tables: Sequence[Cells]
+
+    def write(self, path: Path) -> None:
+        """Write it as what the file's name ends with: ``.png``, ``.svg`` or ``.html``, never half.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        made = {".png": self._png, ".svg": self._svg, ".html": self._html}[path.suffix.lower()]()
+        atomic_files.write(path, made)
+
+    def _png(self) -> bytes:
+        return as_png_file(self.panels)
+
+    def _svg(self) -> bytes:
+        return as_svg_file(self.panels).encode()
+
+    def _html(self) -> bytes:
+        figures = [(panel.title, Markup(as_svg([panel]))) for panel in self.panels]
+        return _PAGES.get_template("plot.html").render(plot=self, figures=figures).encode()

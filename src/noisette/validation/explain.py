@@ -1,0 +1,124 @@
+"""What noisette sees in a model: uses of parameters and their rules, or layers and their bounds; what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from noisette.gradients.autograd_graph import follow
+from noisette.gradients.rules import find_rule, named_arguments, operation_name, rewrites
+from noisette.gradients.tape import Tape
+from noisette.lipschitz.bound import LayerBound, LipschitzBound
+from noisette.validation import mixing_modules
+
+
+@dataclass(frozen=True)
+class UseLine:
+    """One use of one parameter."""
+
+    parameter: str
+    operation: str
+    operand: str
+    shape: tuple[int, ...]  # of the operation's first tensor argument
+    rule: str  # name of the rule, or ""
+    per_example_numbers: int  # what one example's gradient would take if written out
+    problem: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every use, every reason to refuse the model, and what else its modules say of themselves, in ``remark``.
+
+    Of a Lipschitz bound it has the bound of each layer instead of uses.
+    """
+
+    uses: tuple[UseLine, ...]
+    unused: tuple[str, ...]
+    problems: tuple[str, ...]
+    remarks: tuple[str, ...]
+    bounds: tuple[LayerBound, ...] = ()
+
+
+def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
+    """The uses of the model's trainable parameters in a forward pass on ``inputs``, with the rule of each.
+
+    A Lipschitz bound needs no inputs: what it knows of each layer holds for all of them.
+
+    >>> report = explain(nn.Linear(3, 2), torch.zeros(4, 3))
+    >>> [(use.parameter, use.rule) for use in report.uses]
+    [('weight', 'linear_weight'), ('bias', 'linear_bias')]
+    """
+    if isinstance(model, LipschitzBound):
+        mixing = tuple(mixing_modules(model.model))
+        return Explanation((), (), mixing, tuple(_remarks(model.model)), tuple(model.layers()))
+    tape = Tape(model, rewrites())
+    try:
+        with torch.enable_grad():
+            output = model(*inputs)
+        record = tape.record
+        names = {id(p): name for name, p in tape.parameters.items()}
+        names |= {
+            key: " + ".join(names[id(p)] for p in weight.parents) + f" ({operation_name(weight.operation)})"
+            for key, weight in record.derived.items()
+        }
+        lines = [
+            _line(names[id(weight)], weight, use.operation, named_arguments(use.operation, use.args, use.kwargs))
+            for use in record.uses
+            for weight in use.weights
+        ]
+        used = {id(p) for use in record.uses for w in use.weights for p in _roots(w, record.derived)}
+        unused = tuple(name for name, p in tape.parameters.items() if id(p) not in used)
+        stray = _stray(output, tape)
+    finally:
+        tape.close()
+    problems = [
+        *mixing_modules(model),
+        *dict.fromkeys(f"{u.parameter}: {u.problem}" for u in lines if u.problem),
+        *stray,
+    ]
+    return Explanation(tuple(lines), unused, tuple(problems), tuple(_remarks(model)))
+
+
+def _remarks(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        remark = getattr(module, "remark", "")
+        if isinstance(remark, str) and remark:
+            yield f"{name or 'the model itself'}  {type(module).__name__} {remark}"
+
+
+def _roots(weight: Tensor, derived: Any) -> tuple[Tensor, ...]:
+    known = derived.get(id(weight))
+    return known.parents if known else (weight,)
+
+
+def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: dict[str, Any]) -> UseLine:
+    holding = (key for key, value in arguments.items() if any(leaf is weight for leaf in tree_flatten(value)[0]))
+    operand = next(holding, "an argument")
+    rule = find_rule(operation, operand)
+    first = next((value for value in arguments.values() if isinstance(value, Tensor) and value is not weight), weight)
+    label = operation_name(operation)
+    return UseLine(
+        parameter=name,
+        operation=label,
+        operand=operand,
+        shape=tuple(first.shape),
+        rule=getattr(rule, "__name__", "") if rule else "",
+        per_example_numbers=weight.numel(),
+        problem="" if rule else f"{label} has no rule for its operand {operand!r}; engine=noisette.Loop() needs none",
+    )
+
+
+def _stray(output: Any, tape: Tape) -> list[str]:
+    leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not leaves:
+        return ["the output depends on no trainable parameter"]
+    total = torch.stack([leaf.sum() for leaf in leaves]).sum()
+    return [
+        f"{name}: reaches the output by an operation that was not seen (a custom autograd function or an extension)"
+        for name in follow(total, tape.record, tape.parameters).uncovered
+    ]

@@ -1,0 +1,305 @@
+"""The audit game on the real training loop: what an attacker sees of canary records is exactly what was promised.
+
+The library plays and judges. Here every way of bounding goes through it, planted faults must be found, and what it
+certifies is worked out a second time, from the definition of a confidence bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+from torch import Tensor, nn
+
+from noisette import (
+    AdaptiveClip,
+    Automatic,
+    BookKeeping,
+    Flat,
+    GradientBound,
+    Loop,
+    MultiLoss,
+    PerExampleClip,
+    PerGroup,
+    PerLayer,
+    Reweight,
+    Vmap,
+)
+from noisette.audit import (
+    Arena,
+    Axes,
+    BehindPublicNorm,
+    LipschitzAxes,
+    Scores,
+    StepAudit,
+    Verdict,
+    assert_consistent,
+    audit_bound,
+)
+from noisette.clipping.accumulator import Pending
+from noisette.clipping.norms import ClippedSum, Engine
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
+
+ENGINES = [BookKeeping(), Reweight(), Loop(), MultiLoss(), Vmap()]
+BOUND, EXPECTED, ALPHA = 0.7, (512 + 100) / 2, 1e-9
+
+
+def clipping(engine: Engine) -> Callable[[nn.Module], GradientBound]:
+    return lambda model: PerExampleClip(model, BOUND, engine=engine)
+
+
+def wrong_rate(wrong: int, trials: int, alpha: float) -> float:
+    """The largest rate that gives so few errors with probability alpha."""
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if binom.cdf(wrong, trials, middle) > alpha else (low, middle)
+    return high
+
+
+def proven_mu(scores: Scores, sigma: float) -> float:
+    """What the errors of the threshold in the middle prove, in the direction of the claim: a quarter of alpha each."""
+    normal = NormalDist()
+    inside, out = (scores.values[scores.inside == side] for side in (True, False))
+    wrong = [((out >= 0.5 / sigma).sum(), out.size), ((inside < 0.5 / sigma).sum(), inside.size)]
+    return -sum(normal.inv_cdf(wrong_rate(int(k), n, ALPHA / 4)) for k, n in wrong)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> None:
+    slow = isinstance(engine, Loop | MultiLoss)
+    audit = audit_bound(clipping(engine), noise_multiplier=sigma, steps=4 if slow else 24)
+    assert_consistent(audit)
+    assert sigma == 4 or audit.certified_mu > 0.1, "the game has power"
+    assert audit.certified_mu == pytest.approx(max(0, proven_mu(audit.scores, sigma)), abs=1e-6)
+
+
+RULES = {
+    "each layer": PerLayer(BOUND),
+    "groups of uneven bounds": PerGroup({"a": BOUND, "b": 5 * BOUND}),
+    "automatic": Automatic(BOUND),
+    "adaptive, with a large count": AdaptiveClip(BOUND, count_share=0.3),
+}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_clipping_rule_is_the_documented_mechanism(rule) -> None:
+    audit = audit_bound(lambda model: PerExampleClip(model, clipping=rule), noise_multiplier=1.0)
+    assert_consistent(audit)
+    assert audit.scores.shift == pytest.approx(math.sqrt(0.7) if isinstance(rule, AdaptiveClip) else 1)
+    assert audit.certified_mu > 0.5
+
+
+@pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), Vmap()], ids=lambda e: type(e).__name__)
+def test_public_batch_norm_is_the_documented_mechanism(engine: Engine) -> None:
+    audit = audit_bound(clipping(engine), noise_multiplier=1.0, arena=BehindPublicNorm())
+    assert_consistent(audit)
+    assert audit.certified_mu > 0.5
+
+
+LIMITS = {"the loss": None, "clipped": Flat(0.1), "clipped adaptively": AdaptiveClip(0.1)}
+
+
+def lipschitz(limit: str) -> tuple[Callable[[nn.Module], GradientBound], LipschitzAxes]:
+    arena, loss = LipschitzAxes(), TauCrossEntropy(tau=2.0)
+    return lambda model: LipschitzBound(
+        model, loss=loss, input_shape=arena.input_shape, logit_clipping=LIMITS[limit]
+    ), arena
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
+    bound_of, arena = lipschitz(limit)
+    audit = audit_bound(bound_of, noise_multiplier=1.0, arena=arena)
+    assert_consistent(audit)
+    assert audit.certified_mu > 0.5
+
+
+LIPSCHITZ_MUTANTS = {
+    "inputs as they come": (BoundedInput, "forward", lambda self, x: x),
+    "gradients at the scores as they come": (
+        LipschitzBound,
+        "_within_limit",
+        lambda self, losses, scores: (torch.autograd.grad(losses.sum(), [scores])[0], None),
+    ),
+    "half of each sensitivity": (
+        LipschitzBound,
+        "sensitivities",
+        lambda self, real=LipschitzBound.sensitivities: {name: s / 2 for name, s in real(self).items()},
+    ),
+}
+
+
+@pytest.mark.parametrize(("owner", "name", "changed"), LIPSCHITZ_MUTANTS.values(), ids=LIPSCHITZ_MUTANTS)
+def test_planted_faults_of_lipschitz_bounds_are_caught(owner, name: str, changed, monkeypatch) -> None:
+    monkeypatch.setattr("noisette.validation.checks.prove", lambda bound, example: None)
+    monkeypatch.setattr(owner, name, changed)
+    bound_of, arena = lipschitz("clipped")
+    assert audit_bound(bound_of, noise_multiplier=1.0, arena=arena).verdict is Verdict.VIOLATION
+
+
+@pytest.mark.parametrize("arena", [Axes(), BehindPublicNorm()], ids=lambda a: type(a).__name__)
+def test_canaries_reach_the_bound_on_axes_of_their_own(arena: Arena) -> None:
+    model = arena.model.double()
+    for k in (0, 1, arena.canaries - 1):
+        [loss] = arena.losses(model(arena.records[k : k + 1].double()))
+        gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+        length = torch.cat([g.flatten() for g in gradients]).norm()
+        assert length > 100
+        for g in gradients:
+            others = g.flatten()[: arena.canaries].abs().clone()
+            assert others[k] / length == pytest.approx(1 / math.sqrt(len(gradients)), rel=1e-5)
+            others[k] = 0
+            assert others.max() < 1e-6 * length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
+def test_long_game(sigma: float) -> None:
+    audit = audit_bound(clipping(BookKeeping()), noise_multiplier=sigma, steps=800)
+    assert_consistent(audit)
+    assert audit.certified_mu > 0.8 / sigma
+
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def noise_changed(change: Callable[..., None]) -> Patch:
+    """A mutant that adds its noise by ``change(the library's way, source, tensors, step=..., deviation=...)``."""
+    real = GaussianNoise.add_
+    return lambda patch: patch.setattr(
+        GaussianNoise, "add_", lambda source, tensors, **numbers: change(real, source, tensors, **numbers)
+    )
+
+
+def noise_times(factor: float) -> Patch:
+    def scaled(real, source, tensors, *, step, deviation):
+        real(source, tensors, step=step, deviation=deviation * factor)
+
+    return noise_changed(scaled)
+
+
+def repeated_each_step(real, source, tensors, *, step, deviation):
+    real(source, tensors, step=0, deviation=deviation)
+
+
+def same_for_each_parameter(real, source, tensors, *, step, deviation):
+    for tensor in tensors.values():
+        real(source, {"one name": tensor}, step=step, deviation=deviation)
+
+
+def tiled(real, source, tensors, *, step, deviation):
+    for name, tensor in tensors.items():
+        for half in tensor.view(-1).chunk(2):
+            real(source, {name: half}, step=step, deviation=deviation)
+
+
+def of_two_seeds(real, source, tensors, *, step, deviation):
+    generator = torch.Generator().manual_seed(step % 2)
+    for tensor in tensors.values():
+        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=deviation)
+
+
+def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
+    return lambda patch: patch.setattr(PerExampleClip, "_factors", lambda self, norms: change(norms, BOUND))
+
+
+def batch_clipped(patch: pytest.MonkeyPatch) -> None:
+    """The sum of a batch is clipped, not each example."""
+
+    def clipped_sum(self, losses, record, parameters, clipping):
+        sums = torch.autograd.grad(losses.sum(), list(parameters.values()))
+        norm = torch.cat([g.flatten() for g in sums]).norm().view(1, 1)
+        clipped = {name: g * clipping.factors(norm)[0] for name, g in zip(parameters, sums, strict=True)}
+        return ClippedSum(clipped, norm.expand(1, len(losses)))
+
+    patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
+
+
+def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
+    real = BookKeeping.clipped_sum
+
+    def clipped_sum(self, losses, record, parameters, clipping):
+        clipped = real(self, losses, record, parameters, clipping)
+        return replace(clipped, sums={name: 1.4 * g for name, g in clipped.sums.items()})
+
+    patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
+
+
+def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pending, "add", lambda self, sums: setattr(self, "_sums", dict(sums)))
+
+
+def pending_kept(patch: pytest.MonkeyPatch) -> None:
+    """The sum of one step is still there in the next."""
+    real = Pending.take
+
+    def take(self, parameters):
+        taken = real(self, parameters)
+        self._sums = {name: g.clone() for name, g in taken.items()}
+        return taken
+
+    patch.setattr(Pending, "take", take)
+
+
+MUTANTS: dict[str, Patch] = {
+    "no noise": noise_times(1e-12),
+    "half the noise": noise_times(0.5),
+    "noise x 0.85": noise_times(0.85),
+    "noise of an average": noise_times(1 / EXPECTED),
+    "noise twice": noise_times(math.sqrt(2)),
+    "same noise each step": noise_changed(repeated_each_step),
+    "same noise for each parameter": noise_changed(same_for_each_parameter),
+    "tiled noise": noise_changed(tiled),
+    "noise of two seeds": noise_changed(of_two_seeds),
+    "clipped at twice the bound": factors_changed(lambda norms, c: (2 * c / norms).clamp(max=1)),
+    "clipped at half the bound": factors_changed(lambda norms, c: (c / 2 / norms).clamp(max=1)),
+    "not clipped": factors_changed(lambda norms, c: torch.ones_like(norms)),
+    "the bound ignored": factors_changed(lambda norms, c: (1 / norms).clamp(max=1)),
+    "batch clipped": batch_clipped,
+    "the bound for each of two parameters": bound_for_each_of_two_parameters,
+    "last piece alone": last_piece_alone,
+    "pending sum kept": pending_kept,
+}
+
+
+VIOLATIONS = {
+    "no noise",
+    "half the noise",
+    "noise of an average",
+    "clipped at twice the bound",
+    "not clipped",
+    "the bound ignored",
+    "the bound for each of two parameters",
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_planted_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preflight, which would refuse some of them, is off here: the game must see them by itself."""
+    monkeypatch.setattr("noisette.validation.checks.prove", lambda bound, example: None)
+    MUTANTS[name](monkeypatch)
+    audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0)
+    assert audit.verdict in (Verdict.VIOLATION, Verdict.NOT_AS_DOCUMENTED)
+    assert audit.verdict is Verdict.VIOLATION or name not in VIOLATIONS
+    with pytest.raises(AssertionError, match=audit.verdict.value):
+        assert_consistent(audit)
+
+
+def test_a_leak_is_told_in_numbers() -> None:
+    noise = np.random.default_rng(0).normal(size=(24, 512))
+    inside = np.random.default_rng(1).random((24, 512)) < 0.5
+    audit = StepAudit(Scores(noise + 2 * inside, inside, noise_multiplier=1.0, shift=1.0))
+    assert audit.verdict is Verdict.VIOLATION
+    assert audit.findings[0].startswith("one record moves the release by 1.")
+    assert audit.findings[0].endswith("deviations or more, 1 claimed")
+    assert audit.facts(delta=1e-5)["certified_epsilon"] > audit.facts(delta=1e-5)["claimed_epsilon"] > 4.37

@@ -1,0 +1,222 @@
+"""Every engine gives the clipped sum of the oracle, for every model, however many examples are clipped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
+from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
+from noisette.clipping.engines.book_keeping import BookKeeping, Reweight
+from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.norms import Engine
+from noisette.clipping.per_example import PerExampleClip
+
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
+
+
+@every_engine
+@every_case
+def test_clipped_sum_is_the_oracles(case: Case, engine: Engine) -> None:
+    check(case, engine, b=7, dtype=torch.float64)
+
+
+@every_case
+def test_single_precision(case: Case) -> None:
+    for engine in ENGINES:
+        check(case, engine, b=6, dtype=torch.float32)
+
+
+@every_case
+def test_batches_of_one_and_two(case: Case) -> None:
+    for engine in ENGINES:
+        check(case, engine, b=1, dtype=torch.float64)
+        check(case, engine, b=2, dtype=torch.float64)
+
+
+@every_engine
+def test_no_example_leaves_zeros(engine: Engine) -> None:
+    model = mlp()
+    _, sums = measured_or_empty(model, engine, torch.randn(0, 6), torch.zeros(0).long())
+    assert all(not g.any() for g in sums.values())
+
+
+def measured_or_empty(model: nn.Module, engine: Engine, *inputs: Tensor) -> tuple[None, dict[str, Tensor]]:
+    clip = PerExampleClip(model, 1.0, engine=engine)
+    clip.backward(cross_entropy(model, *inputs))
+    [total] = clip.take()
+    clip.close()
+    return None, dict(zip(clip.parameters, total.grads, strict=True))
+
+
+@every_engine
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_pieces_add_up_to_the_whole(engine: Engine, size: int) -> None:
+    model, (x, y) = mlp().double(), cast(CASES[0].inputs(7), torch.float64)
+    whole = torch.cat([g.flatten() for g in measured(model, cross_entropy, (x, y), 0.5, engine)[1].values()])
+    clip = PerExampleClip(model, 0.5, engine=engine)
+    for piece in zip(x.split(size), y.split(size), strict=True):
+        clip.backward(cross_entropy(model, *piece))
+    [total] = clip.take()
+    [after] = clip.take()
+    clip.close()
+    torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), whole, rtol=1e-12, atol=1e-14)
+    assert not any(g.any() for g in after.grads), "take() starts anew"
+
+
+@every_engine
+def test_zero_gradient_stays_zero(engine: Engine) -> None:
+    model = nn.Linear(6, 4, bias=False).double()
+    x = torch.zeros(3, 6, dtype=torch.float64)
+    clip = PerExampleClip(model, 1.0, engine=engine)
+    clip.backward(cross_entropy(model, x, torch.zeros(3).long()))
+    [total] = clip.take()
+    clip.close()
+    assert torch.equal(total.grads[0], torch.zeros_like(model.weight))
+
+
+@every_engine
+def test_duplicates_count_each(engine: Engine) -> None:
+    model = mlp().double()
+    x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
+    one = measured(model, cross_entropy, (x, y), 0.1, engine)[1]
+    five = measured(model, cross_entropy, (x.repeat(5, 1), y.repeat(5)), 0.1, engine)[1]
+    for name, g in one.items():
+        torch.testing.assert_close(five[name], 5 * g, rtol=1e-10, atol=1e-13)
+
+
+BAD = {"nan": float("nan"), "inf": float("inf"), "minus inf": -float("inf")}
+FLOAT_CASES = [
+    case
+    for case in CASES
+    if case.name
+    in (
+        "mlp with in-place relu",
+        "cnn with uneven axes",
+        "python-loop recurrent",
+        "attention",
+        "linear called twice",
+        "conv called twice",
+        "tied transposed",
+        "elementwise",
+        "weight under a mask",
+        "overlapping views",
+        "layer norms",
+        "frozen weights, trained biases",
+    )
+]
+
+
+@every_engine
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda c: c.name.replace(" ", "-"))
+def test_bad_example_contributes_exactly_nothing(case: Case, value: float, engine: Engine) -> None:
+    model, inputs = case.model().double(), cast(case.inputs(5), torch.float64)
+    for at in (0, 4):
+        x = inputs[0].clone()
+        x[at].view(-1)[::3] = value
+        rest = [i for i in range(5) if i != at]
+        _, without = measured(model, case.loss, tuple(t[rest] for t in inputs), 0.5, engine)
+        _, sums = measured(model, case.loss, (x, *inputs[1:]), 0.5, engine)
+        for name, g in without.items():
+            torch.testing.assert_close(sums[name], g, rtol=1e-10, atol=1e-12)
+
+
+@every_engine
+@pytest.mark.parametrize("case", FLOAT_CASES, ids=lambda c: c.name.replace(" ", "-"))
+def test_huge_example_stays_within_the_bound(case: Case, engine: Engine) -> None:
+    model, inputs = case.model(), case.inputs(5)
+    x = inputs[0].clone()
+    x[2] = 1e30
+    _, without = measured(model, case.loss, tuple(t[[0, 1, 3, 4]] for t in inputs), 0.5, engine)
+    _, sums = measured(model, case.loss, (x, *inputs[1:]), 0.5, engine)
+    moved = torch.cat([(sums[name] - g).flatten() for name, g in without.items()])
+    assert moved.isfinite().all()
+    assert float(moved.norm()) <= 0.5 * (1 + 1e-5)
+
+
+@every_engine
+def test_all_examples_bad_leaves_zeros(engine: Engine) -> None:
+    for case in FLOAT_CASES:
+        model, inputs = case.model(), case.inputs(3)
+        _, sums = measured(model, case.loss, (inputs[0] * float("nan"), *inputs[1:]), 0.5, engine)
+        assert all(not g.any() for g in sums.values()), case.name
+
+
+@every_engine
+@pytest.mark.parametrize("scale", [1e-20, 1e-6, 1.0, 1e4, 1e15])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_example_never_exceeds_the_bound(engine: Engine, scale: float, dtype: torch.dtype) -> None:
+    """Measured in double precision on what is handed to the noise."""
+    for bound in (1e-3, 1.0, 1e3):
+        for case in CASES[:2]:
+            model, inputs = case.model().to(dtype), case.inputs(1)
+            x = (inputs[0] * scale).to(dtype)
+            _, sums = measured(model, case.loss, (x, *inputs[1:]), bound, engine)
+            assert float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= bound
+
+
+@every_engine
+def test_gradient_hooks_of_the_user_see_nothing_private(engine: Engine) -> None:
+    for case in CASES:
+        if isinstance(engine, Vmap) and case.name in NOT_FOR_VMAP:
+            continue
+        model, seen = case.model(), []
+        for p in model.parameters():
+            if p.requires_grad:
+                p.register_hook(seen.append)
+                p.register_post_accumulate_grad_hook(seen.append)
+        inputs = case.inputs(3)
+        measured(model, case.loss, inputs, 0.5, engine)
+        assert seen == [], case.name
+        case.loss(model, *inputs).sum().backward()
+        assert seen, "the hooks are back in place"
+
+
+@every_engine
+def test_model_that_uses_none_of_its_parameters(engine: Engine) -> None:
+    model = nn.Module()
+    model.p = nn.Parameter(torch.ones(3))
+    model.forward = lambda x: x * 2
+    clip = PerExampleClip(model, 1.0, engine=engine)
+    clip.backward(model(torch.randn(4, 3, requires_grad=True)).sum(1))
+    [total] = clip.take()
+    clip.close()
+    assert torch.equal(total.grads[0], torch.zeros(3))
+
+
+def test_plain_sum_when_nothing_is_clipped() -> None:
+    model, inputs = mlp().double(), cast(CASES[0].inputs(5), torch.float64)
+    _, sums = measured(model, cross_entropy, inputs, 1e6, BookKeeping())
+    plain = torch.autograd.grad(cross_entropy(model, *inputs).sum(), list(model.parameters()))
+    for found, expected in zip(sums.values(), plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@every_engine
+def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> None:
+    """Each is noised in place, so none may lie where another one lies, or in what the user holds."""
+    model = Forward(lambda m, x: (x + m.p + m.q).square(), p=parameter(1, 3), q=parameter(1, 3))
+    clip = PerExampleClip(model, 1.0, engine=engine)
+    clip.backward(model(torch.randn(1, 3)).sum(1))
+    [total] = clip.take()
+    clip.close()
+    assert torch.equal(*total.grads)
+    total.grads[0].zero_()
+    assert total.grads[1].all()
+
+
+def test_reweight_does_not_trust_a_backward_pass_that_is_wrong() -> None:
+    """A gradient that comes channels-last to an instance norm of contiguous input, with a batch of one."""
+    model = Forward(
+        lambda m, x: m.scale(m.norm(m.conv(x)).flatten(2).transpose(1, 2)),
+        conv=nn.Conv2d(2, 4, 3),
+        norm=nn.InstanceNorm2d(4, affine=True),
+        scale=nn.RMSNorm(4),
+    ).double()
+    for _ in range(10):
+        x = torch.randn(1, 2, 6, 6, dtype=torch.float64)
+        _, sums = measured(model, squares, (x,), 0.5, Reweight())
+        assert float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.5

@@ -1,0 +1,266 @@
+"""A bound that follows a quantile: by hand, on a toy problem, and as one mechanism with the gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine_check import ENGINES
+from model_cases import mlp, squares
+from noisette import AdaptiveClip, Flat, Ledger, PerExampleClip, PrivacyRefusal, RdpAccountant, privatize
+from noisette._internal.keystream import SecretKey
+from noisette.mechanisms.gaussian import GaussianRelease, parts_of, shares_of
+from noisette.validation import Call, prove
+
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+
+
+class Line(nn.Module):
+    """The gradient of an example's output is the example."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.layer = nn.Linear(width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).squeeze(1)
+
+
+def lengths(*norms: float) -> Tensor:
+    x = torch.zeros(len(norms), 3)
+    x[:, 1] = torch.tensor(norms)
+    return x
+
+
+def released(clip: PerExampleClip, release: GaussianRelease, step: int = 0):
+    sums = clip.take()
+    release(sums, {id(p): name for name, p in clip.parameters.items()}, step=step)
+    return sums
+
+
+@every_engine
+def test_bound_moves_as_computed_by_hand(engine) -> None:
+    rule = AdaptiveClip(2.0, target_quantile=0.6, learning_rate=0.5, count_share=0.04)
+    model = Line()
+    clip = PerExampleClip(model, clipping=rule, engine=engine)
+    clip.backward(model(lengths(1.0, 1.9, 2.1, 50.0, 0.0)))
+    gradient, count = clip.take()
+    assert (gradient.bound, gradient.share) == (2.0, None)
+    assert (count.bound, count.share, count.name) == (0.5, 0.04, "clipping count")
+    assert float(count.grads[0]) == 0.5, "three within, two beyond, one half each"
+    assert float(gradient.grads[0].sum()) == pytest.approx(1 + 1.9 + 2 + 2, rel=1e-5)
+    assert shares_of([gradient, count]) == [0.96, 0.04]
+
+    GaussianRelease(SecretKey(), 1e-12, 8)([gradient, count], {id(p): n for n, p in clip.parameters.items()}, step=0)
+    within = 0.5 / 8 + 0.5
+    after = 2.0 * math.exp(-0.5 * (within - 0.6))
+    assert rule.max_grad_norm == pytest.approx(after, rel=1e-9)
+    assert rule.max_grad_norm == pytest.approx(after, rel=1e-9), "read once"
+    clip.backward(model(lengths(50.0)))
+    gradient, count = clip.take()
+    clip.close()
+    assert gradient.bound == pytest.approx(after, rel=1e-9)
+    assert float(gradient.grads[0].sum()) == pytest.approx(after, rel=1e-5)
+    assert float(count.grads[0]) == -0.5
+
+
+def test_bad_example_counts_for_nothing() -> None:
+    model, rule = Line(), AdaptiveClip(2.0)
+    for engine in ENGINES:
+        clip = PerExampleClip(model, clipping=rule, engine=engine)
+        clip.backward(model(lengths(1.0, math.nan, 3.0, math.inf, 1.5)))
+        _, count = clip.take()
+        clip.close()
+        assert float(count.grads[0]) == 0.5, type(engine).__name__
+
+
+@every_engine
+def test_each_example_is_counted_once_in_any_pieces(engine) -> None:
+    norms = [0.1, 3.0, 1.0, 5.0, 1.0, 1.0, 2.5]
+    model = Line()
+    for size in (1, 2, 7):
+        clip = PerExampleClip(model, clipping=AdaptiveClip(2.0), engine=engine)
+        for piece in lengths(*norms).split(size):
+            clip.backward(model(piece))
+        _, count = clip.take()
+        _, none = clip.take()
+        clip.close()
+        assert float(count.grads[0]) == 0.5 * (4 - 3)
+        assert float(none.grads[0]) == 0.0
+
+
+def test_all_pieces_of_a_batch_have_one_bound() -> None:
+    """Also when a release comes between them, as it may by hand."""
+    model, rule = Line(), AdaptiveClip(1.0, learning_rate=2.0)
+    clip = PerExampleClip(model, clipping=rule)
+    clip.backward(model(lengths(50.0)))
+    first = clip.take()
+    clip.backward(model(lengths(50.0)))
+    GaussianRelease(SecretKey(), 1e-9, 1)(first, {id(p): n for n, p in clip.parameters.items()}, step=0)
+    assert rule.max_grad_norm > 2
+    clip.backward(model(lengths(50.0)))
+    gradient, _ = clip.take()
+    assert gradient.bound == 1.0
+    assert float(gradient.grads[0].sum()) == pytest.approx(2.0, rel=1e-5)
+    clip.backward(model(lengths(50.0)))
+    gradient, _ = clip.take()
+    clip.close()
+    assert gradient.bound == rule.max_grad_norm == pytest.approx(float(gradient.grads[0].sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("start", [0.01, 30.0])
+@pytest.mark.parametrize("quantile", [0.3, 0.7])
+def test_bound_follows_the_quantile(start: float, quantile: float) -> None:
+    torch.manual_seed(3)
+    x = torch.zeros(2000, 3)
+    x[:, 0] = torch.rand(2000) * 4  # a norm is below c with probability c / 4
+    model, rule = Line(), AdaptiveClip(start, target_quantile=quantile)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    path = []
+    with privatize(
+        PerExampleClip(model, clipping=rule),
+        optimizer,
+        x,
+        sampling_rate=0.1,
+        expected_batch_size=200,
+        steps=160,
+        noise_multiplier=1.0,
+    ) as run:
+        for batch in run.batches():
+            for piece in batch.pieces(500):
+                run.backward(model(piece))
+            optimizer.step()
+            path.append(rule.max_grad_norm)
+    settled = path[-40:]
+    assert abs(sum(settled) / len(settled) / (4 * quantile) - 1) < 0.12
+    assert path[0] == pytest.approx(start, rel=0.2)
+
+
+def test_without_examples_the_bound_moves_by_noise_alone() -> None:
+    model, rule = Line(), AdaptiveClip(1.0, target_quantile=0.5)
+    clip = PerExampleClip(model, clipping=rule)
+    released(clip, GaussianRelease(SecretKey(), 1e-9, 100))
+    clip.close()
+    assert rule.max_grad_norm == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3])
+@pytest.mark.parametrize("norm", [0.0, 0.5, 1.0 - 1e-4, 7.0])
+def test_neighbours_differ_by_one_unit_of_noise_at_most(share: float, norm: float) -> None:
+    """The same coins with one record and without: all that is released, in units of its noise, differs by <= 1 / z."""
+    z, key, model = 1.3, SecretKey(), Line()
+    seen = []
+    for batch in (lengths(0.2, 3.0, norm), lengths(0.2, 3.0)):
+        clip = PerExampleClip(model, clipping=AdaptiveClip(1.0, count_share=share))
+        clip.backward(model(batch))
+        sums = released(clip, GaussianRelease(key, z, 10))
+        deviations = [z * s.bound / math.sqrt(part) / 10 for s, part in zip(sums, shares_of(sums), strict=True)]
+        seen.append([s.params[0].grad.double().clone() / d for s, d in zip(sums, deviations, strict=True)])
+        clip.close()
+    moved = math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(*seen, strict=True)))
+    assert moved <= (1 + 1e-6) / z
+    if norm >= 1 - 1e-4:
+        assert moved >= 0.999 / z, "the bound is reached: neither part gets more noise than it needs"
+
+
+def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
+    epsilons = []
+    for clipping in (AdaptiveClip(1.0), Flat(1.0)):
+        model, ledger = Line(), Ledger(tmp_path / f"{type(clipping).__name__}.jsonl")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with privatize(
+            PerExampleClip(model, clipping=clipping),
+            optimizer,
+            torch.randn(50, 3),
+            sampling_rate=0.1,
+            expected_batch_size=5,
+            steps=4,
+            noise_multiplier=2.0,
+            accountant=RdpAccountant(),
+            ledger=ledger,
+        ) as run:
+            for batch in run.batches():
+                for piece in batch.pieces(5):
+                    run.backward(model(piece))
+                optimizer.step()
+            epsilons.append(run.epsilon(delta=1e-3))
+    [(event, times)] = Ledger.read(tmp_path / "AdaptiveClip.jsonl").events.items()
+    assert times == 4
+    assert event.parts == (("gradient", 0.99), ("clipping count", 0.01))
+    assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-6)
+
+
+def test_gradient_pays_for_the_count_with_its_share() -> None:
+    model = Line(40_000)
+    clip = PerExampleClip(model, clipping=AdaptiveClip(3.0, count_share=0.36))
+    gradient, count = released(clip, GaussianRelease(SecretKey(), 2.0, 10))
+    clip.close()
+    deviation = float(gradient.params[0].grad.double().std())
+    assert abs(deviation / (2.0 * 3.0 / 0.8 / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
+    assert parts_of([gradient, count]) == (("gradient", 0.64), ("clipping count", 0.36))
+
+
+def test_noise_of_the_count_has_its_deviation() -> None:
+    clip = PerExampleClip(Line(), clipping=AdaptiveClip(1.0, count_share=0.04))
+    release = GaussianRelease(SecretKey(), 2.0, 10)
+    values = [float(released(clip, release, step)[1].params[0].grad) for step in range(400)]
+    clip.close()
+    deviation = torch.tensor(values, dtype=torch.float64).square().mean().sqrt()
+    assert abs(float(deviation) / (2.0 * 0.5 / 0.2 / 10) - 1) * math.sqrt(2 * 400) <= 6.1
+
+
+@every_engine
+@pytest.mark.parametrize("bound", [1e-4, 1.0, 1e4])
+def test_preflight_passes_and_moves_nothing(engine, bound: float) -> None:
+    rule = AdaptiveClip(bound)
+    clip = PerExampleClip(mlp(), clipping=rule, engine=engine)
+    prove(clip, Call((torch.randn(4, 6),), {}))
+    gradient, count = clip.take()
+    clip.close()
+    assert rule.max_grad_norm == bound
+    assert not any(g.any() for g in (*gradient.grads, *count.grads))
+
+
+@pytest.mark.parametrize("bound", [1e-4, 1.0, 1e4])
+def test_preflight_sees_mixing_beside_a_count(bound: float) -> None:
+    """However small the bound, the count beside it must not hide what the gradient does."""
+
+    class Centring(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0).detach()
+
+    model = mlp()
+    model[1] = Centring()
+    clip = PerExampleClip(model, clipping=AdaptiveClip(bound))
+    with pytest.raises(PrivacyRefusal, match="when the other examples change"):
+        prove(clip, Call((torch.randn(4, 6),), {}))
+    clip.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((0.0,), "initial_norm"),
+        ((math.inf,), "initial_norm"),
+        ((1.0, 0.0), "target_quantile"),
+        ((1.0, 1.0), "target_quantile"),
+        ((1.0, 0.5, 0.0), "learning_rate"),
+        ((1.0, 0.5, 0.2, 0.0), "count_share"),
+        ((1.0, 0.5, 0.2, 1.0), "count_share"),
+    ],
+)
+def test_numbers_outside_their_domain(arguments: tuple[float, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        AdaptiveClip(*arguments)
+
+
+def test_only_what_is_released_moves_the_bound() -> None:
+    model, rule = mlp(), AdaptiveClip(1.0)
+    clip = PerExampleClip(model, clipping=rule)
+    clip.backward(squares(model, torch.randn(4, 6)))
+    clip.take()
+    clip.close()
+    assert rule.max_grad_norm == 1.0

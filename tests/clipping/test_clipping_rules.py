@@ -1,0 +1,355 @@
+"""Each rule clips what it says to the bound it says, with every engine; no factor can break its bound."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine_check import ENGINES, cast
+from model_cases import CASES, Forward, cross_entropy, mlp, squares
+from noisette import (
+    Automatic,
+    Flat,
+    OwnFactor,
+    PerExampleClip,
+    PerGroup,
+    PerLayer,
+    PrivacyRefusal,
+    privatize,
+)
+from noisette.clipping.clipping_rules import Group
+from noisette.validation import Call, prove
+
+every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+SHAPES = {"0.weight": (8, 6), "0.bias": (8,), "2.weight": (8, 8), "4.weight": (4, 8), "4.bias": (4,)}
+LAYERS = [("0.weight", "0.bias"), ("2.weight",), ("4.weight", "4.bias")]
+
+
+def single_gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[dict[str, Tensor]]:
+    plain, found = copy.deepcopy(model), []
+    for i in range(len(x)):
+        loss = cross_entropy(plain, x[i : i + 1], y[i : i + 1]).sum()
+        found.append(dict(zip(SHAPES, torch.autograd.grad(loss, list(plain.parameters())), strict=True)))
+    return found
+
+
+def joint(gradients: dict[str, Tensor], names: tuple[str, ...]) -> float:
+    return math.sqrt(sum(float(gradients[name].square().sum()) for name in names))
+
+
+def taken(rule, engine, *, dtype=torch.float64, b: int = 7):
+    model, (x, y) = mlp().to(dtype), cast(CASES[0].inputs(b), dtype)
+    x[0] *= 10  # some examples are long in one layer and short in another
+    clip = PerExampleClip(model, clipping=rule, engine=engine)
+    assert list(clip.parameters) == list(SHAPES)
+    clip.backward(cross_entropy(model, x, y))
+    sums = clip.take()
+    names = {id(p): name for name, p in clip.parameters.items()}
+    clip.close()
+    return sums, names, single_gradients(model, x, y)
+
+
+def expected(
+    gradients: list[dict[str, Tensor]], groups: list[tuple[tuple[str, ...], float]], factor
+) -> dict[str, Tensor]:
+    sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    for g in gradients:
+        for names, bound in groups:
+            for name in names:
+                sums[name] += factor(joint(g, names), bound) * g[name].double()
+    return sums
+
+
+def capped(norm: float, bound: float) -> float:
+    return min(1.0, bound / norm)
+
+
+ALL = tuple(SHAPES)
+RULES = {
+    "flat": (Flat(0.5), [(ALL, 0.5)], capped),
+    "per layer": (PerLayer(0.5), [(names, 0.5 / math.sqrt(3)) for names in LAYERS], capped),
+    "per group": (
+        PerGroup({"4": 0.1, "0": 0.7, "2.weight": 0.3}),
+        [(LAYERS[2], 0.1), (LAYERS[0], 0.7), (LAYERS[1], 0.3)],
+        capped,
+    ),
+    "automatic": (Automatic(0.5, stability=0.2), [(ALL, 0.5)], lambda norm, bound: bound / (norm + 0.2)),
+    "own factor": (
+        OwnFactor(lambda norms: 0.5 / (1 + norms).square(), 0.5),
+        [(ALL, 0.5)],
+        lambda norm, bound: 0.5 / (1 + norm) ** 2,
+    ),
+    "own factor that normalises": (
+        OwnFactor(lambda norms: 0.5 / norms.clamp(min=1e-9), 0.5),
+        [(ALL, 0.5)],
+        lambda norm, bound: 0.5 / norm,
+    ),
+}
+
+
+@every_engine
+@pytest.mark.parametrize(("rule", "groups", "factor"), RULES.values(), ids=RULES)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_sums_are_those_of_single_examples(rule, groups, factor, engine, dtype) -> None:
+    sums, names, gradients = taken(rule, engine, dtype=dtype)
+    truth = expected(gradients, groups, factor)
+    assert [(tuple(names[id(p)] for p in s.params), s.bound) for s in sums] == groups
+    assert all(s.share is None and s.name == "gradient" for s in sums)
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5}[dtype]
+    for s in sums:
+        for p, g in zip(s.params, s.grads, strict=True):
+            error = float((g.double() - truth[names[id(p)]]).norm())
+            assert error <= tolerance * max(float(t.norm()) for t in truth.values()), names[id(p)]
+
+
+@every_engine
+@pytest.mark.parametrize(("rule", "groups", "factor"), RULES.values(), ids=RULES)
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_one_example_moves_no_group_beyond_its_bound(rule, groups, factor, engine, scale: float) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model, (x, y) = mlp().to(dtype), cast(CASES[0].inputs(1), dtype)
+        clip = PerExampleClip(model, clipping=rule, engine=engine)
+        clip.backward(cross_entropy(model, x * scale, y) * scale)
+        for s in clip.take():
+            assert math.sqrt(sum(float(g.double().square().sum()) for g in s.grads)) <= s.bound
+        clip.close()
+
+
+@every_engine
+@pytest.mark.parametrize(("rule", "groups", "factor"), RULES.values(), ids=RULES)
+def test_bad_example_contributes_nothing_to_any_group(rule, groups, factor, engine) -> None:
+    model, (x, y) = mlp().double(), cast(CASES[0].inputs(5), torch.float64)
+    x[2, 0] = float("inf")
+    kept = [0, 1, 3, 4]
+    found = []
+    for batch in ((x, y), (x[kept], y[kept])):
+        clip = PerExampleClip(model, clipping=rule, engine=engine)
+        clip.backward(cross_entropy(model, *batch))
+        found.append(torch.cat([g.flatten() for s in clip.take() for g in s.grads]))
+        clip.close()
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
+    assert found[1].any()
+
+
+def test_group_that_is_bad_in_one_layer_takes_the_example_out_of_all() -> None:
+    model = Forward(lambda m, x: torch.cat([m.a(x[:, :2]), m.b(x[:, 2:])], 1), a=nn.Linear(2, 2), b=nn.Linear(2, 2))
+    x = torch.randn(3, 4)
+    x[1, 0] = float("nan")
+    clip = PerExampleClip(model, clipping=PerLayer(1.0))
+    clip.backward(squares(model, x))
+    with_bad = clip.take()
+    clip.backward(squares(model, x[[0, 2]]))
+    for s, t in zip(with_bad, clip.take(), strict=True):
+        for g, h in zip(s.grads, t.grads, strict=True):
+            torch.testing.assert_close(g, h)
+    clip.close()
+
+
+def test_joint_bound_of_layers_is_that_of_the_rule() -> None:
+    groups = PerLayer(3.0).groups([*SHAPES, "scale", "5.body.weight"])
+    assert math.sqrt(sum(group.bound**2 for group in groups)) == pytest.approx(3.0)
+    assert groups[-1].names == ("5.body.weight",)
+    assert groups[-2].names == ("scale",)
+
+
+def test_groups_that_leave_out_or_share_parameters_are_refused_and_all_listed() -> None:
+    with pytest.raises(ValueError, match="exactly one group") as refusal:
+        PerExampleClip(mlp(), clipping=PerGroup({"0": 1.0, "0.bias": 1.0, "2.weigh": 0.5, "head": 1.0}))
+    message = str(refusal.value)
+    for said in (
+        "0.bias is in '0' and '0.bias'",
+        "2.weight is in no group",
+        "4.weight is in no group",
+        "4.bias is in no group",
+        "'2.weigh' names no trainable parameter",
+        "'head' names no trainable parameter",
+    ):
+        assert said in message
+    assert "0.weight is" not in message
+
+
+def test_refused_rule_leaves_the_model_as_it_was() -> None:
+    model = mlp()
+    with pytest.raises(ValueError, match="exactly one group"):
+        PerExampleClip(model, clipping=PerGroup({"0": 1.0}))
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+class LeavesOneOut:
+    def groups(self, names):
+        return [Group(tuple(names[1:]), 1.0)]
+
+
+class CountsOneTwice:
+    def groups(self, names):
+        return [Group(tuple(names), 1.0), Group((names[0],), 1.0)]
+
+
+@pytest.mark.parametrize("rule", [LeavesOneOut(), CountsOneTwice()], ids=lambda r: type(r).__name__)
+def test_rule_of_ones_own_must_cover_every_parameter_once(rule) -> None:
+    with pytest.raises(ValueError, match="every trainable parameter in exactly one group"):
+        PerExampleClip(mlp(), clipping=rule)
+
+
+def test_bound_or_rule_and_not_both() -> None:
+    for arguments in ({}, {"max_grad_norm": 1.0, "clipping": Flat(1.0)}):
+        with pytest.raises(ValueError, match="exactly one of max_grad_norm and clipping"):
+            PerExampleClip(mlp(), **arguments)
+
+
+@pytest.mark.parametrize("bound", [0, -1.0, math.nan, math.inf, "1", None])
+@pytest.mark.parametrize(
+    "rule", [Flat, PerLayer, Automatic, lambda c: PerGroup({"0": c}), lambda c: OwnFactor(lambda n: 0 * n, c)]
+)
+def test_bounds_that_bound_nothing(rule, bound) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"max_grad_norm|expected a finite 0|expected 0"):
+        rule(bound)
+
+
+@pytest.mark.parametrize("stability", [0, -1, math.nan])
+def test_stability_is_above_zero(stability: float) -> None:
+    with pytest.raises(ValueError, match="stability"):
+        Automatic(1.0, stability)
+
+
+WRONG_FACTORS = {
+    "too large": (
+        lambda n: torch.ones_like(n),
+        r"at norm 1\.\d+ is 1, which leaves a norm of 1\.\d+, above max_grad_norm=1",
+    ),
+    "too large far out": (lambda n: 1 / n.clamp(min=1, max=1e11), r"at norm 1\.\d+e\+11 .* above"),
+    "negative": (lambda n: -1 / (1 + n), r"at norm 0 is -1: expected a finite number that is not negative"),
+    "infinite at zero": (lambda n: 1 / n, r"at norm 0 is inf"),
+    "not a number": (lambda n: n * math.nan, r"at norm 0 is nan"),
+    "one for all": (lambda n: torch.ones(()) * 0.0, r"returned \(\) for norms of shape"),
+    "a number": (lambda n: 0.5, r"returned float for norms of shape"),
+    "squares of axes": (lambda n: torch.zeros(len(n), 1), r"returned \(242, 1\) for norms of shape \(242,\)"),
+    "of the largest": (lambda n: 1 / n.max().clamp(min=1).expand_as(n), "alone: it must look at one norm at a time"),
+    "of the neighbour": (lambda n: 1e-13 / (1 + n.roll(1)), "one norm at a time"),
+}
+
+
+@pytest.mark.parametrize(("factor", "said"), WRONG_FACTORS.values(), ids=WRONG_FACTORS)
+def test_wrong_factor_is_refused_with_the_norm(factor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        OwnFactor(factor, 1.0)
+
+
+@every_engine
+@pytest.mark.parametrize(
+    "after", [lambda n: n * 0 + 1e9, lambda n: n * 0 - 1e9, lambda n: n / 0], ids=["huge", "negative", "nan"]
+)
+def test_factor_that_changes_its_mind_is_held_to_the_bound(after, engine) -> None:
+    turned = []
+    rule = OwnFactor(lambda norms: after(norms) if turned else 0 * norms, 0.5)
+    turned.append(True)
+    model, (x, y) = mlp(), CASES[0].inputs(1)
+    clip = PerExampleClip(model, clipping=rule, engine=engine)
+    clip.backward(cross_entropy(model, x, y))
+    [s] = clip.take()
+    clip.close()
+    norm = math.sqrt(sum(float(g.double().square().sum()) for g in s.grads))
+    assert norm <= 0.5, "whatever the function says"
+
+
+def test_factor_cannot_reach_into_the_norms() -> None:
+    def overwrites(norms: Tensor) -> Tensor:
+        return norms.mul_(0)
+
+    rule = OwnFactor(overwrites, 0.5)
+    model, (x, y) = mlp(), CASES[0].inputs(3)
+    clip = PerExampleClip(model, clipping=rule)
+    clip.backward(cross_entropy(model, x, y))
+    assert not any(g.any() for g in clip.take()[0].grads)
+    clip.close()
+
+
+ACCEPTED = [
+    Flat(1.0),
+    PerLayer(1e-3),
+    PerGroup({"0": 1e3, "2": 1e-3, "4": 1.0}),
+    Automatic(1.0),
+    *(RULES[n][0] for n in RULES if "own" in n),
+]
+
+
+@pytest.mark.parametrize("rule", ACCEPTED, ids=lambda r: type(r).__name__)
+def test_preflight_accepts_every_rule(rule) -> None:
+    clip = PerExampleClip(mlp(), clipping=rule)
+    prove(clip, Call((torch.randn(4, 6),), {}))
+    clip.close()
+
+
+@pytest.mark.parametrize("rule", ACCEPTED, ids=lambda r: type(r).__name__)
+def test_preflight_sees_mixing_through_every_rule(rule) -> None:
+    class Centring(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x - x.mean(0).detach()
+
+    model = mlp()
+    model[1] = Centring()
+    clip = PerExampleClip(model, clipping=rule)
+    with pytest.raises(PrivacyRefusal, match="when the other examples change"):
+        prove(clip, Call((torch.randn(4, 6),), {}))
+    clip.close()
+
+
+def test_preflight_sees_mixing_in_a_group_of_tiny_bound() -> None:
+    """Its sum is small beside that of the other group, but so is its noise."""
+    model = Forward(
+        lambda m, x: torch.cat([m.a(x), m.b(x - x.mean(0).detach())], 1),
+        a=nn.Linear(6, 4),
+        b=nn.Linear(6, 4, bias=False),
+    )
+    clip = PerExampleClip(model, clipping=PerGroup({"a": 100.0, "b": 1e-5}))
+    with pytest.raises(PrivacyRefusal, match="the sum of a batch differs"):
+        prove(clip, Call((torch.randn(4, 6),), {}))
+    clip.close()
+
+
+@pytest.mark.parametrize("grown", ["2.weight", "4.bias"])
+def test_preflight_checks_each_group_by_itself(grown: str) -> None:
+    """A small group far beyond its own bound hides in the joint norm of all groups."""
+
+    class Grows(PerExampleClip):
+        def take(self):
+            sums = super().take()
+            for s in sums:
+                for p, g in zip(s.params, s.grads, strict=True):
+                    if p is self.parameters[grown]:
+                        g.mul_(20)
+            return sums
+
+    clip = Grows(mlp(), clipping=PerGroup({"0": 10.0, "2": 1e-3, "4": 1e-3}))
+    with pytest.raises(PrivacyRefusal, match=r"one example alone moves the sum by .*, above the bound 0\.001"):
+        prove(clip, Call((torch.randn(4, 6),), {}))
+    clip.close()
+
+
+def test_private_run_noises_each_layer_for_the_joint_bound() -> None:
+    """Released, per layer, is noise of z C: every layer's C / sqrt(K) times sqrt(K)."""
+    model = Forward(lambda m, x: m.a(x) + m.b(x), a=nn.Linear(100, 100), b=nn.Linear(100, 100, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with privatize(
+        PerExampleClip(model, clipping=PerLayer(3.0)),
+        optimizer,
+        torch.randn(50, 100),
+        expected_batch_size=5,
+        sampling_rate=1e-9,
+        steps=1,
+        noise_multiplier=2.0,
+    ) as run:
+        for batch in run.batches():
+            for piece in batch.pieces(5):
+                run.backward(squares(model, piece))
+            optimizer.step()
+    assert dict(run.ledger.events) == {run.event: 1}
+    assert run.event.parts == ()
+    for p in model.parameters():
+        deviation = float(p.grad.double().square().mean().sqrt()) * 5 / (2.0 * 3.0)
+        assert abs(deviation - 1) * math.sqrt(2 * p.numel()) <= 6.1

@@ -1,0 +1,23 @@
+"""The README's table and the documents of studies are those that the committed results make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_readme_table_is_up_to_date() -> None:
+    command = [sys.executable, "-m", "experiments.table", "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.table"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["abadi_2016", "bethune_2024", "davody_2020"])
+def test_the_document_of_a_study_is_up_to_date(study: str) -> None:
+    command = [sys.executable, "-m", f"experiments.{study}", "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, f"run: python -m experiments.{study}"

@@ -1,0 +1,79 @@
+"""The how-to pages do what they say: their code runs, and their tests pass and can fail."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette import PerExampleClip, PrivacyRefusal
+from noisette.gradients.rules import Dense, registry
+from oracle import clipped_sum
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-rule.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the first block of the page defines; its rule is forgotten afterwards."""
+    for table in ("_RULES", "_OPERANDS"):
+        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
+    found: dict[str, Any] = {"__name__": "a_users_module"}
+    exec(BLOCKS[0], found)
+    return found
+
+
+def losses(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum((1, 2))
+
+
+def test_worked_example_is_exact(names: dict[str, Any]) -> None:
+    model, x = names["model"].double(), torch.randn(5, 6, 4, dtype=torch.float64)
+    truth = clipped_sum(model, losses, (x,), 0.5)
+    clip = PerExampleClip(model, 0.5)
+    clip.backward(losses(model, x))
+    [total] = clip.take()
+    clip.close()
+    assert names["bounded"].grads[2].any()
+    for name, g in zip(clip.parameters, total.grads, strict=True):
+        torch.testing.assert_close(g, truth.sums[name], rtol=1e-10, atol=1e-12)
+
+
+def test_tests_of_the_page_pass(names: dict[str, Any]) -> None:
+    exec(BLOCKS[1], names)
+    tests = [value for name, value in names.items() if name.startswith("test_")]
+    assert len(tests) == 2
+    for test in tests:
+        test()
+
+
+def without_width(examples: Any, dy: Tensor, input: Tensor, other: Tensor) -> Dense:
+    return Dense(examples.sequences(dy).sum(1))
+
+
+def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any]) -> None:
+    exec(BLOCKS[1], names)
+    names["hypot_other"] = without_width
+    with pytest.raises(AssertionError):
+        names["test_width_is_exact"]()
+    with pytest.raises(AssertionError):
+        names["test_width_of_two_axes_is_refused"]()
+    registry._RULES[torch.hypot, "other"] = without_width
+    clip = PerExampleClip(names["model"], 0.5)
+    with pytest.raises(PrivacyRefusal, match=r"without_width for other of hypot differs from autograd"):
+        clip.backward(losses(names["model"], torch.randn(5, 6, 4)))
+    assert not any(g.any() for part in clip.take() for g in part.grads)
+    clip.close()
+
+
+def test_forms_of_the_page_exist() -> None:
+    import noisette.gradients.rules
+
+    listed = re.findall(r"^\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
+    assert len(listed) == 4
+    assert all(hasattr(noisette.gradients.rules, name) for name in listed)

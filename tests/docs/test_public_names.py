@@ -1,0 +1,57 @@
+"""The public names: few, sorted, the same for people, type checkers and ``dir``."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import pytest
+
+import noisette
+
+STUB = ast.parse(Path(noisette.__file__).with_suffix(".pyi").read_text())
+
+
+def typed_names() -> dict[str, str]:
+    """Name and module of each import in the stub."""
+    imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom)]
+    assert all(alias.asname == alias.name for node in imports for alias in node.names)
+    return {alias.name: node.module or "" for node in imports for alias in node.names if alias.name != "__version__"}
+
+
+def test_all_is_sorted_and_as_typed() -> None:
+    assert list(noisette.__all__) == sorted(noisette.__all__)
+    assert set(noisette.__all__) == set(typed_names())
+
+
+@pytest.mark.parametrize(("name", "module"), typed_names().items())
+def test_name_is_that_of_its_module(name: str, module: str) -> None:
+    from importlib import import_module
+
+    assert getattr(noisette, name) is getattr(import_module(module), name)
+    assert name in dir(noisette)
+
+
+@pytest.mark.parametrize("name", noisette.__all__)
+def test_name_says_what_it_is(name: str) -> None:
+    thing = getattr(noisette, name)
+    assert inspect.getdoc(thing)
+    if inspect.isfunction(thing):
+        kinds = {p.kind for p in inspect.signature(thing).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Opacus'"):
+        noisette.Opacus  # noqa: B018
+
+
+def test_refusals_are_errors_of_their_own() -> None:
+    assert issubclass(noisette.MissingRule, noisette.PrivacyRefusal)
+    assert issubclass(noisette.PrivacyRefusal, RuntimeError)
+    assert not issubclass(noisette.PrivacyRefusal, Warning)
+
+
+def test_version() -> None:
+    assert noisette.__version__.count(".") == 2

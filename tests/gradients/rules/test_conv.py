@@ -1,0 +1,314 @@
+"""Convolutions against autograd: every way to the gradients by itself, on shapes whose per-axis numbers all differ."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from noisette.gradients.rules import Examples, conv, find_rule, forms
+from noisette.gradients.rules.conv import GRAMS, WAYS, Geometry, Kernel, conv_over_time
+from noisette.gradients.rules.forms import Dense, kept
+from rule_oracle import TOLERANCE, by_autograd, check_form, double
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
+B = 3
+FORWARD = (torch.conv1d, torch.conv2d, torch.conv3d)
+TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+
+
+def rule_of(operation: Callable[..., Tensor], operand: str = "weight") -> Callable[..., Kernel]:
+    found = find_rule(operation, operand)
+    assert found is not None
+    return found
+
+
+def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Examples, **numbers: object) -> None:
+    """Both rules, and each way to the kernel's gradients, on this convolution."""
+    outputs = w.shape[1] * numbers.get("groups", 1) if operation in TRANSPOSED else w.shape[0]
+    bias, b = double(outputs), examples.count
+    dy = torch.randn_like(operation(x, w, bias, **numbers))
+    apart = torch.zeros(b, *dy.shape, dtype=dy.dtype)  # dy with all but one example silent
+    for i in range(b):
+        examples.first(apart[i])[i] = examples.first(dy)[i]
+    truth, of_bias = (
+        torch.stack([by_autograd(function, leaf, silent, 1)[0] for silent in apart])
+        for function, leaf in (
+            (lambda v: operation(x, v, bias, **numbers), w),
+            (lambda v: operation(x, w, v, **numbers), bias),
+        )
+    )
+    check_form(rule_of(operation, "bias")(examples, dy, x, w, bias, **numbers), of_bias)
+    form = rule_of(operation)(examples, dy, x, w, bias, **numbers)
+    check_form(form, truth)
+    check_form(kept(form), truth)
+    for way in WAYS.values():
+        found = torch.full(form.shape, torch.nan, dtype=x.dtype)
+        way(form, found)
+        torch.testing.assert_close(found.view_as(truth), truth, **TOLERANCE)
+    for norms, _ in GRAMS.values():
+        torch.testing.assert_close(norms(form), truth.flatten(1).square().sum(1), **TOLERANCE)
+
+
+def distinct(axes: int, *numbers: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """A different one of these numbers for each axis."""
+    return st.permutations(numbers).map(lambda order: tuple(order[:axes]))
+
+
+GROUPS = st.sampled_from([(1, 2, 3), (2, 4, 6), (3, 3, 6), (2, 2, 2)])  # groups, channels, outputs
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, axes: int):
+    kernel, stride, dilation = (draw(distinct(axes, 1, 2, 3)) for _ in range(3))
+    padding = draw(distinct(axes, 0, 1, 2, 3) | st.sampled_from(["valid", "same"]))
+    if padding == "same":
+        stride = (1,) * axes
+    groups, channels, outputs = draw(GROUPS)
+    size = tuple(draw(st.integers(1, 7)) for _ in range(axes))
+    around = (0,) * axes if isinstance(padding, str) else padding
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    assume(padding == "same" or all(n + 2 * p >= s for n, p, s in zip(size, around, spans, strict=True)))
+    numbers = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return FORWARD[axes - 1], (channels, *size), (outputs, channels // groups, *kernel), numbers
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn, axes: int):
+    kernel, stride, dilation = (draw(distinct(axes, 1, 2, 3)) for _ in range(3))
+    padding = draw(distinct(axes, 0, 1, 2, 3))
+    extra = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
+    groups, channels, outputs = draw(GROUPS)
+    size = tuple(draw(st.integers(1, 5)) for _ in range(axes))
+    each = zip(size, stride, dilation, kernel, extra, padding, strict=True)
+    assume(all((n - 1) * s + d * (k - 1) + 1 + e > 2 * p for n, s, d, k, e, p in each))
+    numbers = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "output_padding": extra}
+    return TRANSPOSED[axes - 1], (channels, *size), (channels, outputs // groups, *kernel), numbers
+
+
+@st.composite
+def examples_of(draw: st.DrawFn, axes: int) -> tuple[Examples, int]:
+    """Where the examples lie, and how many images each has; volumes have one."""
+    images = draw(st.integers(1, 2)) if axes < 3 else 1
+    return Examples(B, inner=draw(st.booleans())), images
+
+
+def check_drawn(case, where: tuple[Examples, int]) -> None:
+    (operation, image, weight, numbers), (examples, images) = case, where
+    check(operation, double(B * images, *image), double(*weight), examples, **numbers)
+
+
+either = [convolutions, transposed_convolutions]
+
+
+def run_lattice(kind: Callable[..., st.SearchStrategy], axes: int, cases: int) -> None:
+    @given(kind(axes), examples_of(axes))
+    @settings(max_examples=cases, deadline=None, derandomize=True)
+    def run(case, where: tuple[Examples, int]) -> None:
+        check_drawn(case, where)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", either)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_lattice(kind, axes: int) -> None:
+    run_lattice(kind, axes, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", either)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_long_lattice(kind, axes: int) -> None:
+    run_lattice(kind, axes, 1000)
+
+
+def test_full_lattice_in_one_dimension() -> None:
+    for kernel, stride, dilation, padding in itertools.product([1, 3], [1, 2, 3], [1, 2], [0, 1, 2, "same"]):
+        if padding == "same" and stride > 1:
+            continue
+        numbers = {"stride": stride, "dilation": dilation, "padding": padding}
+        check(torch.conv1d, double(B, 2, 8), double(3, 2, kernel), Examples(B), **numbers)
+
+
+def test_full_lattice_of_transposed_in_one_dimension() -> None:
+    for kernel, stride, dilation, padding in itertools.product([1, 3], [1, 2, 3], [1, 2], [0, 1]):
+        for extra in range(max(stride, dilation)):
+            numbers = {"stride": stride, "dilation": dilation, "padding": padding, "output_padding": extra}
+            check(torch.conv_transpose1d, double(B, 2, 4), double(2, 3, kernel), Examples(B), **numbers)
+
+
+def plain_form(b: int) -> Kernel:
+    """More groups than one, and few enough places for Gram matrices."""
+    x, w = double(b, 4, 4, 3), double(6, 2, 3, 2)
+    numbers = {"stride": (2, 1), "padding": (1, 0), "groups": 2}
+    return rule_of(torch.conv2d)(Examples(b), torch.randn_like(torch.conv2d(x, w, **numbers)), x, w, None, **numbers)
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """Every way that is offered to be measured is run, and the last one wins."""
+    results: dict[str, object] = {}
+
+    def run_all(key: object, candidates: dict[str, Callable[[], object]], device: torch.device) -> str:
+        results.update({name: candidate() for name, candidate in candidates.items()})
+        return list(candidates)[-1]
+
+    monkeypatch.setattr(conv, "fastest", run_all)
+    monkeypatch.setattr(conv, "_MEASURED_FROM", 1)
+    return results
+
+
+NORMS = {*GRAMS, *(f"{name}, dropped" for name in WAYS)}
+FORMS = {"factors", *(f"{name}, kept" for name in WAYS)}
+
+
+@pytest.mark.parametrize("at_once", [1, 10**3, 10**9])
+@pytest.mark.parametrize("cached", [1, 300, 10**6])
+def test_norms_are_the_same_by_every_way_and_in_parts_of_any_size(tried, monkeypatch, at_once, cached) -> None:
+    monkeypatch.setattr(forms, "_DROPPED_AT_ONCE", at_once)
+    monkeypatch.setattr(forms, "_DROPPED_PART", 0)
+    monkeypatch.setattr(conv, "_CACHED", cached)
+    form = plain_form(7)
+    form.squared_norms()
+    assert tried.keys() == NORMS
+    for found in tried.values():
+        torch.testing.assert_close(found, form.explicit().flatten(1).square().sum(1), **TOLERANCE)
+
+
+def test_a_rehearsal_takes_norms_and_sum(tried, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 10**9)
+    kept(plain_form(7))
+    assert tried.keys() == NORMS | FORMS
+
+
+def small_kernel(b: int) -> tuple[Tensor, Tensor, Kernel]:
+    """A form whose explicit gradients need less memory than its factors."""
+    x, dy = double(b, 2, 12, 11), double(b, 3, 10, 9)
+    return x, dy, rule_of(torch.conv2d)(Examples(b), dy, x, double(3, 2, 3, 3), None)
+
+
+@pytest.mark.parametrize("b", [3, 20])  # without and with a rehearsal
+def test_gradients_take_the_place_of_their_factors(b: int) -> None:
+    x, dy, form = small_kernel(b)
+    factors = [weakref.ref(x), weakref.ref(dy)]
+    form = kept(form)
+    assert isinstance(form, Dense)
+    form.squared_norms()
+    del x, dy
+    gc.collect()
+    assert [ref() for ref in factors] == [None, None]
+
+
+def test_large_gradients_are_not_kept() -> None:
+    form = rule_of(torch.conv2d)(Examples(2), double(2, 30, 2, 2), double(2, 30, 4, 4), double(30, 30, 3, 3), None)
+    assert kept(form) is form
+
+
+def test_gradients_of_few_numbers_may_be_kept_beyond_the_size_of_their_factors(tried, monkeypatch) -> None:
+    x, dy = double(2, 30, 12, 12), double(2, 30, 14, 14)
+    form = rule_of(torch.conv2d)(Examples(2), dy, x, double(30, 30, 3, 3), None, padding=2)
+    monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 0)
+    assert isinstance(kept(form), Dense)
+    assert tried.keys() >= FORMS, "the factors may still be quicker"
+    monkeypatch.setattr(conv, "_SMALL", 2 * 8100 - 1)
+    assert kept(form) is form
+
+
+def test_gradients_of_the_size_of_their_factors_are_kept() -> None:
+    def form(size: int) -> Kernel:  # a gradient of 9 numbers, factors of twice the size
+        x = double(2, 1, size)
+        return rule_of(torch.conv1d)(Examples(2), x, x, double(1, 1, 9), None, padding=4)
+
+    assert isinstance(kept(form(5)), Dense)
+    assert isinstance(kept(form(4)), Kernel)
+
+
+def test_gram_matrices_are_for_few_places() -> None:
+    def has_few_places(size: int, channels: int, groups: int) -> bool:
+        w = double(channels, channels // groups, 3, 3)
+        x, numbers = double(1, channels, size, size), {"padding": 1, "groups": groups}
+        return rule_of(torch.conv2d)(Examples(1), x, x, w, None, **numbers).has_few_places
+
+    assert has_few_places(4, 16, 1)
+    assert not has_few_places(12, 4, 1)
+    assert not has_few_places(3, 16, 16)
+
+
+@pytest.mark.parametrize("operation", FORWARD)
+def test_numbers_may_be_whole_or_lists(operation) -> None:
+    axes = FORWARD.index(operation) + 1
+    x, w = double(B, 2, *(7, 6, 5)[:axes]), double(3, 2, *(3, 2, 3)[:axes])
+    for numbers in ({"stride": 2, "padding": 1}, {"stride": [2], "padding": [1]}, {"dilation": 2, "padding": (1,)}):
+        check(operation, x, w, Examples(B), **numbers)
+
+
+def test_arguments_of_transposed_convolutions_in_their_own_order() -> None:
+    x, w, bias = double(B, 4, 5, 4), double(4, 3, 3, 2), double(6)
+    operation, arguments = torch.conv_transpose2d, ((2, 3), (1, 0), (1, 2), 2, (2, 1))
+    dy = torch.randn_like(operation(x, w, bias, *arguments))
+    form = rule_of(operation)(Examples(B), dy, x, w, bias, *arguments)
+    check_form(form, by_autograd(lambda v: operation(x, v, bias, *arguments), w, dy, B))
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    check(torch.conv2d, double(B, 7, 6, 2).permute(0, 3, 1, 2), double(3, 2, 3, 2), Examples(B), stride=(1, 2))
+    check(torch.conv2d, double(1, 2, 7, 6).expand(B, -1, -1, -1), double(3, 2, 3, 2), Examples(B))
+    check(torch.conv2d, double(B + 1, 5, 7, 9)[1:, 1:3, :, 2:], double(3, 2, 3, 2), Examples(B))
+    check(torch.conv_transpose1d, double(B, 7, 2).transpose(1, 2), double(2, 3, 3), Examples(B))
+
+
+def test_measured_choice_is_exact() -> None:
+    """From sixteen examples on the quickest plan is measured; all give the same."""
+    for operation, w in ((torch.conv2d, double(3, 2, 3, 3)), (torch.conv_transpose2d, double(2, 3, 3, 2))):
+        check(operation, double(20, 2, 6, 5), w, Examples(20), padding=1)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_no_examples(size: int) -> None:
+    x, dy, w = double(0, 2, size, size), double(0, 3, size, size), double(3, 2, 1, 1)
+    form = rule_of(torch.conv2d)(Examples(0), dy, x, w, None)
+    for same in (form, kept(form)):
+        assert same.explicit().shape == (0, 3, 2, 1, 1)
+        assert same.squared_norms().shape == (0,)
+        assert not same.weighted_sum(double(0)).any()
+
+
+@pytest.mark.parametrize("pad", [0, 1])
+def test_convolution_over_time_is_taken_apart(pad: int) -> None:
+    x, w, bias = double(7, B, 2), double(3, 2, 4), double(4)
+    torch.testing.assert_close(conv_over_time(x, w, bias, pad), torch.conv_tbc(x, w, bias, pad), **TOLERANCE)
+
+
+def test_padding_by_name_copies_nothing_where_both_ends_are_alike() -> None:
+    x = double(B, 2, 6, 5)
+    form = rule_of(torch.conv2d)(Examples(B), double(B, 3, 6, 5), x, double(3, 2, 3, 5), None, padding="same")
+    assert form.x is x
+    assert form.geometry == Geometry((3, 5), (1, 1), (1, 2), (1, 1), 1)
+
+
+@pytest.mark.parametrize("operation", FORWARD + TRANSPOSED)
+@pytest.mark.parametrize("operand", ["weight", "bias"])
+def test_refusals(operation, operand: str) -> None:
+    axes = (FORWARD + TRANSPOSED).index(operation) % 3 + 1
+    size, rule = (4, 5, 6)[:axes], rule_of(operation, operand)
+    w = double(*[2] * (axes + 2))
+    with pytest.raises(ValueError, match=r"without a batch axis.*unsqueeze\(0\)"):
+        rule(Examples(2), double(2, *size), double(2, *size), w, double(2))
+    with pytest.raises(ValueError, match="axis 1 holds the examples"):
+        rule(Examples(2, axis=1), double(3, 2, *size), double(3, 2, *size), w, double(2))
+    with pytest.raises(ValueError, match=r"does not hold the 2 examples|3 volumes in a batch of 2"):
+        rule(Examples(2), double(3, 2, *size), double(3, 2, *size), w, double(2))
+
+
+def test_volumes_folded_into_the_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="6 volumes in a batch of 3 examples"):
+        rule_of(torch.conv3d)(Examples(3), double(6, 3, 4, 4, 4), double(6, 2, 4, 4, 4), double(3, 2, 1, 1, 1), None)

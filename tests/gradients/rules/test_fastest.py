@@ -1,0 +1,52 @@
+"""Candidates are measured once for each key, and not at all where runs must repeat."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+import noisette.gradients.rules.fastest as measured
+from noisette.gradients.rules.fastest import fastest
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _no_winners(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "_WINNERS", {})
+
+
+def test_the_quickest_wins_and_is_remembered() -> None:
+    calls = []
+    candidates = {"slow": lambda: (calls.append("slow"), time.sleep(0.02)), "quick": lambda: calls.append("quick")}
+    assert fastest("key", candidates, CPU) == "quick"
+    assert calls.count("slow") == 2
+    measured = len(calls)
+    assert fastest("key", candidates, CPU) == "quick"
+    assert len(calls) == measured
+    fastest("another key", candidates, CPU)
+    assert len(calls) > measured
+
+
+def test_a_slow_first_call_is_forgiven() -> None:
+    calls = []
+
+    def slow_at_first() -> None:
+        calls.append(None)
+        time.sleep(0.02 if len(calls) == 1 else 0)
+
+    assert fastest("key", {"steady": lambda: time.sleep(0.005), "warmed up": slow_at_first}, CPU) == "warmed up"
+
+
+def test_nothing_is_measured_where_runs_must_repeat() -> None:
+    def refuse() -> None:
+        raise AssertionError("measured")
+
+    assert fastest("key", {"only": refuse}, CPU) == "only"
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert fastest("key", {"first": refuse, "second": refuse}, CPU) == "first"
+    finally:
+        torch.use_deterministic_algorithms(False)

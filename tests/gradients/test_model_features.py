@@ -1,0 +1,379 @@
+"""What users do with modules: each is exact, or refused with the way out."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint
+
+from engine_check import check, measured
+from model_cases import Case, Forward, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
+from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, Reweight
+from noisette.validation import Call, prove
+
+WITH_RULES = [BookKeeping(), Reweight()]
+every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, Loop()], ids=lambda e: type(e).__name__)
+
+
+def frozen(*kinds: type[nn.Module] | str) -> Callable[[], nn.Module]:
+    """The small convolutional net with layers of these types, or parameters of these names, frozen."""
+
+    def make() -> nn.Module:
+        model = cnn()
+        for module in model.modules():
+            for name, p in module.named_parameters(recurse=False):
+                p.requires_grad_(
+                    not (isinstance(module, tuple(k for k in kinds if not isinstance(k, str))) or name in kinds)
+                )
+        return model
+
+    return make
+
+
+def shared_across() -> nn.Module:
+    """Three modules of different kinds hold one parameter."""
+    model = Forward(
+        lambda m, x: F.linear(m.second(torch.tanh(m.first(m.words(x)))), m.first.weight.t()),
+        words=nn.Embedding(6, 6),
+        first=nn.Linear(6, 6),
+        second=nn.Linear(6, 6, bias=False),
+    )
+    model.second.weight = model.first.weight
+    model.words.weight = model.first.weight
+    return model
+
+
+class Symmetric(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return w.triu() + w.triu(1).transpose(-1, -2)
+
+
+class Positive(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return F.softplus(w)
+
+
+def parametrized(*steps: nn.Module) -> nn.Module:
+    layer = nn.Linear(5, 5)
+    for step in steps:
+        parametrize.register_parametrization(layer, "weight", step)
+    return nn.Sequential(layer, nn.Tanh(), nn.Linear(5, 4))
+
+
+class Lists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([parameter(5, 5) for _ in range(3)])
+        self.named = nn.ParameterDict({"scale": parameter(5), "shift": parameter(5)})
+        self.branches = nn.ModuleDict({"a": nn.Linear(5, 4), "b": nn.Linear(5, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        for w in self.weights:
+            x = torch.tanh(x @ w) * self.named["scale"] + self.named["shift"]
+        return self.branches["a"](x) - self.branches["b"](x)
+
+
+class Inputs(nn.Module):
+    """Words, a number, a switch and a mask for each example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.number, self.out = nn.Embedding(11, 5), nn.Linear(3, 5), nn.Linear(5, 4)
+
+    def forward(self, words: Tensor, numbers: Tensor, switch: Tensor, mask: Tensor) -> Tensor:
+        h = self.words(words.long()).masked_fill(~mask.unsqueeze(2), 0).sum(1)
+        h = h + torch.where(switch.bool().unsqueeze(1), self.number(numbers), torch.zeros(()).to(numbers.dtype))
+        return self.out(h)
+
+
+def mixed_inputs(b: int) -> tuple[Tensor, ...]:
+    return (
+        torch.randint(0, 11, (b, 6), dtype=torch.uint8),
+        torch.randn(b, 3),
+        torch.arange(b) % 2,
+        torch.rand(b, 6) > 0.3,
+    )
+
+
+Heads = namedtuple("Heads", ["near", "far"])
+
+
+class Nested(nn.Module):
+    """Outputs in a structure."""
+
+    def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.near, self.far, self._wrap = nn.Linear(6, 5), nn.Linear(5, 3), nn.Linear(5, 2), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.tanh(self.body(x))
+        return self._wrap(self.near(h), self.far(h))
+
+
+def of_leaves(model: nn.Module, x: Tensor) -> Tensor:
+    leaves = torch.utils._pytree.tree_leaves(model(x))
+    return torch.stack([leaf.square().sum(1) for leaf in leaves if isinstance(leaf, Tensor)]).sum(0)
+
+
+STRUCTURES = {
+    "dictionary": lambda a, b: {"near": a, "far": b},
+    "ordered dictionary": lambda a, b: OrderedDict(near=a, far=b),
+    "named tuple": Heads,
+    "nested": lambda a, b: (a, [{"deep": (b,)}], None, "word"),
+}
+
+
+def weighted_heads(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """A loss from several outputs, weighted by the example's own label."""
+    near, far = model(x)
+    return F.cross_entropy(near, y % 3, reduction="none") + y * F.mse_loss(far, x[:, :2], reduction="none").mean(1)
+
+
+def middle_and_end(model: nn.Module, x: Tensor) -> Tensor:
+    early, late = model(x)
+    return early.square().sum(1) + late.abs().sum(1)
+
+
+def deep_supervision() -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> tuple[Tensor, Tensor]:
+        early = m.first(x)
+        return early, m.second(torch.tanh(early))
+
+    return Forward(forward, first=nn.Linear(6, 5), second=nn.Linear(5, 3))
+
+
+def masked(m: Forward, x: Tensor, mask: Tensor) -> Tensor:
+    return m.second(torch.tanh(m.first(x)) * mask)
+
+
+def with_one_mask(model: nn.Module, x: Tensor) -> Tensor:
+    """The mask is an input that belongs to no example."""
+    return model(x, torch.tensor([1, 0, 1, 1, 0], dtype=x.dtype)).square().sum(1)
+
+
+CASES = [
+    Case("biases alone", frozen("weight"), labelled(3, 9, 6), cross_entropy),
+    Case("weights alone", frozen("bias"), labelled(3, 9, 6), cross_entropy),
+    Case("norms alone", frozen(nn.Conv2d, nn.Linear), labelled(3, 9, 6), cross_entropy),
+    Case("convolutions frozen", frozen(nn.Conv2d), labelled(3, 9, 6), cross_entropy),
+    Case("head frozen", frozen(nn.Linear), labelled(3, 9, 6), cross_entropy),
+    Case("shared by three modules", shared_across, ids(4, 6)),
+    Case("symmetric weight", lambda: parametrized(Symmetric()), floats(5)),
+    Case("chain of parametrizations", lambda: parametrized(Symmetric(), Positive()), floats(5)),
+    Case(
+        "orthogonal weight",
+        lambda: nn.Sequential(parametrizations.orthogonal(nn.Linear(5, 5)), nn.Tanh(), nn.Linear(5, 3)),
+        floats(5),
+    ),
+    Case(
+        "weight norm of a convolution",
+        lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(2, 3, 3)), nn.Flatten()),
+        floats(2, 5, 5),
+    ),
+    Case("lists and dictionaries of parameters", Lists, floats(5)),
+    Case(
+        "channels last",
+        lambda: cnn().to(memory_format=torch.channels_last),
+        lambda b: (torch.randn(b, 3, 9, 6).to(memory_format=torch.channels_last), torch.arange(b) % 4),
+        cross_entropy,
+    ),
+    Case("integer and boolean inputs", Inputs, mixed_inputs),
+    Case("input that belongs to no example", lambda: Forward(masked, first=nn.Linear(4, 5), second=nn.Linear(5, 2)),
+         floats(4), with_one_mask),
+    Case("loss of several outputs", lambda: Nested(lambda a, b: (a, b)), labelled(6), weighted_heads),
+    Case("loss of a middle and an end", deep_supervision, floats(6), middle_and_end),
+    *(Case(f"outputs in a {name}", lambda wrap=wrap: Nested(wrap), floats(6), of_leaves)
+      for name, wrap in STRUCTURES.items()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
+def test_clipped_sum_is_the_oracles(case: Case) -> None:
+    for engine in WITH_RULES:
+        for b in (7, 1, 2):
+            check(case, engine, b=b, dtype=torch.float64)
+        check(case, engine, b=6, dtype=torch.float32)
+
+
+# Random operations: the draws are the graph's own, so the truth is each loss alone on that graph
+
+
+def clipped_on_one_graph(model: nn.Module, losses: Tensor, bound: float) -> Tensor:
+    params = [p for p in model.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in params), dtype=losses.dtype)
+    for loss in losses:
+        gradients = torch.autograd.grad(loss, params, retain_graph=True, materialize_grads=True)
+        vector = torch.cat([g.flatten() for g in gradients])
+        total += vector * min(1.0, bound / max(float(vector.norm()), 1e-30))
+    return total
+
+
+class StochasticDepth(nn.Module):
+    """Each example skips each block with a probability of its own, or the whole batch does."""
+
+    def __init__(self, of_the_batch: bool) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
+        self.of_the_batch = of_the_batch
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            if self.of_the_batch:
+                x = x + block(x) if torch.rand(()) > 0.4 else x
+            else:
+                x = x + block(x) * (torch.rand(len(x), 1) > 0.4).to(x.dtype)
+        return x
+
+
+RANDOM = {
+    "dropout": lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.ReLU(), nn.Dropout1d(0.3), nn.Linear(8, 6)),
+    "dropout in place": lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5, inplace=True), nn.Linear(8, 6)),
+    "noise on activations": lambda: Forward(
+        lambda m, x: m.b(m.a(x) + torch.randn(len(x), 5).to(x.dtype)), a=nn.Linear(6, 5), b=nn.Linear(5, 6)
+    ),
+    "depth of each example": lambda: StochasticDepth(False),
+    "depth of the batch": lambda: StochasticDepth(True),
+}
+every_random = pytest.mark.parametrize("make", RANDOM.values(), ids=RANDOM)
+
+
+@every_engine
+@every_random
+def test_draws_of_the_forward_pass_are_those_of_the_sum(make: Callable[[], nn.Module], engine) -> None:
+    model, x = make().double().train(), torch.randn(7, 6, dtype=torch.float64)
+    for bound in (1e-3, 1.0, 1e3):
+        clip = PerExampleClip(model, bound, engine=engine)
+        losses = squares(model, x)
+        truth = clipped_on_one_graph(model, losses, bound)
+        clip.backward(losses)
+        [total] = clip.take()
+        clip.close()
+        found = torch.cat([g.flatten() for g in total.grads])
+        assert float((found - truth).norm()) <= 1e-10 * float(truth.norm())
+
+
+@every_engine
+@every_random
+def test_one_example_under_random_draws_stays_within_the_bound(make: Callable[[], nn.Module], engine) -> None:
+    model = make().train()
+    clip = PerExampleClip(model, 0.01, engine=engine)
+    for _ in range(10):
+        clip.backward(squares(model, 10 * torch.randn(1, 6)))
+        [total] = clip.take()
+        assert 0 < float(torch.cat([g.double().flatten() for g in total.grads]).norm()) <= 0.01
+    clip.close()
+
+
+@every_random
+def test_random_draws_pass_the_preflight(make: Callable[[], nn.Module]) -> None:
+    model = make().train()
+    clip = PerExampleClip(model, 1.0)
+    prove(clip, Call((torch.randn(3, 6),), {}))
+    clip.close()
+
+
+# Activations that are computed again
+
+
+def checkpointed(reentrant: bool, *, input_needs_gradient: bool = False) -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        x = m.before(x) if not input_needs_gradient else x.requires_grad_()
+        return m.after(checkpoint(m.inside, x, use_reentrant=reentrant))
+
+    return Forward(forward, before=nn.Linear(6, 6), inside=mlp(), after=nn.Linear(4, 3))
+
+
+def test_checkpointed_inside_a_model_is_exact() -> None:
+    case = Case("checkpointed", lambda: checkpointed(False), floats(6))
+    for engine in WITH_RULES:
+        check(case, engine, b=5, dtype=torch.float64)
+
+
+@every_engine
+@pytest.mark.parametrize("input_needs_gradient", [False, True])
+def test_reentrant_checkpoint_is_refused(engine, input_needs_gradient: bool) -> None:
+    """It hides what runs inside of it from the tape, and from autograd."""
+    model = checkpointed(True, input_needs_gradient=input_needs_gradient)
+    clip = PerExampleClip(model, 1.0, engine=engine)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        losses = squares(model, torch.randn(4, 6))
+        with pytest.raises(PrivacyRefusal, match="use_reentrant=False"):
+            clip.backward(losses)
+    assert not any(g.any() for part in clip.take() for g in part.grads)
+    clip.close()
+
+
+# Half precision
+
+
+@every_engine
+@pytest.mark.parametrize("bound", [1e-3, 1.0, 1e3])
+def test_autocast_is_close_to_single_precision_and_never_above_the_bound(engine, bound: float) -> None:
+    model, (x, y) = mlp(), labelled(6)(5)
+
+    def autocast(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return cross_entropy(model, x, y)
+
+    _, single = measured(model, cross_entropy, (x, y), bound, engine)
+    _, half = measured(model, autocast, (x, y), bound, engine)
+    straight, turned = (torch.cat([g.flatten() for g in sums.values()]) for sums in (single, half))
+    assert float((straight - turned).norm()) <= 0.05 * float(straight.norm())
+    assert all(p.dtype is torch.float32 for p in model.parameters())
+    for i in range(5):
+        _, alone = measured(model, autocast, (x[i : i + 1], y[i : i + 1]), bound, engine)
+        assert float(torch.cat([g.flatten() for g in alone.values()]).norm()) <= bound
+
+
+# Compiled models
+
+
+@pytest.fixture
+def _compiler() -> Any:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+PLACES = {
+    "the call": lambda model, compiled: (model, compiled),
+    "the model": lambda model, compiled: (compiled, compiled),
+    "a part": lambda model, compiled: (whole := nn.Sequential(compiled), whole),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_compiler")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("make", [mlp, lambda: twice_in_a_loop()], ids=["mlp", "loop"])
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_compiled_is_exact(place, make: Callable[[], nn.Module], backend: str) -> None:
+    torch.manual_seed(5)
+    model, x = make().double(), torch.randn(5, 6, dtype=torch.float64)
+    expected = measured(model, squares, (x,), 0.5, BookKeeping())[1]
+    bounded, called = place(model, torch.compile(model, backend=backend))
+    clip = PerExampleClip(bounded, 0.5)
+    for _ in range(3):  # what the first call compiled is used again
+        clip.backward(squares(called, x))
+        [total] = clip.take()
+        for found, truth in zip(total.grads, expected.values(), strict=True):
+            torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-13)
+    clip.close()
+
+
+def twice_in_a_loop() -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = torch.tanh(m.layer(x)) * m.scale
+        return x
+
+    return Forward(forward, layer=nn.Linear(6, 6), scale=parameter(6))

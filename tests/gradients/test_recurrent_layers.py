@@ -1,0 +1,307 @@
+"""Fused recurrent layers and cells, every option, against single examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from engine_check import ENGINES, cast, check, measured
+from model_cases import Case, Forward, Inputs, floats, parameter, squares
+from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.per_example import PerExampleClip
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
+OTHER_ENGINES = [
+    engine for engine in ENGINES if not isinstance(engine, BookKeeping | Vmap)
+]  # torch.func repeats no fused recurrence
+T, FEATURES, UNITS = 4, 3, 4
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {
+    "tanh": nn.RNN,
+    "relu": lambda *sizes, **options: nn.RNN(*sizes, nonlinearity="relu", **options),
+    "lstm": nn.LSTM,
+    "projected": lambda *sizes, **options: nn.LSTM(*sizes, proj_size=2, **options),
+    "gru": nn.GRU,
+}
+CELLS = [
+    nn.RNNCell,
+    lambda *sizes, **options: nn.RNNCell(*sizes, nonlinearity="relu", **options),
+    nn.LSTMCell,
+    nn.GRUCell,
+]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+each_recurrence = pytest.mark.parametrize("kind", ["tanh", "projected", "gru"])
+
+
+def layer(kind: str, **options: object) -> nn.RNNBase:
+    return KINDS[kind](FEATURES, UNITS, **options)
+
+
+def everything(returned: tuple) -> Tensor:
+    """Output, h_n and c_n of a layer with the batch first, each with weights of its own."""
+    output, state = returned
+    states = state if isinstance(state, tuple) else (state,)
+    rows = [output.flatten(1), *(s.transpose(0, 1).flatten(1) for s in states)]
+    return torch.cat([k * row * torch.linspace(0.5, 2, row.shape[1]).to(row) for k, row in enumerate(rows, 1)], 1)
+
+
+def of(forward: Callable[..., Tensor], **parts: nn.Module | Tensor) -> Callable[[], nn.Module]:
+    return lambda: Forward(forward, **parts)
+
+
+def check_sizes(case: Case) -> None:
+    for b in (7, 1):
+        check(case, BookKeeping(), b=b, dtype=torch.float64)
+    check(case, BookKeeping(), b=2, dtype=torch.float32)
+
+
+def check_engines(case: Case) -> None:
+    check_sizes(case)
+    for engine in OTHER_ENGINES:
+        check(case, engine, b=2, dtype=torch.float64)
+
+
+@each_recurrence
+def test_stack_in_both_directions(kind: str) -> None:
+    check_engines(
+        Case(
+            kind,
+            lambda: Forward(
+                lambda m, x: everything(m.rnn(x)),
+                rnn=layer(kind, num_layers=2, bidirectional=True, batch_first=True),
+            ),
+            floats(T, FEATURES),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("bias", "batch_first"), [(True, True), (False, False)], ids=["batch first", "no bias, time first"]
+)
+@every_kind
+def test_every_number_of_layers_and_directions(kind: str, bias: bool, batch_first: bool) -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        output, state = m.rnn(x if batch_first else x.transpose(0, 1))
+        return everything((output if batch_first else output.transpose(0, 1), state))
+
+    for num_layers, bidirectional in ((1, False), (1, True), (3, False)):
+        options = {"num_layers": num_layers, "bidirectional": bidirectional, "bias": bias, "batch_first": batch_first}
+        case = Case(kind, of(forward, rnn=layer(kind, **options)), floats(T, FEATURES))
+        check(case, BookKeeping(), b=T, dtype=torch.float64)  # as many examples as steps: shapes cannot tell them apart
+
+
+@every_kind
+@pytest.mark.parametrize("part", ["last output", "h_n", "c_n"])
+def test_loss_of_one_part_alone(kind: str, part: str) -> None:
+    """The gradient must come through all steps, also where it begins at the last."""
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        output, state = m.rnn(x)
+        if part == "last output":
+            return output[:, -1]
+        return state[0] if not isinstance(state, tuple) else state[part == "c_n"][0]
+
+    case = Case(kind, lambda: Forward(forward, rnn=layer(kind, batch_first=True)), floats(T, FEATURES))
+    check(case, BookKeeping(), b=3, dtype=torch.float64)
+
+
+def both(kind: str, h: Tensor, c: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    return (h, c) if kind in ("lstm", "projected") else h
+
+
+@each_recurrence
+def test_states_from_data_and_from_parameters(kind: str) -> None:
+    width = 2 if kind == "projected" else UNITS
+
+    def of_data(m: Forward, x: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        h, c = m.start(h).unflatten(1, (4, width)), m.start_c(c).unflatten(1, (4, UNITS))
+        return everything(m.rnn(x, both(kind, h.transpose(0, 1).contiguous(), c.transpose(0, 1).contiguous())))
+
+    def of_parameters(m: Forward, x: Tensor) -> Tensor:
+        h, c = (p.expand(-1, len(x), -1) for p in (m.h, m.c))
+        return everything(m.rnn(x, both(kind, h, c.contiguous())))
+
+    options = {"num_layers": 2, "bidirectional": True, "batch_first": True}
+    parts = {"start": nn.Linear(2, 4 * width), "start_c": nn.Linear(2, 4 * UNITS)}
+    inputs = lambda b: (torch.randn(b, T, FEATURES), torch.randn(b, 2), torch.randn(b, 2))  # noqa: E731
+    check_sizes(Case(kind, lambda: Forward(of_data, rnn=layer(kind, **options), **parts), inputs))
+    trained = {"h": parameter(4, 1, width), "c": parameter(4, 1, UNITS)}
+    check_sizes(Case(kind, of(of_parameters, rnn=layer(kind, **options), **trained), floats(T, FEATURES)))
+
+
+def test_constant_inputs_to_states_made_of_data() -> None:
+    """A decoder that is shown the same learned word at every step."""
+
+    def forward(m: Forward, h: Tensor) -> Tensor:
+        return everything(m.rnn(m.word.expand(len(h), T, -1), m.start(h).unsqueeze(0)))
+
+    check_sizes(
+        Case(
+            "decoder",
+            of(forward, rnn=layer("gru", batch_first=True), word=parameter(FEATURES), start=nn.Linear(2, UNITS)),
+            floats(2),
+        )
+    )
+
+
+def lengths_of(b: int, *, descending: bool) -> Tensor:
+    lengths = 1 + torch.arange(b) * 3 % T
+    return lengths.sort(descending=True).values if descending else lengths
+
+
+def packed(kind: str, enforce_sorted: bool, **options: object) -> Case:
+    def forward(m: Forward, x: Tensor, lengths: Tensor) -> Tensor:
+        pack = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=enforce_sorted)
+        output, state = m.rnn(pack)
+        padded, _ = pad_packed_sequence(output, batch_first=True, total_length=T)
+        return everything((padded, state))
+
+    def inputs(b: int) -> Inputs:
+        return torch.randn(b, T, FEATURES), lengths_of(b, descending=enforce_sorted)
+
+    return Case(kind, lambda: Forward(forward, rnn=layer(kind, batch_first=True, **options)), inputs)
+
+
+@every_kind
+@pytest.mark.parametrize("enforce_sorted", [True, False], ids=["sorted", "unsorted"])
+def test_packed_sequences(kind: str, enforce_sorted: bool) -> None:
+    check(packed(kind, enforce_sorted, num_layers=2, bidirectional=True), BookKeeping(), b=7, dtype=torch.float64)
+
+
+@each_recurrence
+def test_packed_sequences_in_every_engine(kind: str) -> None:
+    check_engines(packed(kind, False))
+
+
+@every_kind
+def test_padding_contributes_exactly_nothing(kind: str) -> None:
+    case = packed(kind, False, num_layers=2, bidirectional=True)
+    model, (x, lengths) = case.model().double(), cast(case.inputs(6), torch.float64)
+    _, sums = measured(model, squares, (x, lengths), 0.5, BookKeeping())
+    for i, length in enumerate(lengths):
+        x[i, length:] = float("nan")
+    _, spoiled = measured(model, squares, (x, lengths), 0.5, BookKeeping())
+    for name, total in sums.items():
+        assert torch.equal(spoiled[name], total)
+
+
+@every_kind
+def test_example_that_is_not_finite_is_cut_out(kind: str) -> None:
+    model = Forward(
+        lambda m, x: everything(m.rnn(x)), rnn=layer(kind, num_layers=2, bidirectional=True, batch_first=True)
+    ).double()
+    x = torch.randn(4, T, FEATURES, dtype=torch.float64)
+    _, without = measured(model, squares, (x[[0, 1, 3]],), 0.5, BookKeeping())
+    x[2, 1] = float("nan")
+    _, sums = measured(model, squares, (x,), 0.5, BookKeeping())
+    for name, total in without.items():
+        torch.testing.assert_close(sums[name], total, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "no bias"])
+@pytest.mark.parametrize("cell", CELLS, ids=["tanh", "relu", "lstm", "gru"])
+def test_cells_in_a_loop(cell: Callable[..., nn.Module], bias: bool) -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        state = None
+        for t in range(x.shape[1]):
+            state = m.cell(x[:, t], state)
+        return torch.cat(state, 1) if isinstance(state, tuple) else state
+
+    check_engines(Case("cell", of(forward, cell=cell(FEATURES, UNITS, bias=bias)), floats(T, FEATURES)))
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=["tanh", "relu", "lstm", "gru"])
+def test_cells_that_begin_with_a_parameter(cell: Callable[..., nn.Module]) -> None:
+    lstm = cell is nn.LSTMCell
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        h, c = (p.expand(len(x), -1) for p in (m.h, m.c))
+        state = m.cell(x[:, 0], (h, c) if lstm else h)
+        state = m.cell(x[:, 1], state)
+        return torch.cat(state, 1) if lstm else state
+
+    parts = {"cell": cell(FEATURES, UNITS), "h": parameter(UNITS), **({"c": parameter(UNITS)} if lstm else {})}
+    if not lstm:
+        parts["c"] = torch.zeros(UNITS)
+    check_sizes(Case("cell", of(forward, **parts), floats(2, FEATURES)))
+
+
+@each_recurrence
+def test_layer_called_twice_with_a_part_frozen(kind: str) -> None:
+    rnn = layer(kind, num_layers=2, batch_first=True)
+    rnn.weight_hh_l0.requires_grad_(False)
+    rnn.bias_ih_l1.requires_grad_(False)
+
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        again = m.between(torch.relu_(m.rnn(x)[0]))
+        return everything(m.rnn(again))
+
+    width = 2 if kind == "projected" else UNITS
+    check_sizes(Case(kind, of(forward, rnn=rnn, between=nn.Linear(width, FEATURES)), floats(T, FEATURES)))
+
+
+def test_dropout_between_layers() -> None:
+    """Dropping everything leaves nothing to chance."""
+    case = Case(
+        "dropout",
+        lambda: Forward(
+            lambda m, x: everything(m.rnn(x)), rnn=layer("lstm", num_layers=2, dropout=1.0, batch_first=True)
+        ),
+        floats(T, FEATURES),
+    )
+    check(case, BookKeeping(), b=3, dtype=torch.float64)
+
+
+def test_dropout_is_random_in_training_and_off_in_evaluation() -> None:
+    model = Forward(lambda m, x: m.rnn(x)[0], rnn=layer("gru", num_layers=2, dropout=0.5))
+    x, clip = torch.randn(T, 6, FEATURES), PerExampleClip(model, 1.0)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    recorded = model(x)
+    clip.close()
+    torch.testing.assert_close(recorded, model(x))
+
+
+@every_kind
+def test_outputs_are_the_plain_layers(kind: str) -> None:
+    rnn = layer(kind, num_layers=2, bidirectional=True)
+    x = torch.randn(T, 6, FEATURES)
+    lengths = lengths_of(6, descending=False)
+    inputs: list[Tensor | PackedSequence] = [x, x[:, 0], pack_padded_sequence(x, lengths, enforce_sorted=False)]
+    plain = [rnn(each) for each in inputs]
+    clip = PerExampleClip(rnn, 1.0)
+    recorded = [rnn(each) for each in inputs]
+    with torch.no_grad():
+        silent = rnn(x)
+    clip.close()
+    assert not silent[0].requires_grad
+    torch.testing.assert_close(recorded, plain)
+    torch.testing.assert_close(silent, plain[0])
+    assert type(recorded[2][0]) is PackedSequence
+    assert recorded[0][0].is_contiguous(), "as the plain layer's, which may be viewed in another shape"
+
+
+def test_second_order_gradients_are_refused() -> None:
+    rnn = layer("gru")
+    clip = PerExampleClip(rnn, 1.0)
+    output, _ = rnn(x := torch.randn(T, 2, FEATURES, requires_grad=True))
+    clip.close()
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        torch.autograd.grad(output.sum(), x, create_graph=True)
+
+
+@every_kind
+def test_weights_changed_before_the_backward_pass_are_noticed(kind: str) -> None:
+    rnn = layer(kind, batch_first=True)
+    clip = PerExampleClip(rnn, 1.0)
+    losses = rnn(torch.randn(2, T, FEATURES))[0].flatten(1).sum(1)
+    with torch.no_grad():
+        rnn.weight_hh_l0 += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        clip.backward(losses)
+    clip.close()

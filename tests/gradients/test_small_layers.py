@@ -1,0 +1,343 @@
+"""Every engine on models built from the smaller operations: joined tensors, products, scales, bags, derived weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+from engine_check import check, measured
+from model_cases import Case, Forward, floats, ids, parameter, squares
+from noisette import MissingRule, PerExampleClip, PrivacyRefusal
+from noisette.clipping.engines.book_keeping import BookKeeping, Reweight
+from noisette.clipping.engines.per_example_loop import Loop
+from noisette.clipping.norms import Engine
+from oracle import clipped_sum
+
+every_engine = pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), Loop()], ids=lambda e: type(e).__name__)
+rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), Reweight()], ids=lambda e: type(e).__name__)
+
+
+def class_token(m: Forward, x: Tensor) -> Tensor:
+    x = torch.cat([m.token.expand(x.shape[0], -1, -1), m.embed(x), m.last.expand(x.shape[0], 1, 6)], dim=1)
+    return torch.tanh(x + m.positions).mean(1)
+
+
+def class_token_time_first(m: Forward, x: Tensor) -> Tensor:
+    x = m.embed(x.transpose(0, 1))
+    x = torch.cat([m.token.expand(-1, x.shape[1], -1), x])
+    return torch.tanh(torch.stack([x, m.token.expand_as(x)], 2)).mean(0)
+
+
+def heads(m: Forward, x: Tensor) -> Tensor:
+    q = torch.einsum("btd,hdk->bhtk", x, m.q)
+    k = torch.einsum("hdk,btd->bhtk", [m.k, x])
+    mixed = torch.einsum("bhst,bhtk->bhsk", (q @ k.mT).softmax(-1), x.unsqueeze(1)[..., :3])
+    return torch.einsum("bhsk,hkd,d->bsd", torch.tanh(mixed @ m.each), m.o, m.gain)
+
+
+def left_products(m: Forward, x: Tensor) -> Tensor:
+    mixed = torch.tanh(m.left @ x)
+    mixed = torch.baddbmm(m.bias, mixed, m.right.expand(len(x), -1, -1), beta=0.5)
+    return torch.tensordot(mixed, m.cube, dims=2) + torch.inner(mixed, m.rows).sum(1)
+
+
+def temperatures(m: Forward, x: Tensor) -> Tensor:
+    x = x / m.t + m.t - x * m.t.exp() + (m.t - x) / 3 + torch.rsub(x, m.t)
+    x = torch.logaddexp(x, m.t) + torch.maximum(x, m.t) + torch.lerp(x, x * x, m.t) + torch.where(x > 0, m.t, x)
+    x = torch.addcmul(x, x, m.t, value=0.5) + torch.addcdiv(m.t, x, x * x + 1)
+    return torch.pow(x.abs() + 0.5, m.t) + torch.clamp(x, max=m.t)
+
+
+def in_place(m: Forward, x: Tensor) -> Tensor:
+    h = F.linear(x, m.w)
+    half = h[:, :2]
+    h *= m.scale
+    half /= m.scale[:2].abs() + 1
+    h -= m.shift
+    z = torch.empty_like(h)
+    z.copy_(m.shift)
+    return z * h + h * half.sum(1, keepdim=True)
+
+
+def packed_weights(m: Forward, x: Tensor) -> Tensor:
+    w = torch.block_diag(m.a, m.b)
+    v = torch.cat([m.a, m.b], 1)
+    return (
+        F.linear(x, w)
+        + F.linear(x[:, :5], v).sum(1, keepdim=True)
+        + F.linear(x[:, :2], torch.stack([m.b[0], m.b[1]])).sum(1, keepdim=True)
+    )
+
+
+class Symmetric(nn.Module):
+    def forward(self, w: Tensor) -> Tensor:
+        return w.triu() + w.triu(1).mT
+
+
+class Low(nn.Module):
+    """A product of two thin factors on top of a frozen weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = parameter(2, 6), parameter(4, 2)
+
+    def forward(self, w: Tensor) -> Tensor:
+        return w + 0.5 * self.b @ self.a
+
+
+def parametrized(layer: nn.Module, how: nn.Module) -> nn.Module:
+    parametrize.register_parametrization(layer, "weight", how)
+    layer.parametrizations.weight.original.requires_grad_(not isinstance(how, Low))
+    return layer
+
+
+def pruned() -> nn.Module:
+    layer = nn.Linear(6, 4)
+    prune.random_unstructured(layer, "weight", amount=0.4)
+    return nn.Sequential(layer)
+
+
+def old_weight_norm() -> nn.Module:
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)))
+
+
+def spectral() -> nn.Module:
+    return parametrizations.spectral_norm(nn.Linear(6, 4)).eval()
+
+
+def standardised() -> nn.Module:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        spread, mean = torch.var_mean(m.w, dim=(1, 2), keepdim=True)
+        return F.conv1d(x, (m.w - mean) / (spread + 1e-5).sqrt() * m.gain)
+
+    return Forward(forward, w=parameter(4, 3, 3), gain=parameter(4, 1, 1))
+
+
+def bags(**settings) -> nn.Module:
+    return nn.EmbeddingBag(11, 5, **settings)
+
+
+def ragged(b: int) -> tuple[Tensor, ...]:
+    return (torch.randint(0, 11, (b, 6)), torch.randint(1, 7, (b,)))
+
+
+def ragged_bags(m: Forward, x: Tensor, lengths: Tensor) -> Tensor:
+    kept = torch.arange(6) < lengths.unsqueeze(1)
+    offsets = F.pad(lengths.cumsum(0), (1, 0))[:-1]
+    return m.bag(x[kept], offsets)
+
+
+CASES = [
+    Case(
+        "class token",
+        lambda: Forward(
+            class_token,
+            token=parameter(1, 1, 6),
+            last=parameter(6),
+            positions=parameter(1, 7, 6),
+            embed=nn.Linear(4, 6),
+        ),
+        floats(5, 4),
+    ),
+    Case(
+        "class token, time first",
+        lambda: Forward(
+            lambda m, x: class_token_time_first(m, x).flatten(1), token=parameter(1, 1, 6), embed=nn.Linear(4, 6)
+        ),
+        floats(5, 4),
+    ),
+    Case(
+        "rows and columns set side by side",
+        lambda: Forward(
+            lambda m, x: torch.vstack([torch.hstack([x, m.p.expand(len(x), -1)]).mT, m.q.expand(1, len(x))]).mT,
+            p=parameter(3),
+            q=parameter(1, 1),
+        ),
+        floats(4),
+    ),
+    Case("bilinear", lambda: nn.Bilinear(3, 5, 4), lambda b: (torch.randn(b, 3), torch.randn(b, 5))),
+    Case(
+        "bilinear of sequences",
+        lambda: Forward(
+            lambda m, x: m.two(torch.tanh(m.one(x, x[..., :2])), x),
+            one=nn.Bilinear(4, 2, 3, bias=False),
+            two=nn.Bilinear(3, 4, 2),
+        ),
+        floats(2, 3, 4),
+    ),
+    Case(
+        "heads by einsum",
+        lambda: Forward(
+            heads,
+            q=parameter(2, 4, 3),
+            k=parameter(2, 4, 3),
+            each=parameter(2, 3, 3),
+            o=parameter(2, 3, 4),
+            gain=parameter(4),
+        ),
+        floats(5, 4),
+    ),
+    Case(
+        "weights on the left",
+        lambda: Forward(
+            left_products,
+            left=parameter(3, 5),
+            right=parameter(1, 4, 4),
+            bias=parameter(4),
+            cube=parameter(3, 4, 2),
+            rows=parameter(2, 4),
+        ),
+        floats(5, 4),
+    ),
+    Case("one slope", lambda: nn.Sequential(nn.Linear(6, 4), nn.PReLU()), floats(6)),
+    Case("slope of each channel", lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.PReLU(4)), floats(3, 8)),
+    Case(
+        "instance norm", lambda: nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True)), floats(2, 5, 6)
+    ),
+    Case(
+        "instance norm with fixed statistics",
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True)).eval(),
+        floats(2, 6),
+    ),
+    Case("scalars to learn", lambda: Forward(temperatures, t=nn.Parameter(torch.tensor(0.7))), floats(3, 4)),
+    Case(
+        "vectors in the place of scalars",
+        lambda: Forward(temperatures, t=nn.Parameter(torch.rand(4) + 0.3)),
+        floats(3, 4),
+    ),
+    Case("in place", lambda: Forward(in_place, w=parameter(4, 6), scale=parameter(4), shift=parameter(4)), floats(6)),
+    Case(
+        "sparse embedding",
+        lambda: Forward(lambda m, x: m.t(x), t=nn.Embedding(11, 5, sparse=True, padding_idx=2)),
+        ids(6),
+    ),
+    Case("bags by sum", lambda: bags(mode="sum", sparse=True), ids(6)),
+    Case("bags by mean", lambda: bags(mode="mean", padding_idx=3), ids(6)),
+    Case("bags by most", lambda: bags(mode="max"), ids(6)),
+    Case("ragged bags", lambda: Forward(ragged_bags, bag=bags(mode="mean")), ragged),
+    Case(
+        "weighted bags",
+        lambda: Forward(
+            lambda m, x, w: (
+                F.embedding_bag(x, m.t, mode="sum", per_sample_weights=w)
+                + F.embedding_bag(x, m.t, mode="sum", per_sample_weights=m.shares.expand(len(x), -1))
+            ),
+            t=parameter(11, 5),
+            shares=parameter(6),
+        ),
+        lambda b: (torch.randint(0, 11, (b, 6)), torch.randn(b, 6)),
+    ),
+    Case(
+        "joined weights",
+        lambda: Forward(packed_weights, a=parameter(2, 3), b=parameter(2, 2)),
+        lambda b: (torch.randn(b, 5),),
+    ),
+    Case("symmetric weight", lambda: parametrized(nn.Linear(5, 5), Symmetric()), floats(5)),
+    Case("low rank on a frozen weight", lambda: parametrized(nn.Linear(6, 4), Low()), floats(6)),
+    Case("weight norm", lambda: parametrizations.weight_norm(nn.Conv1d(3, 4, 3), dim=1), floats(3, 6)),
+    Case("spectral norm", spectral, floats(6)),
+    Case("orthogonal weight", lambda: parametrizations.orthogonal(nn.Linear(6, 4)), floats(6)),
+    Case("standardised convolution", standardised, floats(3, 6)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_engines_agree_with_the_oracle(case: Case) -> None:
+    for b in (7, 2, 1):
+        check(case, BookKeeping(), b=b, dtype=torch.float64)
+    check(case, BookKeeping(), b=6, dtype=torch.float32)
+    check(case, Reweight(), b=6, dtype=torch.float64)
+    check(case, Loop(), b=2, dtype=torch.float64)
+
+
+@every_engine
+@pytest.mark.parametrize("build", [pruned, old_weight_norm])
+def test_weights_that_a_hook_computes(build: Callable[[], nn.Module], engine: Engine) -> None:
+    """Such a module cannot be copied, so its own gradients, one example at a time, are the truth."""
+    model, x, bound = build().double(), torch.randn(5, 6).double(), 1.5
+    parameters = dict(model.named_parameters())
+    each = [torch.autograd.grad(squares(model, row).sum(), list(parameters.values())) for row in x.split(1)]
+    truth = torch.stack([torch.cat([g.flatten() for g in gradients]) for gradients in each])
+    norms, sums = measured(model, squares, (x,), bound, engine)
+    torch.testing.assert_close(norms, truth.norm(dim=1))
+    expected = (truth * (bound / truth.norm(dim=1, keepdim=True)).clamp(max=1)).sum(0)
+    torch.testing.assert_close(torch.cat([sums[name].flatten() for name in parameters]), expected)
+
+
+@every_engine
+def test_spectral_norm_that_is_still_iterating(engine: Engine) -> None:
+    """Its buffers move with the weight alone; the pass that follows is the truth of this one."""
+    model, x = parametrizations.spectral_norm(nn.Linear(6, 4)).double(), torch.randn(5, 6).double()
+    before = copy.deepcopy(model.state_dict())
+    bound = 0.5
+    norms, sums = measured(model, squares, (x,), bound, engine)
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    truth = clipped_sum(copy.deepcopy(model).eval(), squares, (x,), bound)
+    torch.testing.assert_close(norms, truth.norms)
+    for name, expected in truth.sums.items():
+        torch.testing.assert_close(sums[name], expected)
+
+
+@rule_engines
+def test_parameter_written_into_data_is_refused(engine: Engine) -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        x = m.layer(x)
+        x[:, 0] = m.p
+        return x * x
+
+    model = Forward(forward, layer=nn.Linear(6, 4), p=parameter(1))
+    with pytest.raises(PrivacyRefusal, match="not recorded: p"):
+        measured(model, squares, (torch.randn(3, 6),), 1.0, engine)
+
+
+@rule_engines
+def test_data_written_over_a_weight_is_refused(engine: Engine) -> None:
+    def forward(m: Forward, x: Tensor) -> Tensor:
+        z = m.p.exp().expand(len(x), -1).clone()
+        z *= x
+        return z
+
+    with pytest.raises(MissingRule, match=r"input of Tensor\.copy_: data is written over it"):
+        measured(Forward(forward, p=parameter(4)), squares, (torch.randn(3, 4),), 1.0, engine)
+
+
+@rule_engines
+def test_instance_norm_that_tracks_private_data_is_refused(engine: Engine) -> None:
+    model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True, track_running_stats=True))
+    with pytest.raises(MissingRule, match="weight of instance_norm: running statistics"):
+        measured(model, squares, (torch.randn(3, 2, 6),), 1.0, engine)
+
+
+@rule_engines
+def test_products_summed_over_the_batch_are_refused(engine: Engine) -> None:
+    model = Forward(lambda m, x: torch.addbmm(m.p, x, m.w.expand(len(x), -1, -1)), w=parameter(4, 3), p=parameter(3))
+    with pytest.raises((MissingRule, PrivacyRefusal)):
+        measured(model, squares, (torch.randn(5, 5, 4),), 1.0, engine)
+
+
+@rule_engines
+def test_bags_that_mix_are_refused(engine: Engine) -> None:
+    model = nn.EmbeddingBag(9, 4, mode="sum", scale_grad_by_freq=True)
+    with pytest.raises(MissingRule, match="scale_grad_by_freq"):
+        measured(model, squares, (torch.randint(0, 9, (3, 5)),), 1.0, engine)
+
+
+def test_argument_that_a_rule_does_not_know_is_refused() -> None:
+    model = Forward(lambda m, x: torch.add(x, m.p, out=None), p=parameter(6))
+    clip = PerExampleClip(model, 1.0)
+    with pytest.raises(MissingRule, match="its rule does not know out"):
+        clip.backward(squares(model, torch.randn(3, 6)))
+    clip.close()
+
+
+def test_numpys_name_of_the_axis_is_understood() -> None:
+    model = Forward(lambda m, x: torch.cat([m.p.expand(len(x), -1), x], axis=1), p=parameter(2))
+    for engine in (BookKeeping(), Reweight()):
+        check(Case("axis", lambda: model, floats(6)), engine, b=3, dtype=torch.float64)

@@ -1,0 +1,511 @@
+"""The Lipschitz bound against a loop over single examples in double precision, and against adversaries."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette import (
+    AdaptiveClip,
+    Flat,
+    GlobalAllocation,
+    LipschitzBound,
+    OptimalAllocation,
+    PerLayer,
+    PerLayerAllocation,
+    PrivacyRefusal,
+    PrivateRun,
+    privatize,
+)
+from noisette.accounting import Ledger
+from noisette.lipschitz import Reach, Sensitivities
+from noisette.nn.lipschitz import BoundedInput, GroupSort2, PatchConv2d, SpectralLinear, TauCrossEntropy
+from noisette.validation.worst_case_search import steepest_found
+
+F = nn.functional
+SQRT2 = math.sqrt(2)
+
+
+def dense(*widths: int, x0: float = 2.0) -> nn.Sequential:
+    layers: list[nn.Module] = [BoundedInput(x0)]
+    for inputs, outputs in pairwise(widths):
+        layers += [SpectralLinear(inputs, outputs), GroupSort2()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def bound_of(model: nn.Module, width: int, tau: float = 1.0, **settings: object) -> LipschitzBound:
+    return LipschitzBound(model, loss=TauCrossEntropy(tau), input_shape=(width,), **settings)  # pyright: ignore[reportArgumentType]
+
+
+def joint(sums) -> Tensor:
+    return torch.cat([g.double().flatten() for part in sums for g in part.grads])
+
+
+def summed(bound: LipschitzBound, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
+    if len(x):
+        bound.backward(factor * bound.loss(bound.model(x), y))  # pyright: ignore[reportCallIssue]
+    return joint(bound.take())
+
+
+def oracle(model: nn.Module, x: Tensor, y: Tensor, tau: float) -> Tensor:
+    """Gradients of the plain loss, one example after another."""
+    total = 0
+    for one, label in zip(x.split(1), y.split(1), strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(tau * model(one), label) / tau, list(model.parameters()))
+        total = total + torch.cat([g.flatten() for g in grads])
+    assert isinstance(total, Tensor)
+    return total
+
+
+def test_sensitivities_are_those_of_two_layers_by_hand() -> None:
+    bound = bound_of(dense(4, 4, 3), 4, slack=0.0)
+    assert list(bound.sensitivities().values()) == pytest.approx([2 * SQRT2, 2 * SQRT2], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("allocation", "deviation"),
+    [(PerLayerAllocation(), 1.5 * SQRT2 * 2 * SQRT2), (GlobalAllocation(), 1.5 * 4.0)],
+    ids=lambda value: type(value).__name__,
+)
+def test_deviations_of_two_layers_by_hand(allocation, deviation) -> None:
+    parts = bound_of(dense(4, 4, 3), 4, allocation=allocation, slack=0.0).take()
+    for part in parts:
+        assert part.share is not None
+        assert 1.5 * part.bound / math.sqrt(part.share) == pytest.approx(deviation, rel=1e-6)
+
+
+def test_the_sum_is_that_of_single_examples() -> None:
+    model = dense(6, 8, 8, 4)
+    x, y = torch.randn(7, 6, dtype=torch.float64), torch.randint(0, 4, (7,))
+    bound = bound_of(model, 6, tau=3.0)
+    expected = oracle(model, x, y, tau=3.0)
+    assert torch.allclose(summed(bound, x, y), expected, atol=1e-12)
+
+
+def test_pieces_add_up_to_the_batch() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    x, y = torch.randn(9, 6, dtype=torch.float64), torch.randint(0, 4, (9,))
+    whole = summed(bound, x, y)
+    for part in (slice(0, 2), slice(2, 2), slice(2, 9)):
+        bound.backward(bound.loss(model(x[part]), y[part]))  # pyright: ignore[reportCallIssue]
+    assert torch.allclose(joint(bound.take()), whole, atol=1e-12)
+
+
+def test_a_batch_without_examples_is_zeros() -> None:
+    bound = bound_of(dense(6, 8, 4), 6)
+    assert not joint(bound.take()).any()
+
+
+def steep(model: nn.Module, x0: float, classes: int) -> tuple[Tensor, Tensor]:
+    """The example with the largest gradient among many at the edge of the ball, found by sampling."""
+    width = next(model.parameters()).shape[1]
+    x = F.normalize(torch.randn(400, width, dtype=torch.float64), dim=1) * x0
+    y = torch.randint(0, classes, (400,))
+    norms = [oracle(model, x[i : i + 1], y[i : i + 1], 20.0).norm() for i in range(100)]
+    worst = int(torch.stack(norms).argmax())
+    return x[worst : worst + 1], y[worst : worst + 1]
+
+
+def test_one_example_moves_no_parameter_by_more_than_its_sensitivity() -> None:
+    model = dense(6, 8, 8, 4)
+    bound = bound_of(model, 6, tau=20.0)
+    x, y = torch.randn(5, 6, dtype=torch.float64), torch.randint(0, 4, (5,))
+    one, label = steep(model, 2.0, 4)
+    moved = summed(bound, torch.cat([x, one]), torch.cat([y, label])) - summed(bound, x, y)
+    limits = bound.sensitivities()
+    sizes = [p.numel() for p in bound.parameters.values()]
+    for part, limit in zip(moved.split(sizes), limits.values(), strict=True):
+        assert float(part.norm()) <= limit
+        assert float(part.norm()) >= 0.3 * limit  # the bound says something
+
+
+def test_a_loss_that_breaks_its_promise_is_held_to_it() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6, slack=0.0)
+    x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
+    moved = summed(bound, x, y, factor=1000.0)
+    assert float(moved.norm()) <= math.hypot(*bound.sensitivities().values())
+    direction = summed(bound, x, y)
+    assert float(F.cosine_similarity(moved, direction, dim=0)) == pytest.approx(1)
+
+
+def test_clipping_at_the_scores_lowers_every_sensitivity() -> None:
+    model = dense(6, 8, 4)
+    plain, clipped = bound_of(model, 6, slack=0.0), bound_of(model, 6, slack=0.0, logit_clipping=Flat(0.1))
+    for name, limit in clipped.sensitivities().items():
+        assert limit == pytest.approx(plain.sensitivities()[name] * 0.1 / SQRT2)
+    x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
+    plain.close()
+    expected = oracle(model, x, y, 1.0)
+    scores = model(x).detach().requires_grad_()
+    [at_scores] = torch.autograd.grad(F.cross_entropy(scores, y), [scores])
+    assert torch.allclose(summed(clipped, x, y), expected * 0.1 / at_scores.norm(), rtol=1e-6)
+
+
+def test_a_logit_clip_above_the_loss_changes_nothing() -> None:
+    model = dense(6, 8, 4)
+    one, other = bound_of(model, 6), bound_of(model, 6, logit_clipping=Flat(99.0))
+    assert one.sensitivities() == other.sensitivities()
+
+
+def test_logit_clipping_takes_one_bound() -> None:
+    class Two:
+        def groups(self, names):
+            return PerLayer(1.0).groups(["a.weight", "b.weight"])
+
+    with pytest.raises(ValueError, match="rule of one bound"):
+        bound_of(dense(6, 8, 4), 6, logit_clipping=Two())
+
+
+def test_adaptive_logit_clipping_counts_beside_the_gradient_and_follows_the_quantile() -> None:
+    model, rule = dense(6, 8, 4), AdaptiveClip(0.01, target_quantile=0.5, count_share=0.1)
+    bound = bound_of(model, 6, logit_clipping=rule)
+    x, y = torch.randn(40, 6, dtype=torch.float64), torch.randint(0, 4, (40,))
+    bound.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
+    *gradient, count = bound.take()
+    assert sum(part.share or 0.0 for part in gradient) == pytest.approx(0.9)
+    assert (count.name, count.share, count.bound) == ("clipping count", 0.1, 0.5)
+    assert float(count.grads[0]) == -20  # every gradient at the scores is above 0.01
+    rule._count.released.grad = count.grads[0] / 40
+    assert bound.state()["max_grad_norm"] > 0.01
+    bound.restore({"max_grad_norm": 0.3})
+    assert bound.state() == {"max_grad_norm": 0.3}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30, 1e300])
+def test_a_malformed_record_adds_no_more_than_any_other(value: float) -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
+    good = summed(bound, x[:3], y[:3])
+    x[3, 2] = value
+    moved = summed(bound, x, y) - good
+    assert moved.isfinite().all()
+    assert float(moved.norm()) <= math.hypot(*bound.sensitivities().values())
+
+
+def test_an_example_whose_loss_is_no_number_adds_nothing() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
+    weights = torch.tensor([1.0, 1.0, 1.0, math.nan], dtype=torch.float64)
+    bound.backward(bound.loss(model(x), y) * weights)  # pyright: ignore[reportCallIssue]
+    assert torch.allclose(joint(bound.take()), summed(bound, x[:3], y[:3]), atol=1e-12)
+
+
+def test_weights_are_projected_when_they_are_taken_over_and_when_they_were_moved() -> None:
+    model = dense(6, 8, 4)
+    with torch.no_grad():
+        model[1].weight.mul_(50)
+    bound = bound_of(model, 6)
+    assert largest(model) <= 1 + 1e-6
+    with torch.no_grad():
+        model[1].weight.mul_(9)
+    assert largest(model) > 2
+    model(torch.randn(2, 6, dtype=torch.float64))
+    assert largest(model) <= 1 + 1e-6
+    bound.close()
+
+
+def test_what_is_written_through_data_is_seen() -> None:
+    """Nothing counts up a version there, as in code that initialises or averages weights."""
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    model[1].weight.data.mul_(9)
+    losses = bound.loss(model(torch.randn(2, 6, dtype=torch.float64)), torch.tensor([0, 1]))  # pyright: ignore[reportCallIssue]
+    assert largest(model) <= 1 + 1e-6
+    model[1].weight.data.mul_(9)
+    with pytest.raises(PrivacyRefusal, match="weights were changed"):
+        bound.backward(losses)
+
+
+def test_a_frozen_layer_that_was_moved_is_projected_too() -> None:
+    model = dense(6, 8, 4)
+    model[1].requires_grad_(False)
+    bound = bound_of(model, 6)
+    with torch.no_grad():
+        model[1].weight.mul_(9)
+    before = bound.sensitivities()
+    model(torch.randn(2, 6, dtype=torch.float64))
+    assert largest(model) <= 1 + 1e-6
+    assert bound.sensitivities() == pytest.approx(before, rel=1e-3)
+
+
+def test_weights_that_were_replaced_or_cast_are_projected_anew() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    model[1].weight.data = 9 * model[1].weight.data
+    model(torch.randn(2, 6, dtype=torch.float64))
+    assert largest(model) <= 1 + 1e-6
+    model.float()
+    model(torch.randn(2, 6))
+    assert largest(model.double()) <= 1 + 1e-6
+    bound.close()
+
+
+def test_half_precision_is_refused() -> None:
+    model = dense(6, 8, 4).float()
+    bound = bound_of(model, 6)
+    model.bfloat16()
+    with pytest.raises(PrivacyRefusal, match="half precision"):
+        bound.model(torch.randn(2, 6, dtype=torch.bfloat16))
+
+
+def largest(model: nn.Module) -> float:
+    return max(float(torch.linalg.matrix_norm(p.detach(), 2)) for p in model.parameters())
+
+
+def test_weights_moved_within_a_batch_are_refused() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
+    losses = bound.loss(model(x), y)  # pyright: ignore[reportCallIssue]
+    with torch.no_grad():
+        model[1].weight.mul_(50)
+    with pytest.raises(PrivacyRefusal, match="weights were changed"):
+        bound.backward(losses)
+
+
+def test_weights_moved_between_pieces_are_refused() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
+    bound.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
+    with torch.no_grad():
+        model[1].weight.mul_(50)
+    with pytest.raises(PrivacyRefusal, match="weights were changed"):
+        model(x)
+
+
+def run_of(bound: LipschitzBound, lr: float, steps: int, noise: float, ledger: Ledger | None = None) -> PrivateRun:
+    sgd = torch.optim.SGD(bound.model.parameters(), lr=lr)
+    records = torch.utils.data.TensorDataset(torch.randn(60, 6, dtype=torch.float64), torch.randint(0, 4, (60,)))
+    return privatize(
+        bound,
+        sgd,
+        records,
+        sampling_rate=0.2,
+        expected_batch_size=12,
+        steps=steps,
+        noise_multiplier=noise,
+        ledger=ledger,
+    )
+
+
+@pytest.mark.parametrize("allocation", [GlobalAllocation(), PerLayerAllocation(), OptimalAllocation()], ids=repr)
+def test_a_wild_run_stays_feasible_at_every_step(allocation) -> None:
+    model = dense(6, 8, 8, 4)
+    bound = bound_of(model, 6, allocation=allocation)
+    run = run_of(bound, lr=10.0, steps=30, noise=10.0)
+    with run:
+        for batch in run.batches():
+            for x, y in batch.pieces(8):
+                run.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            assert largest(model) <= 1 + 1e-6
+            assert all(p.isfinite().all() for p in model.parameters())
+    assert run.steps_taken == 30
+
+
+def test_noise_of_each_parameter_is_what_its_part_asks_for() -> None:
+    model = dense(64, 512, 4)
+    bound = bound_of(model, 64, allocation=OptimalAllocation(), slack=0.0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    nothing = torch.utils.data.TensorDataset(torch.zeros(1, 64, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
+    with privatize(
+        bound, sgd, nothing, sampling_rate=1e-12, expected_batch_size=10, steps=1, noise_multiplier=3.0
+    ) as run:
+        parts = bound.take()
+        for _ in run.batches():
+            sgd.step()
+        for part in parts:
+            assert part.share is not None
+            for p in part.params:
+                assert p.grad is not None
+                expected = 3.0 * part.bound / math.sqrt(part.share) / 10
+                z = (float(p.grad.std()) / expected - 1) * math.sqrt(2 * p.numel())
+                assert abs(z) < 6.1
+
+
+def test_a_copy_of_the_model_is_not_watched() -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    copy = deepcopy(model)
+    x = torch.randn(2, 6, dtype=torch.float64)
+    copy(x)
+    with pytest.raises(PrivacyRefusal, match="do not come from a call of the model"):
+        bound.backward(copy(x).sum(1))
+
+
+def test_closing_leaves_no_hook() -> None:
+    model = dense(6, 8, 4)
+    bound_of(model, 6).close()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_run_is_saved_and_resumed(tmp_path) -> None:
+    model = dense(6, 8, 4)
+    rule = AdaptiveClip(0.5)
+    bound = bound_of(model, 6, logit_clipping=rule)
+    records = torch.utils.data.TensorDataset(torch.randn(60, 6, dtype=torch.float64), torch.randint(0, 4, (60,)))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"sampling_rate": 0.2, "expected_batch_size": 12, "steps": 6, "noise_multiplier": 1.0}
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        run = privatize(bound, sgd, records, ledger=ledger, **settings)  # pyright: ignore[reportArgumentType]
+        with run:
+            for batch in run.batches():
+                for x, y in batch.pieces(30):
+                    run.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
+                sgd.step()
+                sgd.zero_grad()
+                if run.steps_taken == 3:
+                    run.save(tmp_path / "run")
+                    break
+    other = dense(6, 8, 4)
+    again = bound_of(other, 6, logit_clipping=AdaptiveClip(0.5))
+    resumed = PrivateRun.resume(tmp_path / "run", again, torch.optim.SGD(other.parameters(), lr=0.1), records)
+    with resumed:
+        assert again.state() == bound.state()
+        assert torch.allclose(other[1].weight, model[1].weight)
+        assert resumed.steps_taken == 3
+
+
+class Claims(nn.Module):
+    """A layer that states half of its true bound."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = SpectralLinear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+    def bound_forward(self, x: Reach) -> Reach:
+        return self.inner.bound_forward(x)
+
+    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+        g, found = self.inner.bound_backward(x, g)
+        return g, {p: value / 2 for p, value in found.items()}
+
+
+def test_a_module_that_understates_its_bound_is_found_out_before_training() -> None:
+    model = nn.Sequential(BoundedInput(2.0), Claims(), GroupSort2(), SpectralLinear(6, 4)).double()
+    bound = bound_of(model, 6, tau=20.0)
+    with run_of(bound, 0.1, 1, 1.0), pytest.raises(PrivacyRefusal, match=r"times its bound|above the bound"):
+        model(torch.randn(2, 6, dtype=torch.float64))
+
+
+def test_a_right_model_passes_the_search() -> None:
+    model = nn.Sequential(
+        BoundedInput(3.0), PatchConv2d(1, 4, patch=2), GroupSort2(), nn.Flatten(), SpectralLinear(16, 3)
+    )
+    bound = LipschitzBound(model, loss=TauCrossEntropy(8.0), input_shape=(1, 4, 4))
+    found = steepest_found(model, torch.randn(2, 1, 4, 4), bound.score_limit(), bound.sensitivities())
+    assert 0.5 < found <= 1 + 1e-5
+
+
+LAYERS = {
+    "bias of a stock layer": (nn.Sequential(BoundedInput(1.0), nn.Linear(6, 4)), "SpectralLinear"),
+    "batch norm": (nn.Sequential(BoundedInput(1.0), SpectralLinear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
+    "no bounded input": (nn.Sequential(SpectralLinear(6, 4)), "BoundedInput"),
+    "frozen and unknown in between": (
+        nn.Sequential(BoundedInput(1.0), SpectralLinear(6, 6), nn.Linear(6, 4).requires_grad_(False)),
+        "BoundedInput",
+    ),
+    "weight norm": (
+        nn.Sequential(BoundedInput(1.0), nn.utils.parametrizations.weight_norm(SpectralLinear(6, 4))),
+        "parametrized",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "message"), LAYERS.values(), ids=LAYERS)
+def test_a_model_without_a_bound_is_refused(model: nn.Module, message: str) -> None:
+    with pytest.raises(PrivacyRefusal, match=message):
+        bound_of(model, 6)
+
+
+def test_a_parameter_that_no_module_answers_for_is_refused() -> None:
+    class Stray(nn.Sequential):
+        pass
+
+    model = dense(6, 8, 4)
+    model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(PrivacyRefusal, match="no module says what one example does to stray"):
+        bound_of(model, 6)
+
+
+def test_a_model_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        bound_of(dense(6, 4).requires_grad_(False), 6)
+
+
+def losses_of(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    scores = model(x)
+    each = F.cross_entropy(scores, y, reduction="none")
+    return {
+        "mean": lambda: each.mean(),
+        "penalty": lambda: each + model[1].weight.square().sum(),
+        "in-batch": lambda: each - scores.logsumexp(0).sum(),
+        "another call": lambda: each + 0 * model(x).sum(1),
+        "no graph": lambda: each.detach(),
+    }[kind]()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("mean", "got a scalar"),
+        ("penalty", "way around the scores"),
+        ("in-batch", "output of another example"),
+        ("another call", "way around the scores"),
+        ("no graph", "no trainable parameter"),
+    ],
+)
+def test_losses_that_break_the_contract_are_refused(kind: str, message: str) -> None:
+    model = dense(6, 8, 4)
+    bound = bound_of(model, 6)
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
+    with pytest.raises(PrivacyRefusal, match=message):
+        bound.backward(losses_of(kind, model, x, y))
+
+
+def test_autocast_is_refused() -> None:
+    model = dense(6, 8, 4).float()
+    bound = bound_of(model, 6)
+    with pytest.raises(PrivacyRefusal, match="autocast"), torch.autocast("cpu", torch.bfloat16):
+        bound.model(torch.randn(2, 6))
+
+
+def test_a_negative_slack_is_refused() -> None:
+    with pytest.raises(ValueError, match="slack"):
+        bound_of(dense(6, 4), 6, slack=-0.1)
+
+
+def test_layers_tell_the_way_of_the_bounds() -> None:
+    bound = bound_of(dense(6, 8, 4), 6, slack=0.0)
+    lines = bound.layers()
+    assert [(line.name, line.kind) for line in lines] == [
+        ("0", "BoundedInput"), ("1", "SpectralLinear"), ("2", "GroupSort2"), ("3", "SpectralLinear")
+    ]  # fmt: skip
+    assert lines[0].reach == math.inf
+    assert lines[1].reach == 2.0
+    assert {name: value for line in lines for name, value in line.sensitivities.items()} == pytest.approx(
+        bound.sensitivities()
+    )
+
+
+def test_a_layer_that_stands_twice_is_told_twice() -> None:
+    twice = SpectralLinear(6, 6)
+    model = nn.Sequential(BoundedInput(2.0), twice, GroupSort2(), twice).double()
+    bound = bound_of(model, 6, slack=0.0)
+    assert [line.name for line in bound.layers()] == ["0", "1", "2", "3"]
+    assert bound.sensitivities() == pytest.approx({"1.weight": 2 * 2 * SQRT2})

@@ -1,0 +1,78 @@
+"""Figure 6's network, begun with convolutions from a file: a short run, with random images and a random file."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from noisette import models
+from noisette.data import DataSet, Split
+from noisette.training.loop import train
+from noisette.training.recipe import ModelSection, PrivacySection, ProjectionSection, Recipe, TrainingSection
+from noisette.training.report import documents, facts_of
+
+
+@pytest.fixture
+def images() -> DataSet:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.random((60, 3, 32, 32), dtype=np.float32), rng.integers(0, 10, 60)
+    return DataSet("cifar10", Split(inputs[:40], targets[:40]), Split(inputs[40:], targets[40:]), 10, 50_000, "")
+
+
+@pytest.fixture
+def convolutions(tmp_path: Path) -> Path:
+    weights = models.build("cifar-tutorial", (3, 32, 32), 100).state_dict()
+    path = tmp_path / "cifar100.safetensors"
+    save_file({name: value for name, value in weights.items() if not name.startswith("head.scores")}, path)
+    return path
+
+
+def short(convolutions: Path, *frozen: str) -> Recipe:
+    return Recipe(
+        model=ModelSection("cifar-tutorial", str(convolutions), frozen),
+        privacy=PrivacySection(
+            epsilon=2.0, noise_multiplier=6.0, max_grad_norm=3.0, per_layer=True, accountant="moments"
+        ),
+        training=TrainingSection(epochs=2e-3, batch_size=50, lr=0.05, cosine=False),
+    )
+
+
+def test_convolutions_of_a_public_file_stay_and_the_rest_is_trained(images: DataSet, convolutions: Path) -> None:
+    outcome = train(short(convolutions, "features"), images, ledger_path=None, on_step=lambda run, point: None)
+    kept, learned = load_file(convolutions), outcome.model.state_dict()
+    assert outcome.run.steps_taken == 2
+    assert outcome.layers == 3
+    assert outcome.run.noise_multiplier == pytest.approx(6 / 3**0.5)
+    for name, value in kept.items():
+        assert torch.equal(learned[name], value) == name.startswith("features")
+
+
+def test_the_lower_linear_layer_can_stay_too(images: DataSet, convolutions: Path) -> None:
+    recipe = short(convolutions, "features", "head.fc1")
+    outcome = train(recipe, images, ledger_path=None, on_step=lambda run, point: None)
+    assert outcome.layers == 2
+    assert torch.equal(outcome.model.state_dict()["head.fc1.weight"], load_file(convolutions)["head.fc1.weight"])
+
+
+def test_the_report_names_the_file_by_its_digest_and_promises_nothing_to_its_records(
+    images: DataSet, convolutions: Path
+) -> None:
+    outcome = train(short(convolutions, "features"), images, ledger_path=None, on_step=lambda run, point: None)
+    facts = facts_of(outcome)
+    digest = hashlib.sha256(convolutions.read_bytes()).hexdigest()
+    assert facts.public_weights == digest
+    files = documents(facts, outcome.model)
+    statement = " ".join(files["privacy.txt"].decode().split())
+    assert digest in statement
+    assert "Nothing is promised to the records that it was learnt from" in statement
+    assert digest[:8] in files["report.html"].decode()
+
+
+def test_public_weights_and_a_projection_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="leave out one of them"):
+        Recipe(model=ModelSection("linear", "w.safetensors"), projection=ProjectionSection(10, 4.0))

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from finished_runs import write as write_runs
+from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, panels
+from papers.abadi_2016.figures import PAPER
+from papers.abadi_2016.mnist import Mnist
+from papers.abadi_2016.runs import Run, read
+from papers.run_file import RUNS
+from papers.section import Section
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    plans = figure_4.plans([0, 1, 2], full=False) + figure_5.plans([0], full=False)
+    return read(write_runs(plans, tmp_path_factory.mktemp("runs")))
+
+
+def column(section: Section, name: str) -> list[str]:
+    return [row[section.header.index(name)] for row in section.rows]
+
+
+def texts(svg: str) -> set[str]:
+    return {element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
+
+
+def test_figure_2_has_the_printed_number_beside_ours() -> None:
+    section = figure_2.section()
+    epochs = column(section, "epochs")
+    printed, ours = (column(section, f"moments: {whose}") for whose in ("paper", "ours"))
+    assert (printed[epochs.index("100")], ours[epochs.index("100")]) == ("1.26", "1.26")
+    printed, ours = (column(section, f"strong, as printed: {whose}") for whose in ("paper", "ours"))
+    assert (printed[epochs.index("400")], ours[epochs.index("400")]) == ("24.22", "24.21")
+    assert {"paper 1.26", "paper 9.34", "paper 2.55", "paper 24.22"} <= texts(section.figure)
+
+
+def test_figure_3_has_the_printed_number_beside_ours_by_both_accountants(runs: list[Run]) -> None:
+    section = figure_3.section(runs)
+    assert column(section, "paper") == ["90.0 %", "95.0 %", "97.0 %"]
+    assert column(section, "epsilon") == ["0.5", "2", "8"]
+    for name in ("ours, moments", "ours, PLD"):
+        assert all("3 seeds" in cell for cell in column(section, name))
+    assert {"paper 90", "paper 95", "paper 97"} <= texts(section.figure)
+
+
+def test_what_was_not_run_is_said_and_drawn_without() -> None:
+    assert column(figure_3.section([]), "ours, moments") == ["not run"] * 3
+    for part in PAPER.parts.values():
+        ElementTree.fromstring(part.section([]).figure)
+
+
+def test_figure_4_is_better_with_more_epsilon_and_more_delta(runs: list[Run]) -> None:
+    noisiest = [run for run in runs if run.setting == figure_3.PANELS[0].setting]
+    rows = {row[:2]: row[2:] for row in figure_4.section(noisiest).rows}
+    assert rows["1e-2", "paper"][0] == "90.0 %"
+    for name in ("ours, moments accountant", "ours, privacy loss distribution"):
+        large, small = ([float(cell.removesuffix(" %") or 0) for cell in rows[d, name]] for d in ("1e-2", "1e-5"))
+        assert large == sorted(large)
+        assert small == sorted(small)
+        assert all(a >= b for a, b in zip(large, small, strict=True))
+        assert large[0] > small[0]
+
+
+def test_an_accuracy_never_stands_at_less_than_it_cost() -> None:
+    """One run of one step, whose price is known: nothing is shown for less, all of it for more."""
+    setting = figure_3.PANELS[1].setting
+    runs = [Run(setting, 0, 1, 1.0, ((1, 0.5),))]
+    cost = setting.price(1, panels.MOMENTS).epsilon(delta=1e-5)
+    assert 0.5 < cost < 1
+    row = next(row for row in figure_4.section(runs).rows if row[:2] == ("1e-5", "ours, moments accountant"))
+    assert row[2:] == ("", "", *["50.0 %"] * 4)
+
+
+def test_figure_5_has_the_reference_in_every_sweep(runs: list[Run]) -> None:
+    section = figure_5.section(runs)
+    assert sum("(reference)" in value for value in column(section, "value")) == len(figure_5.SWEEPS)
+    assert len(section.rows) == len(figure_5.SWEEPS) + sum(len(sweep.few) for sweep in figure_5.SWEEPS)
+    assert {sweep.name for sweep in figure_5.SWEEPS} <= texts(section.figure)
+
+
+def test_figure_5_reads_no_accuracy_beyond_the_budget() -> None:
+    setting = Mnist()
+    steps = figure_5.plans([0], full=False)[0].steps
+    runs = [Run(setting, 0, 2 * steps, 1.0, ((steps, 0.9), (steps + 1, 0.99)))]
+    assert set(column(figure_5.section(runs), "ours")) == {"90.0 % (1 seed)"}
+
+
+def test_the_page_keeps_the_figures_that_the_folder_has(tmp_path: Path) -> None:
+    write_runs(panels.plans(figure_3.PANELS, [0]), tmp_path)
+    PAPER.write("figure-2", tmp_path)
+    PAPER.write("figure-3", tmp_path)
+    page = (tmp_path / "abadi-2016.html").read_text()
+    assert figure_2.TITLE in page
+    assert figure_3.TITLE in page
+    assert figure_5.TITLE not in page
+    assert "<script" not in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+    assert {file.name for file in tmp_path.iterdir()} == {RUNS, "figure-2.svg", "figure-3.svg", "abadi-2016.html"}
+
+
+def test_the_document_has_whole_tables(tmp_path: Path) -> None:
+    sections = PAPER.drawn(["figure-2", "figure-3"], tmp_path / RUNS)
+    text = PAPER.document(sections, "Made by a test.")
+    assert "](figure-2.svg)" in text
+    for section in sections:
+        assert all(len(row) == len(section.header) for row in section.rows)
+        assert f"| {' | '.join(section.header)} |" in text

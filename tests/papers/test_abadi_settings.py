@@ -1,0 +1,113 @@
+"""Lengths of runs against the table of epochs that was computed apart from this project (scipy and mpmath)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from noisette import models
+from noisette.accounting import Gaussian, MomentsAccountant
+from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6, panels
+from papers.abadi_2016.mnist import Mnist
+from papers.abadi_2016.setting import Plan
+
+
+@pytest.mark.parametrize(
+    ("panel", "moments", "pld", "flat"),
+    [
+        (panel, *epochs)
+        for panel, epochs in zip(
+            figure_3.PANELS, [(14.3, 50.9, 29.0), (103.3, 171.9, 215.0), (306.3, 412.6, 706.4)], strict=True
+        )
+    ],
+)
+def test_the_budget_of_figure_3_lasts_as_many_epochs_as_computed_elsewhere(
+    panel: panels.Panel, moments: float, pld: float, flat: float
+) -> None:
+    assert panel.setting.epochs(panel.steps_by_moments) == pytest.approx(moments, rel=5e-3)
+    assert panel.setting.epochs(panel.steps_by_pld) == pytest.approx(pld, rel=5e-3)
+    assert panel.setting.epochs(panel.steps_if_flat) == pytest.approx(flat, rel=5e-3)
+
+
+def test_two_layers_on_one_lot_are_one_release_with_less_noise() -> None:
+    assert Mnist(noise=8.0).step.noise_multiplier == pytest.approx(8 / math.sqrt(2))
+    assert Mnist().step.sampling_rate == 0.01
+
+
+def test_without_components_there_is_no_release_of_them_and_the_budget_lasts_longer() -> None:
+    assert Mnist(pca_noise=5.0).before == {Gaussian(5.0): 1}
+    assert Mnist(components=0).before == {}
+    shorter, longer = (Plan(Mnist(components=k), 0, 2.0, "moments").steps for k in (60, 0))
+    assert shorter < longer
+
+
+def test_a_recipe_says_what_the_paper_did() -> None:
+    recipe = Plan(Mnist(noise=2.0, pca_noise=4.0), 3, 8.0, "pld").recipe
+    assert (recipe.data.name, recipe.model.name) == ("mnist", "mlp1000")
+    assert (recipe.projection.components, recipe.projection.noise_multiplier) == (60, 4.0)
+    privacy, training = recipe.privacy, recipe.training
+    assert (privacy.epsilon, privacy.delta, privacy.noise_multiplier, privacy.max_grad_norm) == (8.0, 1e-5, 2.0, 4.0)
+    assert privacy.per_layer
+    assert (training.batch_size, training.lr, training.lr_end, training.lr_epochs) == (600, 0.1, 0.052, 10.0)
+    assert (training.seed, training.momentum, training.averaging) == (3, 0.0, 0.0)
+
+
+def test_every_setting_of_every_grid_has_a_recipe() -> None:
+    for plan in figure_4.plans([0], full=True) + figure_5.plans([0], full=True):
+        assert plan.recipe.training.batch_size == plan.setting.lot
+
+
+def test_the_small_grid_is_part_of_the_full_one_and_changes_one_setting_at_a_time() -> None:
+    few, full = ({plan.setting for plan in figure_5.plans([0], full=full)} for full in (False, True))
+    assert few < full
+    for sweep in figure_5.SWEEPS:
+        assert set(sweep.few) <= set(sweep.values)
+        for value in sweep.values:
+            setting, reference = vars(sweep.setting(value)), vars(figure_5.REFERENCE)
+            assert {name for name in reference if setting[name] != reference[name]} <= set(sweep.fields)
+
+
+def test_accuracies_of_figure_3_serve_the_reference_of_figure_5() -> None:
+    reference = Plan(figure_5.REFERENCE, 0, figure_5.EPSILON, MomentsAccountant.name)
+    longer = panels.plans(figure_3.PANELS, [0])[1]
+    assert longer.setting == reference.setting
+    assert longer.steps > reference.steps
+
+
+def test_a_budget_that_pays_for_no_step_makes_no_run() -> None:
+    assert Plan(figure_5.SWEEPS[-1].setting(1), 0, figure_5.EPSILON, MomentsAccountant.name).steps == 0
+    assert all(plan.steps for plan in figure_5.plans([0], full=True))
+
+
+def test_figure_2_has_the_numbers_of_the_paper() -> None:
+    valid, printed, moments, pld = (line.epsilons([100, 400]) for line in figure_2.LINES)
+    assert printed == pytest.approx([9.339, 24.205], abs=5e-4)
+    assert moments == pytest.approx([1.2586, 2.5759], abs=5e-4)
+    assert pld == pytest.approx([0.9469, 2.0334], rel=5e-3)
+    # Computed elsewhere with the classical noise of the Gaussian mechanism in place of the exact one.
+    assert all(ours <= looser for ours, looser in zip(valid, [26.4, 82.3], strict=True))
+    assert all(ours > optimistic for ours, optimistic in zip(valid, printed, strict=True))
+    for line in figure_2.LINES:
+        for epoch, number in line.printed.items():
+            assert line.epsilons([epoch]) == pytest.approx([number], abs=0.03)
+
+
+@pytest.mark.parametrize("units", next(sweep.values for sweep in figure_5.SWEEPS if sweep.fields == ("units",)))
+def test_every_number_of_hidden_units_has_its_network(units: int) -> None:
+    network = models.build(Mnist(units=units).model, (60,), 10)
+    assert [p.shape for p in network.parameters()] == [(units, 60), (10, units)]
+
+
+# Epochs within the budget with three layers, by moments; computed apart from this project.
+@pytest.mark.parametrize(("panel", "epochs"), list(zip(figure_6.PANELS, (44.3, 82.7, 295.4), strict=True)))
+def test_the_budget_of_figure_6_lasts_as_many_epochs_as_computed_elsewhere(panel: panels.Panel, epochs: float) -> None:
+    assert panel.setting.epochs(panel.steps_by_moments) == pytest.approx(epochs, rel=5e-3)
+
+
+def test_figure_6_begins_with_the_file_that_is_given() -> None:
+    recipe = panels.plans(figure_6.PANELS, [0], weights="cifar100.safetensors")[0].recipe
+    assert (recipe.data.name, recipe.model.name) == ("cifar10", "cifar-tutorial")
+    assert (recipe.model.weights, recipe.model.frozen) == ("cifar100.safetensors", ("features",))
+    assert (recipe.privacy.noise_multiplier, recipe.privacy.max_grad_norm, recipe.privacy.epsilon) == (6.0, 3.0, 2.0)
+    assert recipe.privacy.per_layer

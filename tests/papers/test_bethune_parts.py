@@ -1,0 +1,188 @@
+"""Figures and tables of the study of training without clipping, made from runs that might have been."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from noisette import models
+from noisette.accounting import PldAccountant, PoissonGaussian
+from noisette.data import names
+from papers.bethune_2024 import figure_pareto, figure_robustness, figure_speed, schedules, table_digits, table_tabular
+from papers.bethune_2024.parts import PAPER
+from papers.bethune_2024.runs import Cell, Run, median_of, read
+from papers.bethune_2024.setting import Setting
+from papers.paper import Asked
+from papers.section import Section
+
+
+def finished(setting: Setting, reached: float = 0.9, seed: int = 0, certified: tuple[float, ...] = ()) -> Run:
+    return Run(setting, seed, 1.0, 100, setting.epsilon, 2.0, reached, certified)
+
+
+def setting(row: str, epsilon: float) -> Setting:
+    [found] = [row_.whole(epsilon) for row_ in figure_pareto.GRID.rows if row_.name == row]
+    assert found is not None
+    return found
+
+
+def lines_of(section: Section, name: str) -> list[tuple[str, ...]]:
+    start = next(k for k, row in enumerate(section.rows) if row[0] == name)
+    end = next((k for k in range(start + 1, len(section.rows)) if section.rows[k][0]), len(section.rows))
+    return list(section.rows[start:end])
+
+
+def test_the_median_of_the_seeds_is_shown_with_their_range() -> None:
+    mnist = setting("mnist-pixels", 3.0)
+    runs = [finished(mnist, reached, seed) for seed, reached in enumerate((0.951, 0.97, 0.953))]
+    assert str(median_of(runs, mnist)) == "95.3 (95.1 to 97.0)"
+    assert str(median_of(runs[:1], mnist)) == "95.1 (1 seed)"
+    assert median_of(runs, setting("mnist-pixels", 1.0)) is None
+    again = [*runs, finished(mnist, 0.98, seed=2)]
+    assert str(median_of(again, mnist)) == "97.0 (95.1 to 98.0)", "a seed that was run again counts once"
+
+
+def test_printed_accuracies_stand_above_ours() -> None:
+    section = figure_pareto.section([finished(setting("mnist-pixels", 1.0), 0.931)])
+    assert section.header == ("data and network", "", "ε 0.5", "ε 1", "ε 3", "ε 8")
+    paper, ours = lines_of(section, "mnist-pixels")
+    assert paper[1:] == ("paper", "61.1", "81.1", "91.4", "")
+    assert ours == ("", "ours", "not run", "93.1 (1 seed)", "not run", "not run")
+    [scattering] = lines_of(section, "mnist-scattering")
+    assert scattering == ("mnist-scattering", "ours", *["not run"] * 4)
+    [_, mixer] = lines_of(section, "cifar10-mixer")
+    assert mixer[2] == "", "there is no such cell"
+
+
+def test_the_table_of_anomalies_has_both_methods_beside_the_printed_ones() -> None:
+    clipped, clipless = (table_tabular.GRID.rows[6].whole(method) for method in table_tabular.METHODS)
+    assert clipped
+    assert clipless
+    section = table_tabular.GRID.section([finished(clipped, 0.991), finished(clipless, 0.999)])
+    assert section.header == ("set", "", "DP-SGD", "clipless")
+    assert lines_of(section, "skin") == [
+        ("skin", "paper", "100.0", "99.8"),
+        ("", "ours", "99.1 (1 seed)", "99.9 (1 seed)"),
+    ]
+    assert {row.whole(method) for row in table_tabular.GRID.rows for method in table_tabular.METHODS}.isdisjoint({None})
+
+
+def test_both_methods_have_the_same_budget_and_examples() -> None:
+    for row in table_tabular.GRID.rows:
+        clipped, clipless = (row.whole(method) for method in table_tabular.METHODS)
+        assert clipped
+        assert clipless
+        assert clipped.tau is None
+        assert clipless.tau is not None
+        same = ("data", "size", "epsilon", "delta")
+        assert [getattr(clipped, name) for name in same] == [getattr(clipless, name) for name in same]
+
+
+def test_certified_accuracies_are_those_of_their_radii() -> None:
+    at = figure_robustness.GRID.rows[0].whole(16)
+    assert at is not None
+    setting, radius = at
+    assert radius == 16 / 255
+    shares = tuple(0.9 - 0.1 * place for place in range(len(setting.radii)))
+    section = figure_robustness.section([finished(setting, certified=shares)])
+    [line] = lines_of(section, "mnist-tau-60")
+    assert line[1:] == ("ours", "90.0", "80.0", "70.0", "60.0", "50.0", "40.0", "30.0", "20.0")
+    paper, _ = lines_of(section, "cifar10-tau-1.35")
+    assert paper[2:] == ("38.4", "36.4", "34.7", "30.9", "24.1", "13.0", "", "")
+
+
+def test_all_radii_of_a_network_are_one_run() -> None:
+    jobs = PAPER.parts["figure-robustness"].missing(Asked((0,)), [])
+    assert len(jobs) == 3
+
+
+@pytest.mark.parametrize("name", PAPER.parts)
+def test_what_was_not_run_is_said_and_drawn_without(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    section = PAPER.parts[name].section([])
+    assert "not run" in {cell for row in section.rows for cell in row}
+    assert all(len(row) == len(section.header) for row in section.rows)
+    if section.figure:
+        ElementTree.fromstring(section.figure)
+
+
+def test_the_benchmark_is_shown_above_the_printed_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    figure_speed.MEASURED.parent.mkdir(parents=True)
+    cells = [
+        {"title": "dense", "batch": 1024, "methods": {"plain": {"seconds": 0.5}, "Opacus": {"seconds": 1.25}}},
+        {"title": "dense", "batch": 5000, "methods": {"plain": {"seconds": 2.0}, "Opacus": {"error": "no memory"}}},
+    ]
+    figure_speed.MEASURED.write_text(json.dumps({"cells": cells}))
+    section = figure_speed.section([])
+    assert section.header[:4] == ("network", "method", "1,024", "5,000")
+    assert section.rows[:2] == (("dense", "plain", "0.5", "2", "", "", ""), ("dense", "Opacus", "1.25", *[""] * 4))
+    assert ("paper", "clipless, 130K weights", "", "0.13", "0.24", "0.55", "1.3") in section.rows
+    ElementTree.fromstring(section.figure)
+
+
+def test_a_default_command_takes_no_more_than_an_hour() -> None:
+    for part in PAPER.parts.values():
+        assert sum(job.seconds for job in part.missing(Asked(part.seeds), [])) < 3600
+
+
+def test_only_the_full_command_needs_cifar10() -> None:
+    for name in ("figure-pareto", "figure-robustness"):
+        small, full = (PAPER.parts[name].missing(Asked((0,), full=full), []) for full in (False, True))
+        assert "cifar10" not in {data for job in small for data in job.sets}
+        assert "cifar10" in {data for job in full for data in job.sets}
+        assert all(isinstance(job, Cell) for job in full)
+
+
+def test_every_setting_is_a_recipe_of_known_sets_and_models() -> None:
+    for part in PAPER.parts.values():
+        for job in part.missing(Asked((0,), full=True), []):
+            assert isinstance(job, Cell)
+            recipe = job.setting.recipe(seed=4)
+            assert set(job.sets) <= set(names())
+            assert recipe.training.seed == 4
+            assert recipe.lipschitz.used == (job.setting.tau is not None)
+            assert recipe.model.standardised == (job.setting.public is not None)
+            assert recipe.privacy.epsilon == job.setting.epsilon
+            assert job.setting.model in models.names() or "networks:" in job.setting.model
+
+
+def test_targets_of_the_study_are_at_the_budgets_that_were_asked_for() -> None:
+    assert figure_pareto.EPSILONS == (0.5, 1.0, 3.0, 8.0)
+    assert table_digits.EPSILONS == (2.48,)
+    for name in ("pixels", "frequencies", "scattering"):
+        assert setting(f"mnist-{name}", 3.0).delta == 1e-5
+    noise = 2.8046  # of 200 steps at that rate: what a sound accountant says of it
+    steps = round(setting("mnist-scattering", 3.0).epochs * 60_000 / 8000)
+    epsilon = PldAccountant().price({PoissonGaussian(8000 / 60_000, noise): steps}).epsilon(delta=1e-5)
+    assert math.isclose(epsilon, 3.0, abs_tol=0.01)
+
+
+def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    first = setting("mnist-scattering", 3.0)
+    second = replace(setting("mnist-pixels", 3.0), radii=(0.0, 1 / 255))
+    facts = {"seed": 1, "seconds": 2.5, "steps": 200, "epsilon": 3.0, "noise_multiplier": 2.8, "reached": 0.98}
+    path = tmp_path / "runs.jsonl"
+    lines = [facts | {"setting": asdict(s), "certified": [0.5] * len(s.radii)} for s in (first, second)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [run.setting for run in read(path)] == [first, second]
+    assert read(path)[1].certified == (0.5, 0.5)
+    path.write_text(json.dumps(facts) + "\n")
+    with pytest.raises(ValueError, match="line 1 of"):
+        read(path)
+
+
+def test_small_and_wide_tables_train_one_layer_and_others_two() -> None:
+    tables = {"small": (1_000, 30), "wide": (200_000, 30), "narrow": (20_000, 10), "long": (300_000, 10)}
+    labels = {name: schedules.clipless_rows(*table).label for name, table in tables.items()}
+    assert labels == {
+        "small": "one layer",
+        "wide": "one layer on a fixed one",
+        "narrow": "two layers",
+        "long": "two layers",
+    }

@@ -1,0 +1,115 @@
+"""Cells of the study of training without clipping: two steps of each kind, and what is measured of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from noisette import certified_accuracy, models
+from noisette.data import DataSet, Split
+from papers.bethune_2024 import figure_pareto, figure_robustness, networks, table_tabular
+from papers.bethune_2024.anomalies import area_under_roc
+from papers.bethune_2024.runs import Cell, read
+from papers.bethune_2024.setting import Setting
+
+
+def quiet(share: float, accuracy: float | None) -> None:
+    """Nobody is told."""
+
+
+def drawn(name: str, shape: tuple[int, ...], seed: int, classes: int = 10) -> DataSet:
+    random = np.random.default_rng(seed)
+    inputs, targets = random.random((60, *shape), dtype=np.float32), random.integers(0, classes, 60)
+    return DataSet(name, Split(inputs[:40], targets[:40]), Split(inputs[40:], targets[40:]), classes, 1000, "")
+
+
+def made(setting: Setting, data: list[DataSet], folder: Path) -> dict[str, Any]:
+    """The line that two steps of a setting leave."""
+    path, short = folder / "runs.jsonl", replace(setting, lot=100, epochs=0.2, public_examples=20)
+    Cell(short, 0, 1.0).make({one.name: one for one in data}, path, quiet)
+    line = json.loads(path.read_text().splitlines()[-1])
+    assert read(path)[-1].setting == short
+    assert line["steps"] == 2
+    assert line["epsilon"] <= setting.epsilon
+    return line
+
+
+def of(row: str) -> Setting:
+    [setting] = [r.whole(3.0) for r in figure_pareto.GRID.rows if r.name == row]
+    assert setting is not None
+    return setting
+
+
+@pytest.mark.parametrize("network", ["pixels", "frequencies", "scattering"])
+def test_a_network_of_grey_images_is_trained_and_tested(network: str, tmp_path: Path) -> None:
+    data = [drawn("mnist", (1, 28, 28), 0), drawn("kmnist", (1, 28, 28), 1)]
+    line = made(of(f"mnist-{network}"), data, tmp_path)
+    assert 0 <= line["reached"] <= 1
+    assert line["certified"] == []
+    assert line["records"] == 1000
+
+
+def test_certified_accuracy_is_measured_at_the_radii(tmp_path: Path) -> None:
+    at = figure_robustness.GRID.rows[0].whole(1)
+    assert at is not None
+    line = made(at[0], [drawn("mnist", (1, 28, 28), 0)], tmp_path)
+    assert len(line["certified"]) == len(at[0].radii)
+    assert line["certified"] == sorted(line["certified"], reverse=True)
+    assert line["certified"][0] <= line["reached"] + 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cifar10-mixer", "robustness"])
+def test_the_recipes_of_cifar10_run(name: str, tmp_path: Path) -> None:
+    settings = {"cifar10-mixer": of("cifar10-mixer")}
+    if at := figure_robustness.GRID.rows[-1].whole(1):
+        settings["robustness"] = at[0]
+    made(settings[name], [drawn("cifar10", (3, 32, 32), 0)], tmp_path)
+
+
+@pytest.mark.parametrize("method", table_tabular.METHODS)
+@pytest.mark.parametrize("name", ["yeast", "magic", "donors", "campaign"])
+def test_a_table_of_any_size_is_trained_by_both_methods(
+    name: str, method: table_tabular.Method, tmp_path: Path
+) -> None:
+    [setting] = [row.whole(method) for row in table_tabular.GRID.rows if row.name == name]
+    assert setting
+    line = made(setting, [drawn(f"adbench-{name}", (10,), 0, classes=2)], tmp_path)
+    assert 0 <= line["reached"] <= 1
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
+    scores, targets = torch.tensor([0.1, 0.9, 0.4, 0.35, 0.9]), np.array([0, 1, 0, 1, 0])
+    model = nn.Linear(1, 2, bias=False)
+    model.weight.data = torch.tensor([[0.0], [2.0]])
+    pairs = [(a, b) for a in scores[targets == 1] for b in scores[targets == 0]]
+    expected = sum(float(a > b) + 0.5 * float(a == b) for a, b in pairs) / len(pairs)
+    assert area_under_roc(model, Split(scores.unsqueeze(1).numpy(), targets)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("bound", "free"),
+    [
+        (networks.linear, networks.free_linear),
+        (networks.fixed_pairs, networks.free_fixed_pairs),
+        (models.lipschitz_rows, networks.free_narrow),
+    ],
+)
+def test_free_networks_have_the_layers_of_those_whose_weights_are_kept_in_a_set(bound: Any, free: Any) -> None:
+    layers = [[p.shape for p in make((9,), 2).parameters() if p.requires_grad] for make in (bound, free)]
+    assert layers[0] == layers[1]
+
+
+def test_fixed_parts_and_head_can_be_certified_together() -> None:
+    model = models.lipschitz_dense((1, 8, 8), 10)
+    images, targets = torch.rand(5, 1, 8, 8), torch.zeros(5, dtype=torch.long)
+    whole = nn.Sequential(model.features, model.head)
+    right = (model(images).argmax(1) == targets).double().mean().item()
+    assert certified_accuracy(whole, images, targets, [0.0])[0] == pytest.approx(right)

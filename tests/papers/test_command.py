@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from finished_runs import write
+from papers.__main__ import app
+from papers.abadi_2016 import figure_3, panels, runs
+from papers.davody_2020.setting import NoisyWeights
+from papers.paper import Tell
+
+
+def reproduce(*arguments: str, out: Path, paper: str = "abadi-2016") -> Result:
+    return CliRunner().invoke(app, [paper, *arguments, "--out", str(out)])
+
+
+def test_figure_2_comes_without_training_and_says_what_the_others_cost(tmp_path: Path) -> None:
+    done = reproduce(out=tmp_path / "a" / "b")
+    assert done.exit_code == 0, done.output
+    assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"figure-2.svg", "abadi-2016.html"}
+    for number in ("9.34", "24.22", "24.21", "1.26", "2.55"):
+        assert number in done.output
+    for number in (3, 4, 5, 6):
+        assert f"--figure {number}" in done.output
+    assert "min" in done.output
+
+
+def test_finished_runs_are_not_made_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.data.load", _never)
+    done = reproduce("--figure", "3", out=finished)
+    assert done.exit_code == 0, done.output
+    page = (finished / "abadi-2016.html").read_text()
+    assert "90.0 %" in page
+    assert "3 seeds" in page
+
+
+def test_only_missing_runs_are_made(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
+    monkeypatch.setattr(runs, "make", lambda plan, data, path, tell: made.append(plan.seed))
+    done = reproduce("--figure", "3", "--seeds", "2,3", out=finished)
+    assert done.exit_code == 0, done.output
+    assert made == [3, 3, 3]
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
+    monkeypatch.setattr(runs, "make", _stopped)
+    done = reproduce("--figure", "3", "--seeds", "0", out=tmp_path)
+    assert done.exit_code == 130
+    assert "the same command goes on from there" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--figure", "1"], "no figure 1; there are 2, 3, 4, 5, 6"),
+        (["--figure", "two"], "no figure two; there are 2, 3, 4, 5, 6"),
+        (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
+        (["--seeds", "-1", "--figure", "3"], "--seeds as whole numbers"),
+        (["--seeds", "1"], "--seeds is for figures that train"),
+        (["--full", "--figure", "3"], "--full is for a small and a full grid: add --figure 4 or --figure 5"),
+        (["--figure", "6"], "give their file with --weights"),
+        (["--figure", "6", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
+        (["--figure", "3", "--weights", __file__], "--weights is for what begins with public weights: add --figure 6"),
+        (["--figure", "2", "--weights", __file__, "--full", "--seeds", "1"], "--seeds is for"),
+        (["--table", "2"], "no table 2; there are no tables"),
+        (["--rows", "a", "--figure", "3"], "--rows is for tables"),
+        (["--table", "2", "--figure", "3"], "give --figure or --table, not both"),
+        (["--colour", "blue"], "No such option"),
+    ],
+)
+def test_bad_input_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = reproduce(*arguments, out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--table", "1"], "no table 1; there are 2, 3, 4, 5, 6, 7"),
+        (["--figure", "2"], "no figure 2; there are 1, norms"),
+        (["--table", "2", "--rows", "lenet-5,lenet-7"], "no row lenet-7; there are lenet-300-100, bn-lenet-300-100"),
+        (["--figure", "1", "--rows", "lenet-5"], "--rows is for tables"),
+        (["--table", "2", "--full"], "add --table 3 or --table 5 or --figure norms"),
+        (["--table", "6"], "give their file with --weights"),
+        (["--table", "6", "--weights", __file__], "the weights fit one network: add --rows with one of tf-tutorial"),
+        (["--table", "5", "--weights", __file__, "--seeds", "x"], "--seeds as whole numbers"),
+        (["--table", "5", "--weights", __file__, "--seeds", "x"], "add --table 6"),
+    ],
+)
+def test_bad_input_about_tables_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = reproduce(*arguments, out=tmp_path / "out", paper="davody-2020")
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_table_the_paper_says_what_there_is_and_writes_nothing(tmp_path: Path) -> None:
+    done = reproduce(out=tmp_path / "out", paper="davody-2020")
+    assert done.exit_code == 0, done.output
+    for part in ("table 2", "table 3", "table 4", "table 5", "table 6", "table 7", "figure 1", "figure norms"):
+        assert f"--{part} " in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_is_made_of_its_missing_cells_and_shown_with_the_printed_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("noisette.data.load", lambda name, data_dir: name)
+    trained: list[tuple[str, float, int]] = []
+
+    def trains(setting: NoisyWeights, seed: int, data: object, tell: Tell) -> dict[str, object]:
+        tell(1.0, 0.5)
+        trained.append((setting.model, setting.sigma, seed))
+        return {"test_accuracy": 0.9876, "points": [[1, 0.5]], "seconds": 1.0}
+
+    monkeypatch.setattr("papers.davody_2020.weight_noise.train", trains)
+    asked = ("--table", "2", "--rows", "bn-lenet-5,lenet-5", "--seeds", "0,1")
+    done = reproduce(*asked, out=tmp_path, paper="davody-2020")
+    assert done.exit_code == 0, done.output
+    assert len(set(trained)) == len(trained) == 20
+    page = (tmp_path / "davody-2020.html").read_text()
+    assert "98.76 ± 0.00 (2 seeds)" in page
+    assert "99.25 ± 0.07" in page
+    again = reproduce(*asked, out=tmp_path, paper="davody-2020")
+    assert again.exit_code == 0
+    assert len(trained) == 20
+    assert reproduce("--figure", "1", out=tmp_path, paper="davody-2020").exit_code == 0
+    page = (tmp_path / "davody-2020.html").read_text()
+    assert 'id="table-2"' in page
+    assert 'id="figure-1"' in page
+    assert {file.name for file in tmp_path.iterdir()} == {"davody-2020.html", "figure-1.svg", "runs.jsonl"}
+
+
+def test_data_that_cannot_be_had_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: object, **__: object) -> None:
+        raise FileNotFoundError("no such data")
+
+    monkeypatch.setattr("noisette.data.load", absent)
+    done = reproduce("--figure", "3", out=tmp_path / "out")
+    assert done.exit_code == 2
+    assert "no such data" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_another_paper_is_an_error() -> None:
+    done = CliRunner().invoke(app, ["abadi-2015"])
+    assert done.exit_code == 2
+    assert "abadi-2016" in done.stderr
+
+
+def test_runs_that_cannot_be_read_are_an_error_with_their_line(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text("{}\n")
+    done = reproduce("--figure", "3", out=tmp_path)
+    assert done.exit_code == 2
+    assert "line 1 of" in done.stderr
+
+
+def _never(*arguments: object, **more: object) -> None:
+    raise AssertionError("this should not be called")
+
+
+def _stopped(*arguments: object, **more: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A folder with all runs of figure 3."""
+    return write(panels.plans(figure_3.PANELS, [0, 1, 2]), tmp_path).parent

@@ -1,0 +1,127 @@
+"""Private cells of the paper's tables: their noise, their claims, and two steps of each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import save_file
+
+from noisette import models
+from noisette.data import DataSet, Split
+from papers.davody_2020 import norms, schedules, table_6, table_7
+from papers.davody_2020.networks import lenet
+from papers.davody_2020.private import Private
+from papers.davody_2020.runs import Cell, read
+from papers.davody_2020.schedules import Schedule
+from papers.grid import missing
+from papers.paper import Asked
+
+
+def quiet(share: float, accuracy: float | None) -> None:
+    """Nobody is told."""
+
+
+def drawn(name: str, shape: tuple[int, ...], seed: int, size: int = 1000) -> DataSet:
+    rng = np.random.default_rng(seed)
+    inputs, targets = rng.random((60, *shape), dtype=np.float32), rng.integers(0, 10, 60)
+    return DataSet(name, Split(inputs[:40], targets[:40]), Split(inputs[40:], targets[40:]), 10, size, "")
+
+
+def two_steps(setting: Private) -> Private:
+    return replace(setting, lot=10, epochs=0.02, public_examples=8)
+
+
+def made(setting: Private, data: list[DataSet], folder: Path, weights: str | None = None) -> dict[str, Any]:
+    """The line that a run leaves."""
+    path = folder / "runs.jsonl"
+    Cell(setting, 0, 1.0, weights).make({one.name: one for one in data}, path, quiet)
+    return json.loads(path.read_text().splitlines()[-1])
+
+
+@pytest.fixture
+def digits() -> list[DataSet]:
+    return [drawn("mnist", (1, 28, 28), 0), drawn("kmnist", (1, 28, 28), 1)]
+
+
+def test_the_mixture_has_the_noise_of_the_others_and_no_epsilon(digits: list[DataSet], tmp_path: Path) -> None:
+    settings = [norm.setting(1.0) for norm in (norms.PUBLIC_BATCH, norms.MIXTURE)]
+    public, mixture = (made(two_steps(setting), digits, tmp_path) for setting in settings if setting)
+    assert public["noise_multiplier"] == mixture["noise_multiplier"]
+    assert public["steps"] == mixture["steps"] == 2
+    assert 0.9 < public["epsilon"] <= 1.0
+    assert mixture["epsilon"] is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", norms.NORMS, ids=lambda norm: norm.name)
+def test_a_run_with_every_norm_claims_what_the_norm_does(
+    norm: norms.Norm, digits: list[DataSet], tmp_path: Path
+) -> None:
+    setting = norm.setting(1.0)
+    assert setting
+    assert (made(two_steps(setting), digits, tmp_path)["epsilon"] is not None) == norm.claimed
+
+
+def test_a_run_that_is_done_is_not_missing(digits: list[DataSet], tmp_path: Path) -> None:
+    setting = norms.PLAIN.setting(1.0)
+    assert setting is not None
+    cell = Cell(two_steps(setting), 0, 1.0)
+    cell.make({one.name: one for one in digits}, tmp_path / "runs.jsonl", quiet)
+    [run] = read(tmp_path / "runs.jsonl")
+    assert run.setting == cell.setting
+    other = replace(cell, seed=1)
+    assert missing(lambda asked: [cell, other, other])(Asked((0,)), [run]) == [other]
+
+
+def test_all_rows_of_a_column_have_the_same_lots_epochs_bound_and_budget() -> None:
+    for epsilon in schedules.TABLE_5:
+        settings = [norm.setting(epsilon) for norm in norms.NORMS if norm.schedule is schedules.TABLE_5]
+        assert len({(s.lot, s.epochs, s.clip, s.epsilon, s.data) for s in settings if s}) == 1
+        assert len(settings) == 6
+
+
+def test_a_row_may_have_a_learning_rate_of_its_own() -> None:
+    schedule = Schedule(lot=32, epochs=1, lr=0.1, lr_of={"lenet-5": 0.7})
+    rates = [replace(norm, schedule={1.0: schedule}).setting(1.0) for norm in (norms.PLAIN, norms.LAYER)]
+    assert [setting.lr for setting in rates if setting] == [0.7, 0.1]
+
+
+@pytest.mark.parametrize("norm", ["plain", "bn", "ln"])
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("normalised_scores", [False, True])
+def test_every_network_has_its_activation_and_its_norms(norm: str, tanh: bool, normalised_scores: bool) -> None:
+    model = models.build(lenet(norm, tanh=tanh, normalised_scores=normalised_scores), (1, 28, 28), 10)
+    kinds = [type(part).__name__ for part in model.modules()]
+    assert ("Tanh" in kinds, "ReLU" in kinds) == (tanh, not tanh)
+    found = sum("Norm" in kind for kind in kinds)
+    assert found == (0 if norm == "plain" else 4 + normalised_scores)
+    weights = sum(p.numel() for name, p in model.named_parameters() if "norm" not in name)
+    assert weights == 61_706
+
+
+def test_the_head_of_a_pretrained_network_is_trained(tmp_path: Path) -> None:
+    data = drawn("cifar10", (3, 32, 32), 0)
+    setting = table_6.GRID.rows[2].whole(8.0)
+    assert isinstance(setting, Private)
+    weights = tmp_path / "public.safetensors"
+    state = models.build(setting.model, (3, 32, 32), 10).state_dict()
+    save_file({name: value for name, value in state.items() if name.startswith("features")}, weights)
+    line = made(two_steps(setting), [data], tmp_path, str(weights))
+    assert line["steps"] == 2
+    assert line["made_with"]["public_weights"] is not None
+
+
+@pytest.mark.parametrize("row", table_7.GRID.rows, ids=lambda row: row.name)
+def test_a_cell_of_table_7_runs(row: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    words, targets = rng.integers(0, 30, (40, 6)), rng.integers(0, 4, 40)
+    vectors = rng.normal(size=(30, 8)).astype(np.float32)
+    data = DataSet("ag-news", Split(words, targets), Split(words, targets), 4, 1000, "", vectors)
+    line = made(two_steps(row.whole(1.0)), [data], tmp_path)
+    assert line["epsilon"] <= 1.0
+    assert line["records"] == 1000

@@ -1,0 +1,169 @@
+"""The tables and figures of the paper, made from runs that might have been."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from papers.davody_2020 import figure_1, figure_norms, norms, table_2, table_3, table_5
+from papers.davody_2020.parts import PAPER
+from papers.davody_2020.runs import Run, Setting, mean_of, read
+from papers.paper import Asked
+from papers.section import Section
+
+
+def finished(setting: Setting, seed: int = 0, accuracy: float = 0.9, points: tuple[float, ...] = (0.5, 0.9)) -> Run:
+    return Run(setting, seed, 1.0, accuracy, tuple(enumerate(points, 1)), None, 0.8)
+
+
+def lines_of(section: Section, name: str) -> list[tuple[str, ...]]:
+    """The lines of a network in a table."""
+    start = next(k for k, row in enumerate(section.rows) if row[0] == name)
+    end = next((k for k in range(start + 1, len(section.rows)) if section.rows[k][0]), len(section.rows))
+    return list(section.rows[start:end])
+
+
+def texts(svg: str) -> set[str]:
+    return {element.text or "" for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
+
+
+def test_mean_and_standard_error_are_those_of_the_seeds() -> None:
+    setting = table_2.setting("lenet-5", 0.0)
+    runs = [finished(setting, seed, accuracy) for seed, accuracy in enumerate((0.90, 0.92, 0.97))]
+    mean = mean_of([*runs, finished(table_2.setting("lenet-5", 1.0))], setting)
+    assert mean is not None
+    assert mean.mean == pytest.approx(93.0)
+    assert mean.error == pytest.approx(math.sqrt((9 + 1 + 16) / 2) / math.sqrt(3))
+    assert str(mean) == "93.00 ± 2.08 (3 seeds)"
+    assert str(mean_of(runs[:1], setting)) == "90.00 (1 seed)"
+    assert mean_of([], setting) is None
+
+
+def test_the_printed_number_stands_above_ours() -> None:
+    runs = [finished(table_2.setting("bn-lenet-5", 2.0), accuracy=0.9913)]
+    section = table_2.GRID.section(runs)
+    assert section.header == ("network", "", "σ 0", "σ 0.01", "σ 0.1", "σ 1", "σ 2")
+    paper, ours = lines_of(section, "bn-lenet-5")
+    assert paper[1:] == ("paper", "99.20 ± 0.08", "99.21 ± 0.05", "99.18 ± 0.06", "99.24 ± 0.04", "99.25 ± 0.07")
+    assert ours == ("", "ours", *["not run"] * 4, "99.13 (1 seed)")
+
+
+def test_table_5_prints_the_mixture_without_a_claim_and_takes_its_last_column_from_table_2() -> None:
+    mixture, public = (norm.setting(0.1) for norm in (norms.MIXTURE, norms.PUBLIC_BATCH))
+    assert mixture
+    assert public
+    runs = [finished(mixture, accuracy=0.91), finished(public, accuracy=0.93)]
+    section = table_5.section([*runs, finished(table_2.setting("ln-lenet-5", 0.0), accuracy=0.9919)])
+    assert section.header == ("network", "", "ε ∞", "ε 7", "ε 3", "ε 1", "ε 0.5", "ε 0.1", "ε 0.05")
+    paper, ours = lines_of(section, "mixture-bn-lenet-5")
+    assert paper[2:] == ("99.20", "98.68", "98.18", "97.61", "96.83", "90.68", "88.15")
+    assert ours[-2] == "91.00 (1 seed)"
+    assert "no claim" in " ".join(section.about)
+    assert lines_of(section, "public-bn-lenet-5") == [
+        ("public-bn-lenet-5", "ours", "", *["not run"] * 4, "93.00 (1 seed)", "not run")
+    ]
+    assert lines_of(section, "ln-lenet-5")[1][2] == "99.19 (1 seed)"
+    assert [row[-2] for row in section.rows if row[0] == "noise multiplier"] == ["0.800"]
+
+
+@pytest.mark.parametrize("part", PAPER.parts.values(), ids=PAPER.parts)
+def test_what_was_not_run_is_said_and_drawn_without(part: object) -> None:
+    section = part.section([])  # pyright: ignore[reportAttributeAccessIssue]
+    assert "not run" in {cell for row in section.rows for cell in row}
+    assert all(len(row) == len(section.header) for row in section.rows)
+    if section.figure:
+        ElementTree.fromstring(section.figure)
+
+
+def test_all_cells_of_a_seed_come_before_the_next_seed() -> None:
+    cells = table_2.GRID.cells(Asked((0, 1, 2)))
+    assert len(cells) == 90
+    assert [cell.seed for cell in cells] == [0] * 30 + [1] * 30 + [2] * 30
+
+
+def test_only_the_rows_asked_for_are_run_and_the_expensive_ones_only_if_asked_for() -> None:
+    def models(asked: Asked) -> set[str]:
+        return {cell.setting.model for cell in table_2.GRID.cells(asked)}
+
+    def couples(asked: Asked) -> bool:
+        return any(getattr(cell.setting, "batch_norm", None) == "mixture" for cell in table_5.GRID.cells(asked))
+
+    assert models(Asked((0,), rows=("lenet-5", "bn-lenet-5"))) == {"lenet-5", "bn-lenet-5"}
+    assert not couples(Asked((0,)))
+    assert couples(Asked((0,), full=True))
+    assert couples(Asked((0,), rows=("mixture-bn-lenet-5",)))
+
+
+def test_table_3_has_a_short_form_and_a_whole_one() -> None:
+    short, whole = (table_3.GRID.cells(Asked((0,), full=full)) for full in (False, True))
+    assert len(short) == 4
+    assert len(whole) == 30
+    section = table_3.GRID.section([finished(short[0].setting, accuracy=0.4)])
+    assert lines_of(section, "vgg-16")[2][1:3] == ("ours, one epoch", "40.00 (1 seed)")
+    assert lines_of(section, "vgg-16")[1][2] == "not run"
+
+
+def test_a_default_command_takes_an_hour_or_so_for_each_seed() -> None:
+    for part in PAPER.parts.values():
+        jobs = part.missing(Asked(part.seeds), [])
+        assert jobs
+        assert sum(job.seconds for job in jobs) / len(part.seeds) < 2 * 3600
+
+
+def test_the_plateau_is_reached_with_the_first_epoch_near_it() -> None:
+    curve = [0.5, 0.9, 0.984, 0.986, 0.99, 0.99, 0.99, 0.99, 0.99]
+    assert figure_1.plateau(curve) == pytest.approx(0.99)
+    assert figure_1.epochs_to_plateau(curve) == 4
+
+
+def test_figure_1_tells_how_many_times_as_many_epochs_more_noise_takes() -> None:
+    slow = tuple(min(0.99, 0.3 + 0.02 * epoch) for epoch in range(1, 81))
+    quick = tuple(min(0.99, 0.3 + 0.14 * epoch) for epoch in range(1, 21))
+    runs = [finished(figure_1.setting(sigma), points=points) for sigma, points in ((1.0, quick), (10.0, slow))]
+    section = figure_1.section(runs)
+    rows = {row[0]: row for row in section.rows}
+    assert rows["1"][3:] == ("5", "1.0")
+    assert rows["10"][3:] == ("35", "7.0")
+    assert rows["5"][1] == "not run"
+    assert {"σ = 1", "σ = 10"} <= texts(section.figure)
+
+
+def test_every_norm_is_drawn_with_its_claim_and_the_mixture_hollow_and_dashed() -> None:
+    runs = [finished(setting) for norm in norms.NORMS for e in norm.schedule if (setting := norm.setting(e))]
+    section = figure_norms.section(runs)
+    labels = texts(section.figure)
+    for norm in norms.NORMS:
+        assert f"{norm.label}: {'no claim' if 'mixture' in norm.name else '(ε, 1e-5)'}" in labels
+    dashed = [line for line in section.figure.splitlines() if "stroke-dasharray" in line]
+    assert dashed
+    assert all("--orange" in line for line in dashed)
+    assert [row[1] for row in section.rows].count("no claim") == 2
+
+
+def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    setting = norms.PER_EXAMPLE.setting(3.0)
+    noisy = table_2.setting("ln-lenet-5", 0.1)
+    assert setting
+    facts = {"seed": 1, "seconds": 2.5, "test_accuracy": 0.5, "points": [[1, 0.5]]}
+    path = tmp_path / "runs.jsonl"
+    both: tuple[Setting, ...] = (setting, noisy)
+    path.write_text("".join(json.dumps(facts | {"kind": s.kind, "setting": asdict(s)}) + "\n" for s in both))
+    assert [run.setting for run in read(path)] == [setting, noisy]
+    path.write_text(json.dumps(facts | {"kind": "other", "setting": {}}) + "\n")
+    with pytest.raises(ValueError, match="line 1 of"):
+        read(path)
+
+
+def test_every_cell_names_the_sets_that_it_needs() -> None:
+    jobs = [job for part in PAPER.parts.values() for job in part.missing(Asked(part.seeds, full=True, weights="w"), [])]
+    assert {frozenset(job.sets) for job in jobs} == {
+        frozenset({"mnist"}),
+        frozenset({"mnist", norms.PUBLIC}),
+        frozenset({"cifar10"}),
+        frozenset({"ag-news"}),
+    }

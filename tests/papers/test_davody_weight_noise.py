@@ -1,0 +1,166 @@
+"""Training under weight noise: the trainer of tables 2 to 4 and figure 1."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from noisette import models
+from noisette.data import DataSet, Split, load
+from papers.davody_2020 import distortion, table_2, table_3, table_4, weight_noise
+from papers.davody_2020.setting import NoisyWeights
+from papers.davody_2020.weight_noise import Examples, accuracy_under_noise, train, with_fresh_statistics
+
+DIGITS = NoisyWeights("digits", "bn-lenet-300-100", sigma=1.0, epochs=8, batch_size=64, lr=0.5, lr_norms=0.003)
+
+
+def quiet(share: float, accuracy: float | None) -> None:
+    """Nobody is told."""
+
+
+@pytest.fixture(scope="module")
+def digits() -> DataSet:
+    return load("digits")
+
+
+def drawn(shape: tuple[int, ...], count: int, classes: int = 10, name: str = "mnist") -> DataSet:
+    rng = np.random.default_rng(0)
+    inputs, targets = rng.random((count, *shape), dtype=np.float32), rng.integers(0, classes, count)
+    return DataSet(name, Split(inputs, targets), Split(inputs[:20], targets[:20]), classes, count, "")
+
+
+def test_a_normalised_network_learns_under_noise_as_large_as_its_weights(digits: DataSet) -> None:
+    told: list[tuple[float, float | None]] = []
+    facts = train(DIGITS, 0, digits, lambda share, accuracy: told.append((share, accuracy)))
+    assert facts["test_accuracy"] > 0.85
+    assert [epoch for epoch, _ in facts["points"]] == list(range(1, 9))
+    assert told == [(epoch / 8, accuracy) for epoch, accuracy in facts["points"]]
+
+
+def test_a_seed_determines_a_run(digits: DataSet) -> None:
+    short = replace(DIGITS, epochs=2)
+    first, again, other = (train(short, seed, digits, quiet) for seed in (0, 0, 1))
+    assert first["points"] == again["points"]
+    assert first["test_accuracy"] == again["test_accuracy"]
+    assert first["points"] != other["points"]
+
+
+@pytest.mark.parametrize(("accuracy", "patience", "epochs"), [(0.14, 4, 4), (0.16, 4, 6), (0.14, None, 6)])
+def test_a_network_that_is_no_better_than_chance_is_given_up_unless_it_has_patience(
+    accuracy: float, patience: int | None, epochs: int, digits: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_noise, "accuracy_under_noise", lambda *arguments, draws: accuracy)
+    setting = replace(DIGITS, epochs=6, batch_size=1000, patience=patience)
+    assert train(setting, 0, digits, quiet)["points"] == [(epoch, accuracy) for epoch in range(1, epochs + 1)]
+
+
+def test_the_rate_falls_along_half_a_cosine_and_norms_have_their_own(
+    digits: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[list[float]] = []
+    step = torch.optim.Adam.step
+
+    def spied(self: torch.optim.Adam) -> None:
+        rates.append([group["lr"] for group in self.param_groups])
+        step(self)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", spied)
+    train(replace(DIGITS, epochs=2, batch_size=400), 0, digits, quiet)
+    steps = 2 * (1198 // 400)
+    expected = [(1 + np.cos(np.pi * t / steps)) / 2 for t in range(steps)]
+    np.testing.assert_allclose(rates, [[0.5 * share, 0.003 * share] for share in expected], rtol=1e-12)
+    rates.clear()
+    train(replace(DIGITS, epochs=1, batch_size=400, cosine=False), 0, digits, quiet)
+    assert rates == [[0.5, 0.003]] * 2
+
+
+def test_every_sixth_record_is_held_out_and_always_the_same_ones() -> None:
+    examples = Examples(torch.arange(60.0), torch.arange(60))
+    kept, held_out = examples.divided()
+    assert (len(kept), len(held_out)) == (50, 10)
+    assert sorted([*kept.targets.tolist(), *held_out.targets.tolist()]) == list(range(60))
+    torch.manual_seed(1)
+    assert torch.equal(examples.divided()[1].targets, held_out.targets)
+    assert torch.equal(kept.inputs.long(), kept.targets)
+
+
+def test_batches_cover_each_record_at_most_once_and_in_a_new_order() -> None:
+    examples = Examples(torch.arange(25.0), torch.arange(25))
+    first, second = ([y.tolist() for _, y in examples.batches(8)] for _ in range(2))
+    assert [len(batch) for batch in first] == [8, 8, 8]
+    assert len({record for batch in first for record in batch}) == 24
+    assert first != second
+
+
+def test_batch_norm_takes_the_statistics_of_its_batch_in_evaluation_too() -> None:
+    model = with_fresh_statistics(models.build("bn-lenet-300-100", (1, 28, 28), 10)).eval()
+    first = next(layer for layer in model.modules() if isinstance(layer, nn.BatchNorm1d))
+    x = 7 + 3 * torch.randn(500, 300)
+    assert first(x).mean(0).abs().max() < 1e-5
+    assert (first(x).std(0, correction=0) - 1).abs().max() < 1e-4
+
+
+def test_accuracy_is_the_share_over_all_draws() -> None:
+    class Alternating(nn.Module):
+        calls = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return torch.eye(2)[torch.full((len(x),), self.calls % 2)]
+
+    examples = Examples(torch.zeros(1500, 1), torch.ones(1500, dtype=torch.long))
+    model = Alternating()
+    assert accuracy_under_noise(model, examples, draws=1) == pytest.approx(1000 / 1500)
+    assert model.calls == 2
+    assert accuracy_under_noise(Alternating(), examples, draws=3) == pytest.approx(0.5 + 0.5 / 3)
+
+
+def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:
+    image = 1 + np.arange(3 * 6 * 6).reshape(3, 6, 6)
+    framed = np.pad(image, ((0, 0), (4, 4), (4, 4)))
+    cuts = [framed[:, top : top + 6, left : left + 6] for top in range(9) for left in range(9)]
+    known = {cut.tobytes() for straight in cuts for cut in (straight, straight[:, :, ::-1])}
+    torch.manual_seed(0)
+    seen = distortion.shifted_and_mirrored(torch.as_tensor(image).expand(4000, 3, 6, 6)).contiguous().numpy()
+    assert {cut.tobytes() for cut in seen} == known
+
+
+def test_only_photographs_are_distorted() -> None:
+    assert distortion.distortion_for("cifar10") is distortion.shifted_and_mirrored
+    for data in ("mnist", "ag-news"):
+        assert distortion.distortion_for(data) is distortion.unchanged
+
+
+def test_a_cell_of_table_3_runs() -> None:
+    setting = replace(table_3.setting("bn-vgg-16", 1.0, epochs=1), batch_size=5)
+    facts = train(setting, 0, drawn((3, 32, 32), 12, name="cifar10"), quiet)
+    assert 0 <= facts["test_accuracy"] <= 1
+    assert len(facts["points"]) == 1
+
+
+@pytest.mark.parametrize("model", ["bilstm-dl", "ln-bilstm-dl"])
+def test_a_cell_of_table_4_runs(model: str) -> None:
+    rng = np.random.default_rng(0)
+    words, targets = rng.integers(0, 30, (24, 6)), rng.integers(0, 4, 24)
+    vectors = rng.normal(size=(30, 8)).astype(np.float32)
+    data = DataSet("ag-news", Split(words, targets), Split(words, targets), 4, 24, "", vectors)
+    facts = train(replace(table_4.setting(model, 0.1), epochs=1, batch_size=10), 0, data, quiet)
+    assert len(facts["points"]) == 1
+
+
+def test_word_vectors_stay_as_they_are() -> None:
+    vectors = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
+    words = np.zeros((4, 3), dtype=np.int64)
+    data = DataSet("t", Split(words, words[:, 0]), None, 2, 4, "", vectors)
+    model = weight_noise.built("bilstm-dl", data)
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    assert [tuple(p.shape) for p in frozen] == [(9, 5)]
+
+
+def test_with_a_norm_the_rate_grows_with_the_noise() -> None:
+    assert table_2.setting("bn-lenet-5", 2.0).lr == 2 * table_2.setting("bn-lenet-5", 1.0).lr
+    assert table_2.setting("bn-lenet-5", 2.0).lr_norms == table_2.setting("bn-lenet-5", 0.0).lr_norms

@@ -1,0 +1,128 @@
+"""The fingerprint of a data set: it knows the records again, and shows nobody else what they are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from noisette.run import dataset_fingerprint
+from noisette.run.dataset_fingerprint import Fingerprint
+
+X, Y = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32), np.arange(50)
+
+
+class Records(Dataset):
+    """Records that can only be had one by one."""
+
+    def __init__(self, values: np.ndarray, noise: float = 0.0) -> None:
+        self.values, self.noise = values, noise
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        value = self.values[index] + self.noise * np.random.default_rng().normal()
+        return {"x": torch.as_tensor(value), "name": f"record {index}", "more": (1, None, b"b")}
+
+
+def changed(values: np.ndarray, *place: int) -> np.ndarray:
+    copy = values.copy()
+    copy[place] = copy[place] + 1
+    return copy
+
+
+SAME = {
+    "array": lambda: X,
+    "tensor": lambda: torch.as_tensor(X),
+    "half precision": lambda: torch.as_tensor(X).bfloat16(),
+    "laid out otherwise": lambda: torch.as_tensor(X).T.contiguous().T,
+    "pair": lambda: (X, Y),
+    "tensor data set": lambda: TensorDataset(torch.as_tensor(X), torch.as_tensor(Y)),
+    "columns": lambda: {"x": X, "y": torch.as_tensor(Y)},
+    "columns of lists": lambda: {"x": X.tolist(), "y": Y.tolist()},
+    "nothing": lambda: X[:0],
+    "records": lambda: Records(X),
+    "no records": lambda: Records(X[:0]),
+    "random records": lambda: Records(X, noise=1.0),
+}
+
+
+@pytest.mark.parametrize("make", SAME.values(), ids=SAME)
+def test_the_same_records_are_known_again(make: Any, tmp_path: Path) -> None:
+    Fingerprint.of(make()).write(tmp_path)
+    assert Fingerprint.read(tmp_path).fits(make())
+
+
+OTHER = {
+    "last byte": (X, changed(X, 49, 2)),
+    "order": (X, X[::-1]),
+    "fewer": (X, X[:-1]),
+    "shape": (X, X.reshape(75, 2)),
+    "type": (X, X.view(np.int32)),
+    "kind": (X, torch.as_tensor(X)),
+    "labels": ((X, Y), (X, changed(Y, 7))),
+    "columns": ({"x": X, "y": Y}, {"x": X, "z": Y}),
+    "split": ((X[:20], Y[:20]), (X[:20], Y[20:40])),
+    "records": (Records(X), Records(X + 1)),
+    "fewer records": (Records(X), Records(X[:-1])),
+    "fewer random records": (Records(X, noise=1.0), Records(X[:-1], noise=1.0)),
+}
+
+
+@pytest.mark.parametrize(("mine", "other"), OTHER.values(), ids=OTHER)
+def test_other_records_are_not(mine: Any, other: Any) -> None:
+    known = Fingerprint.of(mine)
+    assert known.fits(mine)
+    assert not known.fits(other)
+
+
+def test_long_arrays_are_read_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_fingerprint, "_AT_ONCE", 7)
+    assert not Fingerprint.of(X).fits(changed(X, 49, 2))
+    assert not Fingerprint.of(torch.as_tensor(X)).fits(torch.as_tensor(changed(X, 49, 2)))
+    known = Fingerprint.of(X)
+    monkeypatch.undo()
+    assert known.fits(X), "the digest does not depend on how much is read at once"
+
+
+def test_what_is_computed_from_records_is_known_by_them() -> None:
+    class Features(TensorDataset):
+        known_by = (X, Y)
+
+    assert Fingerprint.of(Features(torch.zeros(50))).fits(Features(torch.ones(50)))
+
+
+def test_two_fingerprints_of_the_same_records_have_nothing_in_common() -> None:
+    """A digest without a key would tell anyone who can guess the records that the guess is right."""
+    first, second = Fingerprint.of(X), Fingerprint.of(X)
+    assert first.key != second.key
+    assert first.digest != second.digest
+    plain = {hashlib.new(name, X.tobytes()).digest() for name in ("sha256", "blake2s", "md5")}
+    assert first.digest not in plain
+    assert first.key.hex() not in repr(first)
+    assert repr(first.digest) not in repr(first)
+
+
+def test_only_the_owner_may_read_it_and_it_goes_without_a_trace(tmp_path: Path) -> None:
+    Fingerprint.of(X).write(tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    Fingerprint.remove(tmp_path)
+    Fingerprint.remove(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'{"key": "00", "digest": "00"}', json.dumps({"key": 1, "digest": 2}).encode()]
+)
+def test_a_file_that_was_altered_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "fingerprint.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"fingerprint\.json was cut or altered"):
+        Fingerprint.read(tmp_path)

@@ -1,0 +1,755 @@
+"""The joiner: what it refuses, what it releases, what it costs, and what it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import noisette
+from noisette import (
+    Gaussian,
+    Ledger,
+    MomentsAccountant,
+    PldAccountant,
+    PoissonGaussian,
+    PrivacyRefusal,
+    RdpAccountant,
+    privatize,
+)
+from noisette._internal.keystream import SecretKey
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from oracle import clipped_sum
+
+SECRET = bytes(range(32))
+SIZE = 60
+X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
+DECLARED = {"sampling_rate": 0.5, "expected_batch_size": 30, "steps": 3, "noise_multiplier": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def _known_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, SECRET))
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.unused = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.hidden(x)))
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def sgd(model: nn.Module, **settings: Any) -> torch.optim.SGD:
+    return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, **settings)
+
+
+def start(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, dataset: Any = (X, Y), **changes: Any):
+    declared = {**DECLARED, **changes}
+    clip = noisette.PerExampleClip(model, 0.7)
+    try:
+        return privatize(clip, optimizer or sgd(model), dataset, **{k: v for k, v in declared.items() if v is not None})
+    except BaseException:
+        clip.close()
+        raise
+
+
+def take_steps(run, *, pieces: int = 16, zero: bool = True) -> None:
+    for batch in run.batches():
+        for x, y in batch.pieces(pieces):
+            run.backward(loss(run.bound.model, x, y))
+        run.optimizer.step()
+        if zero:
+            run.optimizer.zero_grad()
+
+
+def expected_noise(model: nn.Module, step: int, divisor: float = 30, deviation: float = 0.7) -> dict[str, Tensor]:
+    noise = {name: torch.zeros(p.shape) for name, p in model.named_parameters()}
+    GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, deviation=deviation / divisor)
+    return noise
+
+
+# What is released
+
+
+def test_gradient_is_the_clipped_sum_and_noise_over_the_constant() -> None:
+    model = Small()
+    with start(model) as run:
+        for step, batch in enumerate(run.batches()):
+            truth = clipped_sum(model, loss, (X[batch.indices], Y[batch.indices]), 0.7)
+            for x, y in batch.pieces(7):
+                run.backward(loss(model, x, y))
+            assert all(p.grad is None for p in model.parameters())
+            before = copy.deepcopy(model)
+            run.optimizer.step()
+            for name, z in expected_noise(model, step).items():
+                grad = dict(model.named_parameters())[name].grad
+                torch.testing.assert_close(grad, (truth.sums[name].float() / 30 + z), rtol=1e-4, atol=1e-6)
+                moved = dict(before.named_parameters())[name] - dict(model.named_parameters())[name]
+                torch.testing.assert_close(moved.detach(), 0.1 * grad, rtol=1e-3, atol=1e-6)
+            run.optimizer.zero_grad()
+    assert run.steps_taken == 3
+
+
+@pytest.mark.parametrize("pieces", [1, 5, 1000])
+def test_pieces_change_nothing(pieces: int) -> None:
+    first = Small()
+    other = copy.deepcopy(first)
+    for model, size in ((first, 64), (other, pieces)):
+        with start(model) as run:
+            take_steps(run, pieces=size)
+    for p, q in zip(first.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_empty_batch_is_a_step_of_noise_alone() -> None:
+    model = Small()
+    with start(model, sampling_rate=1e-300, steps=10) as run:
+        for step, batch in enumerate(run.batches()):
+            assert list(batch.pieces(8)) == []
+            run.optimizer.step()
+            for name, z in expected_noise(model, step).items():
+                torch.testing.assert_close(dict(model.named_parameters())[name].grad, z)
+            run.optimizer.zero_grad()
+    assert run.steps_taken == run.ledger.committed == 10
+
+
+def test_unused_parameter_gets_its_noise() -> None:
+    model = Small()
+    with start(model) as run:
+        take_steps(run, zero=False)
+        torch.testing.assert_close(model.unused.grad, expected_noise(model, 2)["unused"])
+
+
+def test_frozen_parameters_stay() -> None:
+    model = Small()
+    model.hidden.requires_grad_(False)
+    before = model.hidden.weight.clone()
+    with start(model) as run:
+        take_steps(run, zero=False)
+    assert torch.equal(model.hidden.weight, before)
+    assert model.hidden.weight.grad is None
+    assert model.out.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "engine", [noisette.BookKeeping(), noisette.Reweight(), noisette.Loop()], ids=lambda e: type(e).__name__
+)
+def test_record_that_is_not_a_number_changes_nothing_at_all(engine) -> None:
+    """Not the weights, not a step, not an error; at every rate it is as if the record were not there."""
+    bad = X.clone()
+    bad[7] = float("nan")
+    weights = []
+    for x, dropped in ((bad, None), (X, 7)):
+        torch.manual_seed(3)
+        model = Small()
+        clip = noisette.PerExampleClip(model, 0.7, engine=engine)
+        with privatize(clip, sgd(model), (x, Y, torch.arange(SIZE)), **DECLARED) as run:
+            for batch in run.batches():
+                for inputs, y, at in batch.pieces(100):
+                    losses = loss(model, inputs, y)
+                    run.backward(torch.where(at == dropped, losses * 0, losses) if dropped is not None else losses)
+                run.optimizer.step()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert weights[0].isfinite().all()
+    torch.testing.assert_close(weights[0], weights[1], rtol=1e-5, atol=1e-6)
+
+
+def test_user_hooks_see_the_noised_gradient_only() -> None:
+    model, seen, after = Small(), [], []
+    model.out.weight.register_hook(lambda g: seen.append(g.clone()) or g * 2)
+    model.out.weight.register_post_accumulate_grad_hook(lambda p: after.append(p.grad.clone()))
+    with start(model) as run:
+        for batch in run.batches():
+            truth = clipped_sum(model, loss, (X[batch.indices], Y[batch.indices]), 0.7)
+            for x, y in batch.pieces(100):
+                run.backward(loss(model, x, y))
+            run.optimizer.step()
+            step = run.steps_taken - 1
+            expected = truth.sums["out.weight"].float() / 30 + expected_noise(model, step)["out.weight"]
+            torch.testing.assert_close(seen[step], expected, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(after[step], 2 * expected, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(model.out.weight.grad, after[step])
+            run.optimizer.zero_grad()
+    assert len(seen) == len(after) == 3
+
+
+def test_two_runs_never_share_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.run.private.SecretKey", SecretKey)
+    grads = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        model = Small()
+        with start(model, sampling_rate=1e-300, steps=1) as run:
+            take_steps(run, zero=False)
+        grads.append(model.hidden.weight.grad)
+    assert not torch.equal(*grads)
+
+
+# What is declared
+
+
+PROBLEMS = {
+    "both rate and size": ({"public_size": 60}, "exactly one of sampling_rate and public_size"),
+    "neither rate nor size": ({"sampling_rate": None}, "exactly one of sampling_rate and public_size"),
+    "both steps and epochs": ({"epochs": 1}, "exactly one of steps and epochs"),
+    "neither steps nor epochs": ({"steps": None}, "exactly one of steps and epochs"),
+    "no budget": ({"noise_multiplier": None}, "epsilon, noise_multiplier or both"),
+    "epsilon without delta": ({"noise_multiplier": None, "epsilon": 1.0}, "epsilon needs delta"),
+    "epsilon zero": ({"noise_multiplier": None, "epsilon": 0, "delta": 1e-5}, "epsilon"),
+    "negative epsilon": ({"noise_multiplier": None, "epsilon": -1.0, "delta": 1e-5}, "epsilon"),
+    "noise zero": ({"noise_multiplier": 0}, "noise_multiplier"),
+    "noise without end": ({"noise_multiplier": math.inf}, "noise_multiplier"),
+    "delta zero": ({"delta": 0}, "delta"),
+    "delta one": ({"delta": 1}, "delta"),
+    "delta above 1/size": ({"delta": 0.02}, "one over the declared size"),
+    "rate above one": ({"sampling_rate": 1.5}, "sampling_rate"),
+    "rate zero": ({"sampling_rate": 0}, "sampling_rate"),
+    "batch above size": ({"sampling_rate": None, "public_size": 20}, "sampling_rate"),
+    "size zero": ({"sampling_rate": None, "public_size": 0}, "public_size"),
+    "no steps": ({"steps": 0}, "steps"),
+    "part of a step": ({"steps": 2.5}, "steps"),
+    "no epochs": ({"steps": None, "epochs": 0}, "epochs"),
+    "batch size zero": ({"expected_batch_size": 0}, "expected_batch_size"),
+    "batch size not a number": ({"expected_batch_size": math.nan}, "expected_batch_size"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), PROBLEMS.values(), ids=PROBLEMS)
+def test_declarations_that_are_refused(changes: dict[str, Any], message: str) -> None:
+    model = Small()
+    optimizer = sgd(model)
+    with pytest.raises((ValueError, TypeError), match=message):
+        start(model, optimizer, **changes)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_given_noise_must_keep_a_given_budget() -> None:
+    model = Small()
+    optimizer = sgd(model)
+    with pytest.raises(PrivacyRefusal, match=r"beyond the budget of 0\.01"):
+        start(model, optimizer, epsilon=0.01, delta=1e-5)
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not model._forward_pre_hooks
+    run = start(model, optimizer, epsilon=1000.0, delta=1e-5)
+    assert run.epsilon(delta=1e-5) <= 1000.0
+    run.close()
+
+
+def test_what_others_spend_meanwhile_ends_a_run_with_a_budget() -> None:
+    ledger = Ledger()
+    run = start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, ledger=ledger)
+    batches = run.batches()
+    for x, y in next(batches).pieces(1000):
+        run.backward(loss(run.bound.model, x, y))
+    ledger.charge(Gaussian(1.0))
+    run.optimizer.step()
+    run.optimizer.zero_grad()
+    with pytest.raises(PrivacyRefusal, match="beyond the budget of 2"):
+        next(batches)
+    run.close()
+
+
+def test_large_delta_may_be_forced() -> None:
+    start(Small(), delta=0.02, allow_large_delta=True).close()
+
+
+def test_size_and_epochs_give_rate_and_steps() -> None:
+    run = start(Small(), sampling_rate=None, public_size=6000, expected_batch_size=60, steps=None, epochs=2)
+    assert run.event.sampling_rate == pytest.approx(0.01)
+    assert run.steps == 200
+    run.close()
+
+
+def test_length_of_the_data_set_changes_nothing_public() -> None:
+    public = []
+    for n in (SIZE, SIZE - 1, 0):
+        model = Small()
+        with start(
+            model,
+            dataset=(X[:n], Y[:n]),
+            sampling_rate=None,
+            public_size=50,
+            noise_multiplier=None,
+            epsilon=2.0,
+            delta=1e-3,
+            accountant=RdpAccountant(),
+        ) as run:
+            public.append((run.event, run.steps, run.noise_multiplier, run._release.expected_batch_size))
+            take_steps(run)
+            public[-1] += (run.steps_taken, run.epsilon(delta=1e-3), dict(run.ledger.events))
+    assert public[0] == public[1] == public[2]
+
+
+def test_noise_too_small_for_the_generator_is_refused() -> None:
+    with pytest.raises(PrivacyRefusal, match="tail of the noise generator"):
+        start(Small(), noise_multiplier=0.1, delta=1e-9)
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
+def test_epsilon_is_the_accountants_price_of_the_steps_so_far(accountant) -> None:
+    model = Small()
+    with start(model, accountant=accountant) as run:
+        assert run.epsilon(delta=1e-5) == 0
+        for done, batch in enumerate(run.batches(), 1):
+            for x, y in batch.pieces(100):
+                run.backward(loss(model, x, y))
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            price = accountant.price({PoissonGaussian(0.5, 1.0): done}).epsilon(delta=1e-5)
+            assert run.epsilon(delta=1e-5) == pytest.approx(price, rel=1e-3)
+            assert run.epsilon(delta=1e-5) >= price
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "delta", "expected"),
+    [(1.0, 0.01, 1000, 1e-5, 1.8282), (0.8, 0.02, 500, 1e-5, 4.6680), (4.0, 0.01, 10_000, 1e-5, 0.9470)],
+)
+def test_epsilon_of_a_whole_run_is_that_of_the_table(
+    sigma: float, rate: float, steps: int, delta: float, expected: float
+) -> None:
+    """Values of dp-accounting's PLD, computed apart from this code."""
+    run = start(Small(), noise_multiplier=sigma, sampling_rate=rate, steps=steps, delta=delta)
+    run.ledger.reserve(run.event, steps)
+    assert run.epsilon(delta=delta) == pytest.approx(expected, rel=1e-3)
+    run.close()
+
+
+@pytest.mark.parametrize("accountant", [RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
+def test_calibrated_run_stays_within_its_budget(accountant) -> None:
+    run = start(Small(), noise_multiplier=None, epsilon=2.0, delta=1e-5, accountant=accountant)
+    take_steps(run)
+    assert 2.0 * 0.98 <= run.epsilon(delta=1e-5) <= 2.0
+    run.close()
+
+
+def test_epsilon_where_delta_is_below_the_tail() -> None:
+    run = start(Small(), noise_multiplier=0.6)
+    take_steps(run)
+    assert run.epsilon(delta=1e-30) == math.inf
+    with pytest.raises(ValueError, match="delta"):
+        run.epsilon(delta=0)
+    run.close()
+
+
+def test_reading_epsilon_changes_nothing() -> None:
+    run = start(Small(), accountant=RdpAccountant())
+    take_steps(run)
+    assert run.epsilon(delta=1e-5) == run.epsilon(delta=1e-5)
+    assert run.ledger.events == {run.event: 3}
+    run.close()
+
+
+def test_runs_that_share_a_ledger_add_up() -> None:
+    """Also when the second has other noise, and as many steps as the first had reserved."""
+    ledger = noisette.Ledger()
+    accountant = RdpAccountant()
+    first = start(Small(), ledger=ledger, accountant=accountant)
+    take_steps(first)
+    alone = first.epsilon(delta=1e-5)
+    first.close()
+    second = start(Small(), ledger=ledger, noise_multiplier=0.8, accountant=accountant)
+    take_steps(second)
+    both = second.epsilon(delta=1e-5)
+    expected = accountant.price({first.event: 3, second.event: 3}).epsilon(delta=1e-5)
+    assert alone < both == pytest.approx(expected, rel=1e-3)
+    assert first.epsilon(delta=1e-5) == pytest.approx(both, rel=1e-3)
+    second.close()
+
+
+def test_price_follows_the_ledger_when_steps_are_given_back() -> None:
+    """As many steps as before, but others."""
+    ledger, accountant = noisette.Ledger(), RdpAccountant()
+    first = start(Small(), ledger=ledger, accountant=accountant, sampling_rate=1e-300)
+    batches = first.batches()
+    next(batches)
+    first.optimizer.step()
+    next(batches)
+    first.epsilon(delta=1e-5)
+    first.close()
+    second = start(Small(), ledger=ledger, accountant=accountant, noise_multiplier=0.6)
+    next(second.batches())
+    assert ledger.events == {first.event: 1, second.event: 1}
+    assert first.epsilon(delta=1e-5) == pytest.approx(accountant.price(ledger.events).epsilon(delta=1e-5), rel=1e-3)
+    second.close()
+
+
+def test_step_is_reserved_before_its_batch_is_drawn(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
+    run = start(Small(), ledger=ledger, steps=20)
+    reserved = []
+    draw = type(run._sampler).indices
+    monkeypatch.setattr(
+        type(run._sampler),
+        "indices",
+        lambda s, *, step: reserved.append((step, sum(ledger.events.values()))) or draw(s, step=step),
+    )
+    take_steps(run)
+    assert all(count > step for step, count in reserved)
+    assert ledger.committed == 20
+    run.close()
+    assert noisette.Ledger.read(tmp_path / "ledger.jsonl").events == {run.event: 20}
+
+
+def test_unused_steps_are_given_back_at_the_end(tmp_path) -> None:
+    ledger = noisette.Ledger(tmp_path / "ledger.jsonl")
+    run = start(Small(), ledger=ledger, steps=100)
+    for batch in run.batches():
+        for x, y in batch.pieces(100):
+            run.backward(loss(run.bound.model, x, y))
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        break
+    assert sum(ledger.events.values()) == 64
+    run.close()
+    assert ledger.events == {run.event: 1}
+
+
+# What it refuses
+
+
+def first_batch(run):
+    return next(run.batches())
+
+
+def whole(run, batch) -> tuple[Tensor, Tensor]:
+    return next(iter(batch.pieces(1000)))
+
+
+def test_step_without_backward() -> None:
+    with start(Small()) as run:
+        first_batch(run)
+        with pytest.raises(PrivacyRefusal, match="0 examples of this batch went through"):
+            run.optimizer.step()
+
+
+def test_step_after_a_part_of_the_batch() -> None:
+    with start(Small()) as run:
+        batch = first_batch(run)
+        x, y = next(batch.pieces(4))
+        run.backward(loss(run.bound.model, x, y))
+        with pytest.raises(PrivacyRefusal, match="4 examples of this batch went through"):
+            run.optimizer.step()
+
+
+def test_batch_gone_through_twice() -> None:
+    with start(Small()) as run:
+        batch = first_batch(run)
+        for x, y in batch.pieces(8):
+            run.backward(loss(run.bound.model, x, y))
+        with pytest.raises(PrivacyRefusal, match=r"pieces\(\) once for each batch"):
+            next(batch.pieces(8))
+
+
+def test_piece_left_out() -> None:
+    with start(Small()) as run:
+        pieces = first_batch(run).pieces(4)
+        x, y = next(pieces)
+        run.backward(loss(run.bound.model, x, y))
+        next(pieces)
+        with pytest.raises(PrivacyRefusal, match="Call backward once for each piece"):
+            next(pieces)
+
+
+def test_backward_without_a_piece() -> None:
+    model = Small()
+    with start(model) as run:
+        with pytest.raises(PrivacyRefusal, match="backward needs a piece"):
+            run.backward(loss(model, X, Y))
+        first_batch(run)
+        with pytest.raises(PrivacyRefusal, match="backward needs a piece"):
+            run.backward(loss(model, X, Y))
+
+
+def test_two_backwards_of_one_piece() -> None:
+    model = Small()
+    with start(model) as run:
+        x, y = whole(run, first_batch(run))
+        run.backward(loss(model, x, y))
+        with pytest.raises(PrivacyRefusal, match="backward needs a piece"):
+            run.backward(loss(model, x, y))
+
+
+@pytest.mark.parametrize("cut", [lambda losses: losses[:-1], lambda losses: losses.repeat(2)], ids=["fewer", "more"])
+def test_wrong_number_of_losses(cut: Callable[[Tensor], Tensor]) -> None:
+    model = Small()
+    with start(model) as run:
+        x, y = whole(run, first_batch(run))
+        with pytest.raises(PrivacyRefusal, match="one loss for each example of the piece"):
+            run.backward(cut(loss(model, x, y)))
+
+
+def test_scalar_loss() -> None:
+    model = Small()
+    with start(model) as run:
+        x, y = whole(run, first_batch(run))
+        with pytest.raises(PrivacyRefusal, match='reduction="none"'):
+            run.backward(F.cross_entropy(model(x), y))
+
+
+def test_batch_without_a_step() -> None:
+    with start(Small()) as run:
+        batches = run.batches()
+        next(batches)
+        with pytest.raises(PrivacyRefusal, match="also an empty one"):
+            next(batches)
+        with pytest.raises(PrivacyRefusal, match="also an empty one"):
+            next(run.batches())
+
+
+def test_last_batch_without_a_step() -> None:
+    with start(Small(), steps=1) as run, pytest.raises(PrivacyRefusal, match="was not called for the last batch"):
+        list(run.batches())
+
+
+def test_step_without_a_batch_and_more_steps_than_declared() -> None:
+    with start(Small()) as run:
+        with pytest.raises(PrivacyRefusal, match="needs a batch of its own"):
+            run.optimizer.step()
+        take_steps(run)
+        assert list(run.batches()) == []
+        with pytest.raises(PrivacyRefusal, match="needs a batch of its own"):
+            run.optimizer.step()
+        assert run.steps_taken == 3
+
+
+@pytest.mark.parametrize(
+    "call", [lambda o: o.step(lambda: 0.0), lambda o: o.step(closure=lambda: 0.0)], ids=["position", "name"]
+)
+def test_closure(call: Callable[[torch.optim.Optimizer], object]) -> None:
+    with start(Small()) as run:
+        first_batch(run)
+        with pytest.raises(PrivacyRefusal, match="without a closure"):
+            call(run.optimizer)
+
+
+def test_optimizer_that_needs_a_closure() -> None:
+    model = Small()
+    with pytest.raises(PrivacyRefusal, match="LBFGS needs a closure"):
+        start(model, torch.optim.LBFGS(model.parameters()))
+
+
+def test_second_optimizer() -> None:
+    model, free = Small(), nn.Linear(2, 2)
+    other, stranger = torch.optim.Adam(model.out.parameters()), torch.optim.Adam(free.parameters())
+    free(torch.ones(1, 2)).sum().backward()
+    with start(model) as run:
+        take_steps(run, zero=False)
+        weight = model.out.weight.clone()
+        with pytest.raises(PrivacyRefusal, match=r"second optimizer \(Adam\) steps out.bias, out.weight"):
+            other.step()
+        assert torch.equal(model.out.weight, weight)
+        stranger.step()
+    other.step()
+    assert not torch.equal(model.out.weight, weight)
+
+
+def test_stray_backward() -> None:
+    model = Small()
+    with start(model) as run:
+        x, y = whole(run, first_batch(run))
+        run.backward(loss(model, x, y))
+        loss(model, x, y).sum().backward()
+        weight = model.out.weight.clone()
+        with pytest.raises(PrivacyRefusal, match=r"\.grad of hidden.bias, .* holds a gradient that is not private"):
+            run.optimizer.step()
+        assert torch.equal(model.out.weight, weight)
+        run.optimizer.zero_grad()
+        run.optimizer.step()
+
+
+def test_stray_backward_onto_a_released_gradient_is_never_used() -> None:
+    """Without zero_grad the stray gradient is added in place; the release overwrites it."""
+    model = Small()
+    with start(model) as run:
+        for step, batch in enumerate(run.batches()):
+            truth = clipped_sum(model, loss, (X[batch.indices], Y[batch.indices]), 0.7)
+            for x, y in batch.pieces(100):
+                run.backward(loss(model, x, y))
+                if step:
+                    (1000 * loss(model, x, y)).sum().backward()
+                    model.zero_grad(set_to_none=False)
+            run.optimizer.step()
+            expected = truth.sums["out.weight"].float() / 30 + expected_noise(model, step)["out.weight"]
+            torch.testing.assert_close(model.out.weight.grad, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_optimizer_that_misses_parameters() -> None:
+    model = Small()
+    with pytest.raises(PrivacyRefusal, match=r"hidden\.weight: trainable, but not in the optimizer"):
+        start(model, torch.optim.SGD(model.out.parameters(), lr=0.1))
+
+
+def test_optimizer_with_parameters_from_elsewhere() -> None:
+    model, other = Small(), nn.Linear(2, 2)
+    with pytest.raises(PrivacyRefusal, match="2 trainable parameters of the optimizer are not in the model"):
+        start(model, torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
+
+
+def test_parameters_that_join_or_thaw_during_the_run() -> None:
+    model, other = Small(), nn.Linear(2, 2)
+    with start(model) as run:
+        first_batch(run)
+        run._batch.bounded = len(run._batch.indices)
+        run.optimizer.add_param_group({"params": other.parameters()})
+        with pytest.raises(PrivacyRefusal, match="2 trainable parameters"):
+            run.optimizer.step()
+    model = Small()
+    model.hidden.requires_grad_(False)
+    with start(model, torch.optim.SGD(model.parameters(), lr=0.1)) as run:
+        first_batch(run)
+        run._batch.bounded = len(run._batch.indices)
+        model.hidden.requires_grad_(True)
+        with pytest.raises(PrivacyRefusal, match="2 trainable parameters"):
+            run.optimizer.step()
+
+
+def test_batch_norm_that_wakes_up_in_the_middle() -> None:
+    """Evaluation and back: model.train() turns on what was off when the model was proven."""
+    norm = nn.BatchNorm1d(6, affine=False)
+    model = nn.Sequential(nn.Linear(5, 6), norm, nn.Linear(6, 3))
+    norm.eval()
+    with start(model) as run:
+        batches = run.batches()
+        x, y = whole(run, next(batches))
+        run.backward(loss(model, x, y))
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        model.train()
+        x, y = whole(run, next(batches))
+        with pytest.raises(PrivacyRefusal, match="BatchNorm1d mixes examples"):
+            model(x)
+
+
+def test_refusal_of_the_preflight_repeats() -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.Identity(), nn.Linear(6, 3))
+    model[1].forward = lambda x: x - x.mean(0)
+    with start(model):
+        for _ in range(3):
+            with pytest.raises(PrivacyRefusal, match="gives an example another output"):
+                model(X)
+
+
+# What it leaves alone
+
+
+def test_scheduler_momentum_and_adam_work() -> None:
+    for optimizer in (partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01), torch.optim.AdamW):
+        model = Small()
+        run = start(model, optimizer(model.parameters()))
+        scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 1, gamma=0.5)
+        rates = []
+        for batch in run.batches():
+            for x, y in batch.pieces(100):
+                run.backward(loss(model, x, y))
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+            rates.append(run.optimizer.param_groups[0]["lr"])
+            scheduler.step()
+        assert rates[2] == rates[0] / 4
+        run.close()
+
+
+def test_evaluation_between_steps() -> None:
+    model = Small()
+    with start(model) as run:
+        for batch in run.batches():
+            for x, y in batch.pieces(100):
+                run.backward(loss(model, x, y))
+                with torch.no_grad():
+                    model.eval()
+                    model(X)
+                    model.train()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+        assert not run.bound._tape.record.uses
+
+
+def test_copies_are_ordinary_models() -> None:
+    model = Small()
+    with start(model) as run:
+        for batch in run.batches():
+            average = copy.deepcopy(model)
+            for x, y in batch.pieces(100):
+                average(x)
+                run.backward(loss(model, x, y))
+            F.cross_entropy(average(X), Y).backward()
+            run.optimizer.step()
+            run.optimizer.zero_grad()
+        assert average.out.weight.grad is not None
+
+
+def test_state_dict_has_the_models_own_keys() -> None:
+    keys = list(Small().state_dict())
+    model = Small()
+    with start(model) as run:
+        take_steps(run)
+        assert list(model.state_dict()) == keys
+
+
+def test_close_leaves_model_and_optimizer_as_they_were() -> None:
+    from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+    before = len(_global_optimizer_pre_hooks)
+    model = Small()
+    run = start(model)
+    take_steps(run)
+    run.close()
+    run.close()
+    assert len(_global_optimizer_pre_hooks) == before
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not run.optimizer._optimizer_step_pre_hooks
+    weight = model.out.weight.clone()
+    loss(model, X, Y).sum().backward()
+    run.optimizer.step(lambda: loss(model, X, Y).sum())
+    assert not torch.equal(model.out.weight, weight)
+
+
+def test_close_after_an_error_in_the_middle() -> None:
+    model = Small()
+    run = start(model)
+
+    def train() -> None:
+        with run:
+            for _ in run.batches():
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    assert not model._forward_hooks
+    assert run.ledger.events == {}
+
+
+def test_interrupt_inside_forward_leaves_no_recording_behind() -> None:
+    model = Small()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with start(model) as run:
+        x, _ = whole(run, first_batch(run))
+        model(x)
+        model.out.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(x)
+    assert not torch.overrides._get_current_function_mode_stack()

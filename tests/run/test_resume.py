@@ -1,0 +1,504 @@
+"""Runs that are saved and resumed: they end as if nothing had been, or sooner, and spend no more than was planned."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noisette import (
+    AdaptiveClip,
+    Ledger,
+    PerExampleClip,
+    PoissonGaussian,
+    PrivacyRefusal,
+    PrivateRun,
+    RdpAccountant,
+    privatize,
+)
+from noisette._internal import atomic_files
+from noisette._internal.keystream import SecretKey
+from noisette.accounting import Gaussian
+
+SECRET = bytes(range(32))
+SIZE = 60
+X, Y = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(1)), torch.arange(SIZE) % 3
+DECLARED: dict[str, Any] = {
+    "sampling_rate": 0.5,
+    "expected_batch_size": 30,
+    "steps": 200,
+    "noise_multiplier": 1.0,
+    "accountant": RdpAccountant(),
+}
+RULES: dict[str, dict[str, Any]] = {"flat": {"max_grad_norm": 0.7}, "adaptive": {"clipping": AdaptiveClip(0.7)}}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "AdamW": partial(torch.optim.AdamW, lr=0.01, amsgrad=True),
+}
+
+
+class Small(nn.Module):
+    """With a frozen layer, tied weights and a buffer."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first, self.hidden, self.out = nn.Linear(5, 5), nn.Linear(5, width), nn.Linear(width, 3)
+        self.again = self.hidden
+        self.first.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.scale * self.again(self.first(x))))
+
+
+Pair = tuple[PerExampleClip, torch.optim.Optimizer]
+
+
+def pair(model: nn.Module | None = None, optimizer: str = "momentum", rule: str = "flat") -> Pair:
+    model = model if model is not None else Small()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return PerExampleClip(model, **copy.deepcopy(RULES[rule])), OPTIMIZERS[optimizer](trained)
+
+
+def begin(folder: Path, parts: Pair | None = None, ledger: Ledger | None = None, **changes: Any) -> PrivateRun:
+    declared = {**DECLARED, **changes}
+    folder.mkdir(parents=True, exist_ok=True)
+    return privatize(
+        *(parts or pair()),
+        (X, Y),
+        ledger=ledger if ledger is not None else Ledger(folder / "ledger.jsonl", dataset="mine"),
+        **{name: value for name, value in declared.items() if value is not None},
+    )
+
+
+def go_on(folder: Path, parts: Pair | None = None, dataset: Any = (X, Y), **options: Any) -> PrivateRun:
+    return PrivateRun.resume(folder / "saved", *(parts or pair()), dataset, accountant=RdpAccountant(), **options)
+
+
+def take_steps(run: PrivateRun, steps: int | None = None) -> None:
+    for taken, batch in enumerate(run.batches(), 1):
+        for x, y in batch.pieces(100):
+            run.backward(F.cross_entropy(run.bound.model(x), y, reduction="none"))
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        if taken == steps:
+            break
+
+
+def crash(run: PrivateRun) -> None:
+    """What the end of a process does: nothing is given back, and the lock is gone."""
+    run.ledger.close()
+    run.bound.close()
+    for handle in run._handles:
+        handle.remove()
+
+
+def begun(folder: Path, parts: Pair | None = None, steps: int = 10, **changes: Any) -> None:
+    """A run that was saved after so many steps, and closed."""
+    run = begin(folder, parts, **changes)
+    with run.ledger, run:
+        take_steps(run, steps)
+        run.save(folder / "saved")
+
+
+def state(parts: Pair) -> list[Tensor]:
+    kept = [value.clone() for value in parts[0].model.state_dict().values()]
+    for held in parts[1].state_dict()["state"].values():
+        kept += [value.clone() for value in held.values() if isinstance(value, Tensor)]
+    return [*kept, torch.tensor([*parts[0].state().values()])]
+
+
+# What goes on
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_run_ends_where_it_would_have_ended(
+    optimizer: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, with noise and sampling forced to be those of the run that was not cut."""
+    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, SECRET))
+    model = Small()
+    whole, first = (pair(copy.deepcopy(model), optimizer, rule) for _ in range(2))
+    with begin(tmp_path / "whole", whole, steps=8) as run:
+        take_steps(run)
+    run = begin(tmp_path / "cut", first, steps=8)
+    with run.ledger, run:
+        take_steps(run, 3)
+        run.save(tmp_path / "cut" / "saved")
+    second = pair(Small(), optimizer, rule)
+    with go_on(tmp_path / "cut", second) as run:
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (3, 0, 5)
+        take_steps(run)
+    assert all(map(torch.equal, state(whole), state(second)))
+    assert run.epsilon(delta=1e-5) == RdpAccountant().price({run.event: 8}).epsilon(delta=run.delta_for_noise(1e-5))
+
+
+def test_resumed_noise_has_the_size_that_was_declared(tmp_path: Path) -> None:
+    """Without forcing: empty batches, so each step moves each weight by noise alone."""
+    model = nn.Linear(2000, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    declared = {"steps": 8, "sampling_rate": 1e-300}
+
+    def parts(model: nn.Module) -> Pair:
+        return PerExampleClip(model, 0.7), torch.optim.SGD(model.parameters(), lr=1.0)
+
+    wide = torch.zeros(SIZE, 2000)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with Ledger(folder / "ledger.jsonl") as ledger:
+        run = privatize(*parts(model), (wide, Y), ledger=ledger, **{**DECLARED, **declared})
+        with run:
+            take_steps(run, 4)
+            run.save(folder / "saved")
+    other = nn.Linear(2000, 1, bias=False)
+    with go_on(folder, parts(other), (wide, Y)) as run:
+        take_steps(run)
+    before, after = model.weight.detach(), other.weight.detach()
+    step = 0.7 / 30
+    for moved, steps in ((before, 4), (after - before, 4), (after, 8)):
+        squares = float((moved**2).sum() / (steps * step**2))
+        assert abs(squares - 2000) < 6 * (2 * 2000) ** 0.5
+    assert abs(float(torch.corrcoef(torch.cat([before, after - before]))[0, 1])) < 6 / 2000**0.5
+
+
+def test_each_process_draws_noise_of_its_own(tmp_path: Path) -> None:
+    """The step that was lost and the one that takes its place are on the same weights; the same noise would tell."""
+    begun(tmp_path, sampling_rate=1e-300)
+    released = []
+    for _ in range(3):
+        run = go_on(tmp_path)
+        next(run.batches())
+        run.optimizer.step()
+        released.append(run.bound.parameters["out.weight"].grad)
+        crash(run)
+    assert not torch.equal(released[0], released[1])
+    assert not torch.equal(released[1], released[2])
+
+
+def test_extras_come_back(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    average = {"average": torch.arange(3.0), "points": [[1, 0.5, None]]}
+    with run.ledger, run:
+        assert run.extras == {}
+        run.save(tmp_path / "saved", average)
+    with go_on(tmp_path) as run:
+        assert torch.equal(run.extras["average"], average["average"])
+        assert run.extras["points"] == average["points"]
+        run.save(tmp_path / "saved")
+    with go_on(tmp_path) as run:
+        assert run.extras["points"] == average["points"], "kept where nothing else is given"
+
+
+def test_folder_and_ledger_may_move_together(tmp_path: Path) -> None:
+    begun(tmp_path / "here")
+    (tmp_path / "here").rename(tmp_path / "there")
+    with go_on(tmp_path / "there") as run:
+        assert run.ledger.path == tmp_path / "there" / "saved" / ".." / "ledger.jsonl"
+        assert run.ledger.dataset == "mine"
+
+
+def test_a_run_that_is_over_gives_its_model_without_a_look_at_the_records(tmp_path: Path) -> None:
+    first = pair()
+    run = begin(tmp_path, first, steps=4)
+    with run.ledger, run:
+        take_steps(run)
+        run.save(tmp_path / "saved")
+        assert (tmp_path / "saved" / "fingerprint.json").exists()
+    assert not (tmp_path / "saved" / "fingerprint.json").exists()
+    second = pair()
+    with go_on(tmp_path, second, dataset=(X + 1, Y)) as run:
+        assert list(run.batches()) == []
+    assert all(map(torch.equal, state(first), state(second)))
+
+
+# What is spent
+
+
+def test_what_a_dead_process_reserved_is_lost(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    take_steps(run, 10)
+    run.save(tmp_path / "saved")
+    take_steps(run, 3)
+    crash(run)
+    with go_on(tmp_path) as run:
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 54, 136)
+        assert run.steps_spent == sum(run.ledger.events.values()) == 64
+        take_steps(run)
+        assert list(run.batches()) == []
+        with pytest.raises(PrivacyRefusal, match="needs a batch of its own"):
+            run.optimizer.step()
+    assert (run.steps_taken, run.steps_lost) == (146, 54)
+    assert run.ledger.events == {run.event: 200}
+
+
+def test_steps_that_were_taken_after_the_run_was_saved_are_lost(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    with run.ledger, run:
+        take_steps(run, 10)
+        run.save(tmp_path / "saved")
+        take_steps(run, 3)
+    with go_on(tmp_path) as run:
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 3, 187)
+
+
+def test_however_often_it_dies_a_run_stays_within_its_budget(tmp_path: Path) -> None:
+    run = begin(tmp_path, noise_multiplier=None, epsilon=3.0, delta=1e-4)
+    run.save(tmp_path / "saved")
+    calls = 0
+    while run.steps_left:
+        wanted = calls % 7
+        before = run.steps_taken
+        if wanted:
+            take_steps(run, wanted)
+        run.save(tmp_path / "saved")
+        if run.steps_left:
+            take_steps(run, 1)
+        calls += run.steps_taken - before
+        crash(run)
+        run = go_on(tmp_path)
+    assert list(run.batches()) == []
+    spent = run.ledger.events
+    assert calls <= sum(spent.values()) == 200
+    assert 2.9 < RdpAccountant().price(spent).epsilon(delta=1e-4) <= 3.0
+    assert run.epsilon(delta=1e-4) <= 3.0
+    run.close()
+
+
+def test_two_runs_from_one_checkpoint_add_up(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with go_on(tmp_path) as run:
+        take_steps(run, 5)
+    with go_on(tmp_path) as run:
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 5, 185)
+        take_steps(run)
+    assert run.ledger.events == {run.event: 200}
+
+
+def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with go_on(tmp_path), pytest.raises(PrivacyRefusal, match="is open for writing elsewhere"):
+        go_on(tmp_path)
+    go_on(tmp_path).close()
+
+
+def test_runs_of_the_same_event_in_one_ledger_are_told_apart(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        with begin(tmp_path, ledger=ledger) as first:
+            take_steps(first, 7)
+        begun_second = begin(tmp_path, ledger=ledger)
+        with begun_second as second:
+            take_steps(second, 10)
+            second.save(tmp_path / "saved")
+    with go_on(tmp_path) as run:
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 0, 190)
+        assert run.epsilon(delta=1e-5) > 0
+        assert run.ledger.events == {run.event: 17}
+
+
+def test_a_budget_is_that_of_everything_in_the_ledger(tmp_path: Path) -> None:
+    other = PoissonGaussian(0.4, 2.0)
+    ledger = Ledger(tmp_path / "ledger.jsonl", dataset="mine")
+    ledger.charge(other, 20)
+    with ledger, begin(tmp_path, ledger=ledger, steps=20, noise_multiplier=None, epsilon=8.0, delta=1e-3) as run:
+        alone = RdpAccountant().price({run.event: 20}).epsilon(delta=1e-3)
+        take_steps(run, 5)
+        run.save(tmp_path / "saved")
+    with go_on(tmp_path) as run:
+        take_steps(run)
+        assert 7.8 < run.epsilon(delta=1e-3) <= 8.0
+    assert alone < 7
+
+
+def test_a_budget_that_others_have_used_up_since_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path, noise_multiplier=None, epsilon=3.0, delta=1e-3)
+    with Ledger(tmp_path / "ledger.jsonl", dataset="mine") as ledger:
+        ledger.charge(Gaussian(5.0))
+    parts = pair()
+    before = state(parts)
+    with pytest.raises(PrivacyRefusal, match=r"beyond the budget of 3: .*other releases were made"):
+        go_on(tmp_path, parts)
+    assert all(map(torch.equal, before, state(parts)))
+    with Ledger(tmp_path / "ledger.jsonl", dataset="mine") as ledger:
+        assert sum(ledger.events.values()) == 11
+
+
+def test_the_tail_of_everything_in_the_ledger_is_taken_off_delta(tmp_path: Path) -> None:
+    alone = begin(tmp_path / "a", steps=3)
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        ledger.charge(Gaussian(0.5))
+        beside = begin(tmp_path / "b", steps=3, ledger=ledger)
+        assert beside.delta_for_noise(1e-5) < alone.delta_for_noise(1e-5) < 1e-5
+        with pytest.raises(ValueError, match="the tail of its noise alone"):
+            begin(tmp_path / "c", ledger=ledger, noise_multiplier=None, epsilon=30.0, delta=1e-11)
+
+
+def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(tmp_path: Path) -> None:
+    """Its noise may stand in some gradients already; on another sum it would show the difference."""
+    run = begin(tmp_path, sampling_rate=1e-300)
+    release, run._release = run._release, None  # type: ignore[assignment]
+    next(run.batches())
+    with pytest.raises(TypeError):
+        run.optimizer.step()
+    run._release = release
+    with pytest.raises(PrivacyRefusal, match="needs a batch of its own"):
+        run.optimizer.step()
+    run.close()
+    assert run.ledger.events == {run.event: 1}
+
+
+# What is refused
+
+
+def assert_refused(folder: Path, parts: Pair, error: Any, message: str, **options: Any) -> None:
+    """Refused, and everything is as before: weights, optimizer, bound, hooks, ledger, lock."""
+    before, hooks = state(parts), len(parts[0].model._forward_pre_hooks)
+    groups = copy.deepcopy([{**group, "params": 0} for group in parts[1].param_groups])
+    ledger = (folder / "ledger.jsonl").read_bytes() if (folder / "ledger.jsonl").exists() else None
+    with pytest.raises(error, match=message):
+        go_on(folder, parts, **options)
+    assert all(map(torch.equal, before, state(parts)))
+    assert groups == [{**group, "params": 0} for group in parts[1].param_groups]
+    assert len(parts[0].model._forward_pre_hooks) == hooks
+    assert not parts[1]._optimizer_step_pre_hooks
+    if ledger is not None:
+        assert (folder / "ledger.jsonl").read_bytes() == ledger
+        Ledger(folder / "ledger.jsonl", dataset="mine").close()
+
+
+def frozen(model: Small) -> Small:
+    model.hidden.requires_grad_(False)
+    return model
+
+
+OTHERS: dict[str, tuple[Callable[[], Pair], str]] = {
+    "another width": (lambda: pair(Small(7)), r"hidden.weight: \(6, 5\) of torch.float32 in the checkpoint, \(7, 5\)"),
+    "another type": (lambda: pair(Small().double()), r"float32 in the checkpoint, .* of torch.float64 in the model"),
+    "another layer": (lambda: pair(nn.Sequential(nn.Linear(5, 3))), "first.weight: in the checkpoint, but not in"),
+    "other frozen parts": (lambda: pair(frozen(Small())), "the optimizer held other parameters"),
+    "another optimizer": (lambda: pair(optimizer="AdamW"), "the optimizer was SGD, not AdamW"),
+    "another rule": (lambda: pair(rule="adaptive"), "another clipping rule"),
+}
+
+
+@pytest.mark.parametrize(("other", "message"), OTHERS.values(), ids=OTHERS)
+def test_another_model_or_optimizer_or_bound_is_refused(
+    other: Callable[[], Pair], message: str, tmp_path: Path
+) -> None:
+    begun(tmp_path)
+    assert_refused(tmp_path, other(), ValueError, message)
+
+
+@pytest.mark.parametrize("other", [(X + 1, Y), (X, Y.flip(0)), (X[1:], Y[1:]), X], ids=["x", "y", "fewer", "x alone"])
+def test_other_records_are_refused(other: Any, tmp_path: Path) -> None:
+    begun(tmp_path)
+    assert_refused(tmp_path, pair(), ValueError, "not the one that the run began with", dataset=other)
+
+
+def test_a_checkpoint_without_its_fingerprint_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path)
+    (tmp_path / "saved" / "fingerprint.json").unlink()
+    assert_refused(tmp_path, pair(), FileNotFoundError, r"fingerprint\.json")
+
+
+def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
+    """An older copy would have the steps since then for nothing."""
+    run = begin(tmp_path)
+    with run.ledger, run:
+        take_steps(run, 5)
+        older = (tmp_path / "ledger.jsonl").read_bytes()
+        take_steps(run, 5)
+        run.save(tmp_path / "saved")
+    (tmp_path / "ledger.jsonl").write_bytes(older)
+    assert_refused(tmp_path, pair(), PrivacyRefusal, "an older copy was put in its place")
+
+
+def test_another_runs_ledger_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path / "a")
+    begun(tmp_path / "b", noise_multiplier=1.5)
+    (tmp_path / "a" / "ledger.jsonl").write_bytes((tmp_path / "b" / "ledger.jsonl").read_bytes())
+    assert_refused(tmp_path / "a", pair(), PrivacyRefusal, "that of another run")
+
+
+def test_a_ledger_that_is_gone_is_asked_for(tmp_path: Path) -> None:
+    begun(tmp_path)
+    (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
+    assert_refused(tmp_path, pair(), FileNotFoundError, "give the ledger yourself")
+    assert not (tmp_path / "ledger.jsonl").exists()
+    with Ledger(tmp_path / "moved.jsonl", dataset="mine") as ledger, go_on(tmp_path, ledger=ledger) as run:
+        assert run.steps_left == 190
+    with Ledger(tmp_path / "new.jsonl") as ledger:
+        assert_refused(tmp_path, pair(), PrivacyRefusal, "does not go on from", ledger=ledger)
+
+
+def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    with begin(tmp_path, ledger=Ledger()) as run, pytest.raises(ValueError, match=r"give\s+privatize a Ledger\(path\)"):
+        run.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_what_mixes_examples_is_refused(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, affine=False).eval(), nn.Linear(6, 3))
+    begun(tmp_path, pair(model))
+    assert_refused(tmp_path, pair(model.train()), PrivacyRefusal, "BatchNorm1d mixes examples")
+
+
+def test_nothing_saved_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"checkpoint\.json"):
+        go_on(tmp_path)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    from noisette.run import checkpoint_file
+
+    begun(tmp_path)
+    kept = checkpoint_file.read(tmp_path / "saved")
+    for wrong in ({"a": 1}, kept | {"steps_taken": -1}, kept | {"steps_taken": "3"}, kept | {"more": 1}):
+        checkpoint_file.write(tmp_path / "saved", wrong)
+        assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
+    for name, value in (("steps", 0), ("before", -1), ("expected_batch_size", 0), ("event", {"mechanism": "?"})):
+        checkpoint_file.write(tmp_path / "saved", kept | {"terms": kept["terms"] | {name: value}})
+        assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
+
+
+def test_a_bound_outside_its_domain_is_refused(tmp_path: Path) -> None:
+    from noisette.run import checkpoint_file
+
+    begun(tmp_path, pair(rule="adaptive"))
+    kept = checkpoint_file.read(tmp_path / "saved")
+    for value in (0.0, -1.0, float("nan"), float("inf"), "1"):
+        checkpoint_file.write(tmp_path / "saved", kept | {"bound": {"max_grad_norm": value}})
+        assert_refused(tmp_path, pair(rule="adaptive"), (TypeError, ValueError), "max_grad_norm")
+
+
+# What is written
+
+
+def test_no_secret_and_no_record_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, SECRET))
+    begun(tmp_path)
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert SECRET not in written
+    assert SECRET.hex().encode() not in written
+    assert X[0].numpy().tobytes() not in written
+    assert [path.stat().st_mode & 0o777 for path in tmp_path.rglob("*.*")] == [0o600] * 4
+
+
+def test_the_ledger_is_on_the_disk_before_the_checkpoint_that_names_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin(tmp_path)
+    take_steps(run, 2)
+    synced = []
+    sync = atomic_files.sync
+    monkeypatch.setattr(atomic_files, "sync", lambda path: synced.append(path.name) or sync(path))
+    run.save(tmp_path / "saved")
+    assert synced.index("ledger.jsonl") < synced.index("checkpoint.json.unfinished")
+    run.close()

@@ -1,0 +1,102 @@
+"""Compares the norms and the clipped sum of an engine with the oracle's, for a model given as data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_cases import Case, Inputs
+from noisette.clipping.engines.book_keeping import BookKeeping, Reweight
+from noisette.clipping.engines.per_example_loop import Loop, MultiLoss
+from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.norms import ClippedSum, Clipping, Engine
+from noisette.clipping.per_example import PerExampleClip
+from noisette.errors import PrivacyRefusal
+from noisette.gradients.tape import Record
+from oracle import clipped_sum
+
+ENGINES: list[Engine] = [BookKeeping(), Reweight(), Loop(), MultiLoss(), Vmap(chunk_size=3)]
+# What torch.func cannot repeat, and why.
+NOT_FOR_VMAP = {
+    "data written into a weight": "a tensor without example axis cannot be written into",
+    "checkpointed": "hooks on saved tensors",
+}
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    return tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+
+
+@dataclass
+class Watched:
+    """An engine that remembers the norms it clipped by."""
+
+    engine: Engine
+    norms: list[Tensor] = field(default_factory=list)
+
+    def clipped_sum(
+        self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping
+    ) -> ClippedSum:
+        def factors(norms: Tensor) -> Tensor:
+            self.norms.append(norms.flatten())
+            return clipping.factors(norms)
+
+        return self.engine.clipped_sum(losses, record, parameters, replace(clipping, factors=factors))
+
+
+def measured(
+    model: nn.Module, loss: Callable[..., Tensor], inputs: Inputs, bound: float, engine: Engine
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Norms and clipped sum of one backward of the library."""
+    watched = Watched(engine)
+    clip = PerExampleClip(model, bound, engine=watched)
+    try:
+        clip.backward(loss(model, *inputs))
+        [total] = clip.take()
+    finally:
+        clip.close()
+    assert total.bound == bound
+    sums = dict(zip(clip.parameters, (g.double() for g in total.grads), strict=True))
+    return torch.cat(watched.norms).double(), sums
+
+
+def check(case: Case, engine: Engine, *, b: int, dtype: torch.dtype) -> None:
+    """Norms and sums are the oracle's with none, some and all of b examples clipped; the model is left as it was."""
+    model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
+    if isinstance(engine, Vmap) and case.name in NOT_FOR_VMAP:
+        with pytest.raises(PrivacyRefusal, match=r"torch\.func cannot repeat"):
+            measured(model, case.loss, inputs, 1.0, engine)
+        return
+    norms = clipped_sum(model, case.loss, inputs, 1.0).norms
+    before = copy.deepcopy(model.state_dict())
+    none, some, every = (
+        2 * norms.max() + 1,
+        norms.median() + 1e-3,
+        (norms[norms > 0].min() if norms.any() else 1) / 1000,
+    )
+    for bound in (float(none), float(some), float(every)):
+        truth = clipped_sum(model, case.loss, inputs, bound)
+        found, sums = measured(model, case.loss, inputs, bound, engine)
+        assert sums.keys() == truth.sums.keys()
+        torch.testing.assert_close(found, truth.norms, rtol=TOLERANCE[dtype], atol=0)
+        scale = float(truth.norms.clamp(max=bound).norm())  # not the sum's own, in which examples may cancel
+        for name, expected in truth.sums.items():
+            error = float((sums[name] - expected).norm())
+            assert error <= TOLERANCE[dtype] * scale, (name, bound, error)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(p.grad is None for p in model.parameters())
+
+
+def check_thoroughly(case: Case) -> None:
+    """Every engine, batches of one, two and seven in double precision, six in single precision."""
+    for engine in ENGINES:
+        for b in (7, 1, 2):
+            check(case, engine, b=b, dtype=torch.float64)
+        check(case, engine, b=6, dtype=torch.float32)

@@ -1,0 +1,55 @@
+"""Per-example gradients by autograd alone, and the three answers that every form must give about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from noisette.gradients.rules import Examples
+
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def by_autograd(operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tensor, b: int) -> Tensor:
+    """Gradient of <output, dy> at the weight with all but one example's dy silent, shape (b, *weight.shape)."""
+    weight = weight.detach().requires_grad_()
+    output = operation(weight)
+    rows = dy.reshape(b, -1)
+    gradients = []
+    for i in range(b):
+        silent = torch.zeros_like(rows)
+        silent[i] = rows[i]
+        gradients.append(torch.autograd.grad(output, weight, silent.view_as(dy), retain_graph=True)[0])
+    return torch.stack(gradients)
+
+
+def by_autograd_at(examples: Examples, operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tensor) -> Tensor:
+    """The same where the model's output keeps its examples in another place than first."""
+    return by_autograd(lambda v: examples.first(operation(v)), weight, examples.first(dy).contiguous(), examples.count)
+
+
+def check_form(form, truth: Tensor) -> None:
+    """Norms, explicit gradients, weighted sum and selection are those of the truth (b, *shape), in any order."""
+    b = truth.shape[0]
+    weights = torch.linspace(-1, 2, b, dtype=truth.dtype)
+    expected_sum = torch.einsum("b,b...->...", weights, truth)
+    some = torch.arange(0, b, 2)
+    torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)
+    torch.testing.assert_close(form.squared_norms(), truth.reshape(b, truth[0].numel()).square().sum(1), **TOLERANCE)
+    torch.testing.assert_close(form.weighted_sum(weights), expected_sum, **TOLERANCE)
+    torch.testing.assert_close(form.explicit(), truth, **TOLERANCE)
+    chosen = form.select(some)
+    torch.testing.assert_close(
+        chosen.weighted_sum(weights[some]), torch.einsum("b,b...->...", weights[some], truth[some]), **TOLERANCE
+    )
+    torch.testing.assert_close(
+        chosen.squared_norms(), truth[some].reshape(len(some), truth[0].numel()).square().sum(1), **TOLERANCE
+    )
+    none = form.select(torch.zeros(0, dtype=torch.long))
+    torch.testing.assert_close(none.weighted_sum(weights[:0]), torch.zeros_like(truth[0]))
+
+
+def double(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)

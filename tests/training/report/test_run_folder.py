@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from noisette.accounting import Ledger, PoissonGaussian
+from noisette.run import checkpoint_file
+from noisette.training.report import RunFolder, unfinished_runs
+
+EVENT = PoissonGaussian(sampling_rate=0.1, noise_multiplier=1.0)
+FILES = {"run.json": b"{}", "report.html": b"<p>", "privacy.txt": b"p", "model.safetensors": b"w"}
+
+
+def spend(folder: RunFolder) -> None:
+    with Ledger(folder.ledger, dataset="d") as ledger:
+        ledger.reserve(EVENT, 3)
+        for _ in range(3):
+            ledger.commit()
+
+
+def spend_and_complete(folder: RunFolder, files: dict[str, bytes]) -> None:
+    spend(folder)
+    folder.complete(files)
+
+
+def fail_after(action: Callable[[RunFolder], None], parent: Path) -> ZeroDivisionError:
+    def work() -> None:
+        with RunFolder(parent / "run") as folder:
+            action(folder)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as failure:
+        work()
+    return failure.value
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """No file may grow beyond this many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_run_appears_whole_and_under_its_name(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "first"
+    with RunFolder(out) as folder:
+        spend(folder)
+        assert not out.exists()
+        folder.complete(FILES)
+    assert names(tmp_path) == ["runs", "runs/first", *sorted(f"runs/first/{name}" for name in (*FILES, "ledger.jsonl"))]
+    assert (out / "run.json").read_bytes() == b"{}"
+    assert Ledger.read(out / "ledger.jsonl").events == {EVENT: 3}
+
+
+def test_an_older_run_is_replaced(tmp_path: Path) -> None:
+    for text in (b"old", b"new"):
+        with RunFolder(tmp_path / "run") as folder:
+            spend(folder)
+            folder.complete(FILES | {"run.json": text})
+    assert (tmp_path / "run" / "run.json").read_bytes() == b"new"
+    assert names(tmp_path) == ["run", *sorted(f"run/{name}" for name in (*FILES, "ledger.jsonl"))]
+
+
+@pytest.mark.parametrize("content", [{}, {"notes.txt": b"mine"}, {"run.json": b"{}", "thesis.tex": b"mine"}])
+def test_a_folder_that_is_not_a_run_is_refused_and_untouched(content: dict[str, bytes], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name, text in content.items():
+        (out / name).write_bytes(text)
+    with pytest.raises(ValueError, match="--out"):
+        RunFolder(out)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == content
+
+
+def test_a_file_in_the_place_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ValueError, match="is not a run"):
+        RunFolder(tmp_path / "out")
+
+
+def test_a_failure_before_the_first_step_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "a" / "b" / "run"):
+        raise ZeroDivisionError
+    assert names(tmp_path) == []
+
+
+def test_steps_given_back_leave_nothing(tmp_path: Path) -> None:
+    def give_back(folder: RunFolder) -> None:
+        ledger = Ledger(folder.ledger, dataset="d")
+        ledger.reserve(EVENT, 16)
+        ledger.release()
+
+    fail_after(give_back, tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_a_failure_after_a_step_leaves_the_ledger_alone(tmp_path: Path) -> None:
+    failure = fail_after(spend, tmp_path)
+    assert names(tmp_path) == ["run.unfinished-1", "run.unfinished-1/ledger.jsonl"]
+    assert Ledger.read(tmp_path / "run.unfinished-1" / "ledger.jsonl").events == {EVENT: 3}
+    assert "run.unfinished-1/ledger.jsonl" in failure.__notes__[0]
+
+
+def test_a_ledger_that_was_cut_is_kept(tmp_path: Path) -> None:
+    def spend_and_cut(folder: RunFolder) -> None:
+        spend(folder)
+        folder.ledger.write_bytes(folder.ledger.read_bytes()[:-20])
+
+    fail_after(spend_and_cut, tmp_path)
+    assert names(tmp_path) == ["run.unfinished-1", "run.unfinished-1/ledger.jsonl"]
+
+
+def test_an_unfinished_run_is_no_obstacle_and_stays(tmp_path: Path) -> None:
+    test_a_failure_after_a_step_leaves_the_ledger_alone(tmp_path)
+    with RunFolder(tmp_path / "run") as folder:
+        spend(folder)
+        folder.complete(FILES)
+    assert (tmp_path / "run.unfinished-1" / "ledger.jsonl").exists()
+    assert (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None:
+    test_a_run_appears_whole_and_under_its_name(tmp_path)
+    out = tmp_path / "runs" / "first"
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    with full_disk(after=5000), pytest.raises(OSError) as failure, RunFolder(out) as folder:
+        spend_and_complete(folder, FILES | {"model.safetensors": bytes(10_000)})
+    assert failure.value.errno == errno.EFBIG
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert names(out.parent / "first.unfinished-1") == ["ledger.jsonl"]
+
+
+@pytest.mark.parametrize("refused", [1, 2])
+def test_a_failed_exchange_puts_the_older_run_back(
+    refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test_an_older_run_is_replaced(tmp_path)
+    rename, renames = os.replace, []
+
+    def fail_once(source: Path, target: Path) -> None:
+        renames.append(source)
+        if len(renames) == refused:
+            raise OSError(errno.EIO, "broken")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "replace", fail_once)
+    with pytest.raises(OSError, match="broken"), RunFolder(tmp_path / "run") as folder:
+        folder.complete(FILES | {"run.json": b"third"})
+    assert (tmp_path / "run" / "run.json").read_bytes() == b"new"
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+# Runs that are picked up again
+
+
+def save(folder: RunFolder) -> None:
+    """As a run does before its first step."""
+    folder.keep_settings({"recipe": {"model": {"name": "mlp"}}, "data_dir": None})
+    (folder.checkpoint / checkpoint_file.FILE).write_bytes(b"{}")
+
+
+def cut_short(parent: Path) -> RunFolder:
+    """A run that failed after three steps."""
+    held: list[RunFolder] = []
+
+    def work(folder: RunFolder) -> None:
+        held.append(folder)
+        save(folder)
+        spend(folder)
+        (folder.place / "report.html").write_bytes(b"half of it")
+
+    fail_after(work, parent)
+    return held[0]
+
+
+def test_a_saved_run_that_fails_leaves_ledger_and_checkpoint(tmp_path: Path) -> None:
+    cut_short(tmp_path)
+    kept = ["", "/checkpoint", "/checkpoint/checkpoint.json", "/checkpoint/settings.json", "/ledger.jsonl"]
+    assert names(tmp_path) == [f"run.unfinished-1{name}" for name in kept]
+    assert unfinished_runs(tmp_path / "run") == [tmp_path / "run.unfinished-1"]
+    assert (tmp_path / "run.unfinished-1" / "checkpoint").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
+    def work(folder: RunFolder) -> None:
+        save(folder)
+        spend(folder)
+
+    notes = fail_after(work, tmp_path).__notes__
+    assert notes[0].endswith("run.unfinished-1/ledger.jsonl")
+    assert notes[1].endswith(f"noisette train --resume {tmp_path}/run.unfinished-1")
+
+
+def test_a_saved_run_that_spent_nothing_leaves_nothing(tmp_path: Path) -> None:
+    fail_after(save, tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["run", "run.unfinished-1"])
+def test_a_run_that_was_cut_short_is_picked_up_and_made_whole(name: str, tmp_path: Path) -> None:
+    cut_short(tmp_path)
+    with RunFolder.unfinished(tmp_path / name) as folder:
+        assert folder.settings == {"recipe": {"model": {"name": "mlp"}}, "data_dir": None}
+        assert folder.ledger.is_file()
+        assert folder.out == tmp_path / "run"
+        folder.complete(FILES)
+    assert names(tmp_path) == ["run", *sorted(f"run/{name}" for name in (*FILES, "ledger.jsonl"))]
+
+
+def test_a_failure_of_what_was_picked_up_changes_nothing(tmp_path: Path) -> None:
+    cut_short(tmp_path)
+    before = names(tmp_path)
+
+    def work() -> None:
+        with RunFolder.unfinished(tmp_path / "run"):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as failure:
+        work()
+    assert names(tmp_path) == before
+    assert "--resume" in failure.value.__notes__[1]
+
+
+@pytest.mark.parametrize("refused", [1, 2, 3])
+def test_a_failed_exchange_puts_everything_back(refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint too, so that the run can be made whole another time; and it is never in the finished folder."""
+    test_an_older_run_is_replaced(tmp_path)
+    cut_short(tmp_path)
+    before = names(tmp_path)
+    rename, renames = os.replace, []
+
+    def fail_once(source: Path, target: Path) -> None:
+        if source.name.endswith(".unfinished"):  # files of their own are written whole
+            return rename(source, target)
+        renames.append(source)
+        if len(renames) == refused:
+            raise OSError(errno.EIO, "broken")
+        return rename(source, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", fail_once)
+        with pytest.raises(OSError, match="broken"), RunFolder.unfinished(tmp_path / "run") as folder:
+            folder.complete(FILES | {"run.json": b"third"})
+    assert (tmp_path / "run" / "run.json").read_bytes() == b"new"
+    assert set(names(tmp_path)) >= set(before)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    with RunFolder.unfinished(tmp_path / "run") as folder:
+        folder.complete(FILES | {"run.json": b"third"})
+    assert (tmp_path / "run" / "run.json").read_bytes() == b"third"
+    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+
+
+def test_which_run_to_pick_up_must_be_clear(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no such run"):
+        RunFolder.unfinished(tmp_path / "run")
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        RunFolder.unfinished(tmp_path / "run.unfinished-1")
+    test_a_run_appears_whole_and_under_its_name(tmp_path)
+    with pytest.raises(ValueError, match="it is finished"):
+        RunFolder.unfinished(tmp_path / "runs" / "first")
+    cut_short(tmp_path)
+    cut_short(tmp_path)
+    with pytest.raises(ValueError, match=r"say which: .*run\.unfinished-1, .*run\.unfinished-2"):
+        RunFolder.unfinished(tmp_path / "run")
+    assert RunFolder.unfinished(tmp_path / "run.unfinished-2").place == tmp_path / "run.unfinished-2"
+
+
+def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path: Path) -> None:
+    test_a_failure_after_a_step_leaves_the_ledger_alone(tmp_path)
+    (tmp_path / "run2.unfinished-1" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run2.unfinished-1" / "checkpoint" / checkpoint_file.FILE).write_text("{}")
+    (tmp_path / "run.unfinished-2" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "run.unfinished-2" / "checkpoint" / "settings.json").write_text("{}")
+    assert unfinished_runs(tmp_path / "run") == []
+    assert unfinished_runs(tmp_path / "no such folder" / "run") == []
+
+
+@pytest.mark.parametrize("content", [b"", b'{"recipe"', b"3"])
+def test_settings_that_were_cut_are_refused(content: bytes, tmp_path: Path) -> None:
+    cut_short(tmp_path)
+    (tmp_path / "run.unfinished-1" / "checkpoint" / "settings.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"settings\.json was cut or altered"):
+        _ = RunFolder.unfinished(tmp_path / "run").settings
+
+
+def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run") as first:
+        spend_and_complete(first, FILES)
+
+    def work() -> None:
+        with RunFolder(tmp_path / "run") as folder:
+            save(folder)
+            (tmp_path / "run" / "my-notes.txt").write_text("mine")
+            spend_and_complete(folder, FILES)
+
+    with pytest.raises(ValueError, match=r"such as my-notes\.txt"):
+        work()
+    assert (tmp_path / "run" / "my-notes.txt").read_text() == "mine"
+    assert unfinished_runs(tmp_path / "run") == [tmp_path / "run.unfinished-1"]
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_kill_within_the_exchange_loses_no_finished_run(
+    moves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill leaves can be gone on with, or is the finished run under its name."""
+    with RunFolder(tmp_path / "run") as first:
+        spend_and_complete(first, FILES)
+    replace, left = os.replace, iter(range(moves))
+
+    class Killed(BaseException):
+        pass
+
+    def killed(source: Path, target: Path) -> None:
+        if Path(source).is_dir() and next(left, None) is None:
+            monkeypatch.setattr(os, "replace", lambda *_: None)  # nothing is put back by who was killed
+            monkeypatch.setattr(Path, "rmdir", lambda _: None)
+            raise Killed
+        replace(source, target)
+
+    folder = RunFolder(tmp_path / "run").__enter__()  # who is killed leaves no block
+    save(folder)
+    spend(folder)
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(Killed):
+        folder.complete({**FILES, "run.json": b"new"})
+    monkeypatch.undo()
+    whole = (tmp_path / "run" / "run.json").is_file() and (tmp_path / "run" / "run.json").read_bytes() == b"new"
+    assert whole == (moves == 2)
+    assert whole or RunFolder.unfinished(tmp_path / "run").ledger.is_file()

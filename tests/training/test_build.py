@@ -1,0 +1,296 @@
+"""What a recipe trains: the norms that stand for batch norm, and the public examples behind them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from noisette import Ledger, Loop, PrivacyRefusal, models
+from noisette import nn as norms
+from noisette.data import DataSet, Split
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.run.non_private import UnclaimedRun
+from noisette.training.build import Learner, replace_batch_norm
+from noisette.training.loop import evaluate, resume, train
+from noisette.training.outcome import Outcome, Point
+from noisette.training.recipe import (
+    DataSection,
+    LipschitzSection,
+    ModelSection,
+    PrivacySection,
+    PublicSection,
+    Recipe,
+    TrainingSection,
+)
+
+
+def images(name: str, seed: int, *, examples: int = 200, shape: tuple[int, ...] = (1, 8, 8)) -> DataSet:
+    """Two kinds of images that differ in the brightness of one half, which a model learns in a few steps."""
+    random = np.random.default_rng(seed)
+    targets = random.integers(0, 2, examples)
+    inputs = random.normal(size=(examples, *shape)).astype(np.float32)
+    inputs[:, :, :4] += 2 * targets[:, None, None, None]
+    split = Split(inputs, targets)
+    return DataSet(name, split, split, classes=2, declared_size=200, note="")
+
+
+DATA, PUBLIC = images("mine", 1), images("others", 2)
+
+
+def recipe(batch_norm: str | None = "public", **changes: Any) -> Recipe:
+    needs_public = batch_norm not in (None, "group", "layer", "instance")
+    settings: dict[str, Any] = {
+        "data": DataSection("mine"),
+        "model": ModelSection("bn-lenet-300-100", batch_norm=batch_norm),
+        "privacy": PrivacySection(delta=1e-3, noise_multiplier=1.0) if batch_norm == "mixture" else BUDGET,
+        "training": TrainingSection(epochs=1, batch_size=50, lr=0.5, averaging=0.9),
+        "public": PublicSection("others", examples=16) if needs_public else PublicSection(),
+    }
+    return Recipe(**settings | changes)
+
+
+BUDGET = PrivacySection(epsilon=8.0, delta=1e-3, accountant="rdp")
+
+
+def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:
+    return train(of, DATA, public=public, ledger_path=None, on_step=lambda run, point: None, points=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("public", norms.PublicBatchNorm),
+        ("per-example", norms.PerExampleBatchNorm),
+        ("per-example-exact", norms.ExactPerExampleBatchNorm),
+        ("frozen", norms.FrozenBatchNorm),
+        ("group", nn.GroupNorm),
+        ("layer", nn.GroupNorm),
+    ],
+)
+def test_every_norm_with_a_claim_trains_and_is_published(name: str, kind: type[nn.Module]) -> None:
+    outcome = run(recipe(name), PUBLIC if recipe(name).public.data else None)
+    assert [type(part) for part in outcome.model.modules() if isinstance(part, kind)] == [kind] * 3
+    assert not any(isinstance(part, nn.BatchNorm1d) for part in outcome.model.modules())
+    assert outcome.epsilon is not None
+    assert 0 < outcome.epsilon <= 8.0
+    assert outcome.points[-1].test_accuracy is not None
+
+
+def test_the_mixture_trains_without_a_claim() -> None:
+    outcome = run(recipe("mixture"))
+    assert isinstance(outcome.run, UnclaimedRun)
+    assert isinstance(outcome.run.bound.engine, Loop)
+    assert outcome.run.steps_taken == outcome.run.steps == 4
+    assert outcome.run.noise_multiplier == 1.0
+    assert outcome.epsilon is None
+    assert [point.epsilon for point in outcome.points] == [None, None]
+    assert outcome.points[-1].test_accuracy is not None
+
+
+def test_batches_of_the_mixture_are_never_cut() -> None:
+    sizes: list[int] = []
+
+    def watch(run: UnclaimedRun, point: Point) -> None:
+        if not sizes:
+            run.bound.model.register_forward_pre_hook(lambda model, args: sizes.append(len(args[0])))
+
+    settings = recipe("mixture", training=TrainingSection(epochs=2, batch_size=50, lr=0.5, piece_size=7))
+    train(settings, DATA, public=PUBLIC, ledger_path=None, on_step=watch, points=1)  # type: ignore[arg-type]
+    in_training = [size for size in sizes if size > 16]
+    assert in_training
+    assert min(in_training) > 7 + 16
+
+
+def test_a_plain_batch_norm_stays_refused() -> None:
+    with pytest.raises(PrivacyRefusal, match="BatchNorm1d mixes examples"):
+        run(recipe(None), None)
+
+
+def test_statistics_are_those_of_the_public_examples_under_the_published_weights() -> None:
+    outcome = run(recipe("public"))
+    chosen = PUBLIC.train.inputs[np.random.default_rng(0).permutation(200)[:16]]
+    weights = outcome.model.state_dict()
+    first = next(name for name in weights if name.endswith("running_mean")).rpartition(".")[0]
+    linear = next(part for part in outcome.model.modules() if isinstance(part, nn.Linear))
+    hidden = torch.as_tensor(chosen).flatten(1).double() @ linear.weight.double().T + linear.bias.double()
+    torch.testing.assert_close(weights[f"{first}.running_mean"].double(), hidden.mean(0), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        weights[f"{first}.running_var"].double(), hidden.var(0, correction=0), rtol=1e-4, atol=1e-5
+    )
+    assert outcome.model.training is False
+    inputs, targets = torch.as_tensor(DATA.train.inputs), torch.as_tensor(DATA.train.targets)
+    assert evaluate(outcome.model, inputs, targets) == outcome.points[-1].test_accuracy
+
+
+def test_the_seed_says_which_examples_are_public() -> None:
+    digests = [
+        Learner(recipe(public=PublicSection("others", 16, seed)), DATA, PUBLIC).public_digest for seed in (0, 0, 1)
+    ]
+    expected = np.ascontiguousarray(PUBLIC.train.inputs[np.random.default_rng(0).permutation(200)[:16]])
+    assert digests[0] == digests[1] == hashlib.sha256(expected.tobytes()).hexdigest()
+    assert digests[2] != digests[0]
+    assert Learner(recipe("group"), DATA).public_digest == ""
+
+
+@pytest.mark.parametrize(
+    ("public", "message"),
+    [
+        (None, "give that data set as public"),
+        (images("others", 2, shape=(1, 9, 8)), r"have shape \(1, 9, 8\), those of mine \(1, 8, 8\)"),
+        (images("others", 2, examples=15), "others has 15 examples, fewer than the 16 public"),
+    ],
+)
+def test_public_examples_that_do_not_fit_are_refused(public: DataSet | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run(recipe(), public)
+
+
+def test_public_examples_that_are_private_records_are_refused() -> None:
+    with pytest.raises(PrivacyRefusal, match="16 public examples are private records too"):
+        run(recipe(), replace(DATA, name="others"))
+
+
+def test_a_model_without_batch_norm_has_nothing_to_replace() -> None:
+    with pytest.raises(ValueError, match="no batch norm that batch_norm"):
+        run(recipe("mixture", model=ModelSection("mlp", batch_norm="mixture")))
+
+
+def test_instance_norm_has_as_many_axes_as_the_batch_norm_before() -> None:
+    model = nn.Sequential(nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2))
+    replace_batch_norm(model, "instance")
+    assert type(model[1]) is nn.InstanceNorm3d
+    with pytest.raises(ValueError, match="one kind, but the model has BatchNorm1d, BatchNorm2d"):
+        replace_batch_norm(nn.Sequential(nn.BatchNorm2d(2), nn.BatchNorm1d(2)), "instance")
+
+
+def stopped(folder: Path) -> None:
+    """A run that was put off after two steps."""
+
+    def stop(run: object, point: Point) -> None:
+        if point.step == 2:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(recipe(), DATA, public=PUBLIC, ledger_path=folder / "ledger", on_step=stop, checkpoint=folder / "saved")
+
+
+def test_a_run_goes_on_with_the_same_public_examples_and_with_no_others(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    others = images("others", 3)
+    with pytest.raises(ValueError, match="public examples are not those that the run began with"):
+        resume(recipe(), DATA, public=others, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
+    outcome = resume(recipe(), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
+    assert outcome.run.steps_taken == outcome.run.steps == 4
+
+
+def test_a_run_without_a_claim_leaves_neither_ledger_nor_checkpoint(tmp_path: Path) -> None:
+    train(
+        recipe("mixture"),
+        DATA,
+        public=PUBLIC,
+        ledger_path=tmp_path / "ledger",
+        on_step=lambda run, point: None,
+        checkpoint=tmp_path / "saved",
+        points=1,
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_with_a_claim_never_goes_on_as_one_without(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    with pytest.raises(PrivacyRefusal, match="mixes examples"):
+        resume(recipe("mixture"), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
+    assert Ledger.read(tmp_path / "ledger").events
+
+
+def test_features_are_standardised_by_the_public_examples() -> None:
+    data, public = (images(name, seed, shape=(1, 12, 12)) for name, seed in (("mine", 1), ("others", 2)))
+    settings = recipe(
+        None,
+        model=ModelSection("scattering", standardised=True),
+        public=PublicSection("others", examples=50, seed=3),
+    )
+    learner = Learner(settings, data, public)
+    chosen = torch.as_tensor(public.train.inputs[np.random.default_rng(3).permutation(200)[:50]])
+    plain = models.build("scattering", (1, 12, 12), 2).get_submodule("features")
+    of_public, of_private = plain(chosen).double(), plain(torch.as_tensor(data.train.inputs)).double()
+    expected = (of_private - of_public.mean(0)) / of_public.std(0, correction=0)
+    torch.testing.assert_close(learner.examples.tensors[0].double(), expected, rtol=1e-3, atol=1e-3)
+    assert "features.1.mean" in learner.published.state_dict()
+
+
+def test_public_examples_that_are_private_records_standardise_nothing() -> None:
+    data = images("mine", 1, shape=(1, 12, 12))
+    settings = recipe(None, model=ModelSection("scattering", standardised=True), public=PublicSection("others"))
+    with pytest.raises(PrivacyRefusal, match="private records too"):
+        Learner(settings, data, replace(data, name="others"))
+
+
+def test_a_model_without_fixed_features_has_nothing_to_standardise() -> None:
+    settings = recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others"))
+    with pytest.raises(ValueError, match="no fixed features to standardise"):
+        Learner(settings, DATA, PUBLIC)
+
+
+def lipschitz(**changes: Any) -> Recipe:
+    training = TrainingSection(epochs=8, batch_size=50, lr=30.0, momentum=0.9, cosine=False, averaging=0.9)
+    settings = {
+        "model": ModelSection("lipschitz-dense"),
+        "lipschitz": LipschitzSection(tau=30.0, logit_clip=0.1),
+        "training": training,
+    }
+    return recipe(None, **settings | changes)
+
+
+def test_a_lipschitz_network_learns_under_the_bound_of_its_layers() -> None:
+    outcome = run(lipschitz(), None)
+    assert isinstance(outcome.run.bound, LipschitzBound)
+    assert 0.9 * 8.0 < (outcome.epsilon or 0) <= 8.0
+    assert (outcome.points[-1].test_accuracy or 0) > 0.7
+    for weight in (p for p in outcome.run.bound.model.parameters() if p.dim() == 2):
+        torch.testing.assert_close(
+            torch.linalg.svdvals(weight.double()), torch.ones(min(weight.shape)).double(), rtol=0, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.1])
+def test_the_bound_is_that_of_the_loss_or_of_the_clipped_scores(clip: float) -> None:
+    learner = Learner(lipschitz(lipschitz=LipschitzSection(30.0, clip, "global")), DATA)
+    assert isinstance(learner.bound, LipschitzBound)
+    [part] = learner.bound.take()
+    assert part.bound == pytest.approx(2**0.5 * (clip or 2**0.5), rel=1e-3), "two layers, each with that of the scores"
+
+
+@pytest.mark.parametrize(("name", "parts"), [("global", 1), ("per-layer", 2), ("optimal", 2)])
+def test_every_allocation_can_be_asked_for(name: str, parts: int) -> None:
+    learner = Learner(lipschitz(lipschitz=LipschitzSection(30.0, 0.1, name)), DATA)
+    assert len(learner.bound.take()) == parts
+
+
+def test_a_network_that_keeps_its_weights_in_a_set_is_not_trained_out_of_it() -> None:
+    with pytest.raises(ValueError, match=r"lipschitz-dense keeps its weights in a set.*\[lipschitz\] tau = 30"):
+        Learner(lipschitz(lipschitz=LipschitzSection()), DATA)
+
+
+def test_a_network_without_bounds_is_refused_by_name() -> None:
+    with pytest.raises(PrivacyRefusal, match="Linear"):
+        Learner(lipschitz(model=ModelSection("mlp")), DATA)
+
+
+def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
+    def stop(run: Any, point: Point) -> None:
+        if run.steps_taken == 2:
+            raise SystemExit
+
+    settings = lipschitz(training=TrainingSection(epochs=1, batch_size=50, lr=30.0, averaging=0.9))
+    with pytest.raises(SystemExit):
+        train(settings, DATA, ledger_path=tmp_path / "l.jsonl", on_step=stop, checkpoint=tmp_path / "c")
+    outcome = resume(settings, DATA, on_step=lambda run, point: None, checkpoint=tmp_path / "c")
+    assert outcome.run.steps_taken == outcome.run.steps == 4

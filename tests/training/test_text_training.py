@@ -1,0 +1,141 @@
+"""Texts at work: public word vectors stand fixed before the model, in training, in resumed runs and in what is left."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from noisette import models
+from noisette.cli import app
+from noisette.data import DataSet, Split, load
+from noisette.run.private import PrivateRun
+from noisette.training.loop import evaluate, resume, train
+from noisette.training.outcome import Outcome, Point
+from noisette.training.recipe import (
+    DataSection,
+    ModelSection,
+    PrivacySection,
+    ProjectionSection,
+    Recipe,
+    TrainingSection,
+)
+
+RECIPE = Recipe(
+    DataSection("ag-news"),
+    ModelSection("linear"),
+    PrivacySection(epsilon=8.0, accountant="rdp"),
+    TrainingSection(epochs=4, batch_size=100, lr=4.0),
+)
+
+
+def texts(count: int = 500, seed: int = 0) -> DataSet:
+    """Texts of 5 words out of 40, of which the first, below 20 or not, is the class."""
+    random = np.random.default_rng(seed)
+    vectors = np.random.default_rng(1).normal(size=(40, 6)).astype(np.float32)
+    vectors[:, 0] = np.repeat([-2, 2], 20)
+    train, test = (
+        Split(words, (words[:, 0] >= 20).astype(np.int64)) for words in random.integers(0, 40, (2, count, 5))
+    )
+    return DataSet("toy texts", train=train, test=test, classes=2, declared_size=500, note="", vectors=vectors)
+
+
+def run(recipe: Recipe, data: DataSet) -> Outcome:
+    return train(recipe, data, ledger_path=None, on_step=lambda run, point: None)
+
+
+def test_a_text_is_learned_through_its_word_vectors() -> None:
+    data = texts()
+    outcome = run(RECIPE, data)
+    assert data.test is not None
+    assert data.vectors is not None
+    accuracy = evaluate(outcome.model, torch.as_tensor(data.test.inputs), torch.as_tensor(data.test.targets))
+    assert accuracy == outcome.points[-1].test_accuracy
+    assert accuracy > 0.9
+    assert outcome.epsilon <= 8
+    weights = outcome.model.state_dict()
+    np.testing.assert_array_equal(weights["features.weight"], data.vectors)
+
+
+def test_no_vector_is_trained_and_no_text_reaches_one_without_its_number() -> None:
+    outcome = run(RECIPE, texts())
+    assert outcome.parameters == 2 * (5 * 6 + 1)
+    assert isinstance(outcome.model, models.FixedFeatures)
+    assert isinstance(outcome.model.features, nn.Embedding)
+    assert not outcome.model.features.weight.requires_grad
+
+
+def test_the_head_sees_the_vector_of_each_word() -> None:
+    data = texts(7)
+    model = run(replace(RECIPE, training=replace(RECIPE.training, epochs=0.5)), data).model
+    assert isinstance(model, models.FixedFeatures)
+    assert data.vectors is not None
+    by_hand = torch.tensor([[data.vectors[number].tolist() for number in text] for text in data.train.inputs])
+    assert torch.equal(model(torch.as_tensor(data.train.inputs)), model.head(by_hand))
+
+
+def test_there_are_no_principal_components_of_words() -> None:
+    with pytest.raises(ValueError, match="toy texts is text, of which there are no principal components"):
+        run(replace(RECIPE, projection=ProjectionSection(3, 4.0)), texts())
+
+
+def stopped(data: DataSet, checkpoint: Path) -> None:
+    def stop(run: PrivateRun, point: Point) -> None:
+        if point.step == 7:
+            raise SystemExit
+
+    ledger = checkpoint.with_suffix(".jsonl")
+    with pytest.raises(SystemExit):
+        train(RECIPE, data, ledger_path=ledger, on_step=stop, checkpoint=checkpoint)
+
+
+def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
+    stopped(texts(), tmp_path / "saved")
+    with pytest.raises(ValueError, match="data"):
+        resume(RECIPE, texts(seed=1), on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
+    outcome = resume(RECIPE, texts(), on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
+    assert outcome.run.steps_taken == 20
+    assert (outcome.points[-1].test_accuracy or 0) > 0.9
+
+
+@pytest.fixture
+def articles(tmp_path: Path) -> Path:
+    """A folder with word vectors, and articles as in the copy with a part of them: 40 to train on, 10 to test with."""
+    random = np.random.default_rng(0)
+    words = np.array(["the", "minister", "team", "market", "computer", "."])
+    for name in ("glove", "ag_news"):
+        (tmp_path / name).mkdir()
+    vectors = random.normal(size=(6, 4)).astype(np.float32)
+    np.savez(tmp_path / "glove" / "glove.6B.50d.top2445.npz", words=words, vectors=vectors)
+    for name, count in (("train_subset.csv.gz", 40), ("test.csv.gz", 10)):
+        lines = ["label,text", *(f'{index % 4},"The {words[1 + index % 4]}, again."' for index in range(count))]
+        (tmp_path / "ag_news" / name).write_bytes(gzip.compress("\n".join(lines).encode()))
+    return tmp_path
+
+
+def test_from_articles_to_a_model_that_reads(articles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = articles / "run"
+    options = ["--data", "ag-news", "--model", "bilstm-dl", "--epochs", "1", "--batch-size", "6000"]
+    shown = CliRunner().invoke(app, ["train", *options, "--data-dir", str(articles), "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    facts = json.loads((out / "run.json").read_text())
+    assert (facts["word_vectors"], facts["input_shape"], facts["declared_size"]) == ([8, 4], [20], 18_349)
+    assert "not comparable with published results" in (out / "report.html").read_text()
+    monkeypatch.chdir(out)
+    code = html.unescape(re.findall(r"<code>(.*?)</code>", Path("report.html").read_text(), re.DOTALL)[0])
+    names: dict = {}
+    exec(code, names)
+    test = load("ag-news", data_dir=articles).test
+    assert test is not None
+    assert evaluate(names["model"], torch.as_tensor(test.inputs), torch.as_tensor(test.targets)) == pytest.approx(
+        facts["test_accuracy"]
+    )

@@ -1,0 +1,190 @@
+"""The training loop of a recipe: what it publishes, what it spends, and how it stops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from noisette import models
+from noisette.accounting import Gaussian, MomentsAccountant, PldAccountant, PoissonGaussian
+from noisette.data import DataSet, Split, load
+from noisette.mechanisms.gaussian import shares_of
+from noisette.training.loop import evaluate, train
+from noisette.training.outcome import Outcome
+from noisette.training.recipe import (
+    DataSection,
+    ModelSection,
+    PrivacySection,
+    ProjectionSection,
+    Recipe,
+    TrainingSection,
+)
+
+
+def quick(**training: object) -> Recipe:
+    return Recipe(
+        DataSection("digits"),
+        ModelSection("linear"),
+        PrivacySection(epsilon=8.0, delta=1e-4),
+        replace(TrainingSection(epochs=6, batch_size=200, lr=4.0, averaging=0.9), **training),  # type: ignore[arg-type]
+    )
+
+
+def run(recipe: Recipe, data: DataSet | None = None) -> Outcome:
+    return train(recipe, data or load("digits"), ledger_path=None, on_step=lambda run, point: None)
+
+
+def test_learns_within_its_budget() -> None:
+    outcome = run(quick())
+    last = outcome.points[-1]
+    assert last.test_accuracy is not None
+    assert last.test_accuracy > 0.8
+    event = PoissonGaussian(200 / 1437, outcome.run.noise_multiplier)
+    assert outcome.run.event == event
+    again = PldAccountant().price({event: outcome.run.steps}).epsilon(delta=1e-4)
+    assert again == pytest.approx(outcome.epsilon, rel=1e-3)
+    assert outcome.epsilon <= 8.0
+    assert last.step == outcome.run.steps == round(6 * 1437 / 200)
+    assert [p.epsilon for p in outcome.points] == sorted(p.epsilon for p in outcome.points)
+
+
+def test_the_published_model_is_the_one_that_was_tested() -> None:
+    data = load("digits")
+    outcome = run(quick(), data)
+    assert data.test is not None
+    accuracy = evaluate(outcome.model, torch.as_tensor(data.test.inputs), torch.as_tensor(data.test.targets))
+    assert accuracy == outcome.points[-1].test_accuracy
+    assert not outcome.model.training
+
+
+def test_seed_sets_the_first_weights_and_nothing_else() -> None:
+    first, second = run(quick(epochs=0.5)), run(quick(epochs=0.5))
+    weights = [next(outcome.model.parameters()).detach() for outcome in (first, second)]
+    assert not torch.equal(*weights), "noise and batches are fresh in every run"
+
+
+def study(noise_multiplier: float, *, epochs: float = 3.0, **privacy: object) -> Recipe:
+    """The shape of the MNIST study of Abadi et al. 2016, on digits."""
+    return Recipe(
+        DataSection("digits"),
+        ModelSection("mlp"),
+        PrivacySection(epsilon=8.0, delta=1e-4, noise_multiplier=noise_multiplier, **privacy),  # type: ignore[arg-type]
+        TrainingSection(epochs=epochs, batch_size=200, lr=0.5, lr_end=0.1, lr_epochs=1.0),
+        ProjectionSection(components=12, noise_multiplier=20.0),
+    )
+
+
+def test_the_projection_is_part_of_the_price_and_of_the_model() -> None:
+    outcome = run(study(2.0))
+    ledger = outcome.run.ledger.events
+    (projection,) = [event for event in ledger if isinstance(event, Gaussian)]
+    assert ledger == {projection: 1, outcome.run.event: outcome.run.steps}
+    assert projection.noise_multiplier == 20.0
+    assert outcome.epsilon >= PldAccountant().price(ledger).epsilon(delta=1e-4)
+    assert outcome.points[-1].epsilon == pytest.approx(outcome.epsilon, rel=5e-3)
+    components = outcome.model.features[1].weight
+    assert torch.allclose(components @ components.T, torch.eye(12), atol=1e-5)
+    again = models.projected("mlp", (1, 8, 8), 10, 12)
+    again.load_state_dict(outcome.model.state_dict())
+    images = torch.as_tensor(load("digits").train.inputs[:5])
+    assert torch.equal(again(images), outcome.model(images))
+
+
+def test_given_noise_ends_the_run_with_the_budget() -> None:
+    outcome = run(study(1.0, epochs=1e4))
+    step = outcome.run.event
+    affordable = {**outcome.run.ledger.events, step: outcome.run.steps}
+    assert 7.9 < outcome.epsilon <= 8.0
+    one_more = PldAccountant().price({**affordable, step: outcome.run.steps + 1})
+    assert one_more.epsilon(delta=0.99e-4) > 8.0
+
+
+def test_a_budget_that_pays_for_no_step_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"does not pay for one step .* beside 1 other"):
+        run(study(0.3))
+
+
+def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
+    outcome = run(replace(study(2.0, per_layer=True, max_grad_norm=0.7), projection=ProjectionSection()))
+    assert outcome.layers == 3
+    assert outcome.run.noise_multiplier == pytest.approx(2.0 / 3**0.5)
+    sums = outcome.run.bound.take()
+    assert [part.bound for part in sums] == pytest.approx([0.7] * 3)
+    noise = [
+        outcome.run.noise_multiplier * part.bound / share**0.5
+        for part, share in zip(sums, shares_of(sums), strict=True)
+    ]
+    assert noise == pytest.approx([2.0 * 0.7] * 3)
+
+
+def test_the_claim_can_be_that_of_the_moments_accountant() -> None:
+    outcome = run(study(2.0, accountant="moments"))
+    assert outcome.run.accountant.name == "moments"
+    assert outcome.epsilon >= MomentsAccountant().price(outcome.run.ledger.events).epsilon(delta=1e-4)
+
+
+def test_the_learning_rate_moves_in_a_line_and_stays() -> None:
+    rates: list[float] = []
+    recipe = study(2.0)
+    train(
+        recipe,
+        load("digits"),
+        ledger_path=None,
+        on_step=lambda run, point: rates.append(run.optimizer.param_groups[0]["lr"]),
+    )
+    line = round(1437 / 200)
+    assert rates[:line] == pytest.approx([0.5 - 0.4 * step / line for step in range(1, line + 1)])
+    assert rates[line:] == pytest.approx([0.1] * (len(rates) - line))
+
+
+def test_interrupt_keeps_what_was_done_and_pays_for_it() -> None:
+    def stop(run: object, point: object) -> None:
+        if getattr(point, "step", 0) == 3:
+            raise KeyboardInterrupt
+
+    outcome = train(quick(), load("digits"), ledger_path=None, on_step=stop)
+    assert outcome.interrupted
+    assert outcome.run.steps_taken == 3
+    assert sum(outcome.run.ledger.events.values()) == 3
+    assert outcome.points[-1].step == 3
+    assert 0 < outcome.points[-1].epsilon < 8.0
+
+
+def test_fixed_features_are_computed_once_and_the_whole_model_is_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    split = Split(rng.random((64, 1, 12, 12), dtype=np.float32), rng.integers(0, 2, 64))
+    data = DataSet("tiny", split, split, classes=2, declared_size=64, note="")
+    recipe = Recipe(
+        DataSection("tiny"), ModelSection("scattering"), PrivacySection(delta=1e-3), TrainingSection(1, 32, 1.0)
+    )
+    outcome = run(recipe, data)
+    assert outcome.model(torch.zeros(1, 1, 12, 12)).shape == (1, 2)
+    assert sorted(outcome.run.bound.parameters) == ["bias", "weight"]
+    accuracy = evaluate(outcome.model, torch.as_tensor(split.inputs), torch.as_tensor(split.targets))
+    assert accuracy == outcome.points[-1].test_accuracy
+
+
+def test_another_length_than_declared_changes_nothing_public() -> None:
+    data = load("digits")
+    fewer = replace(data, train=Split(data.train.inputs[:-100], data.train.targets[:-100]))
+    whole, less = (run(quick(epochs=0.5), given) for given in (data, fewer))
+    assert whole.run.event == less.run.event
+    assert whole.run.steps == less.run.steps
+    assert whole.epsilon == less.epsilon
+
+
+def test_without_a_test_set_no_accuracy_is_reported() -> None:
+    outcome = run(quick(epochs=0.5), replace(load("digits"), test=None))
+    assert all(point.test_accuracy is None for point in outcome.points)
+
+
+def test_an_interrupt_before_the_first_step_leaves_nothing_to_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("noisette.training.loop._Training._train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(quick())
