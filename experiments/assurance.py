@@ -132,7 +132,7 @@ def audits() -> Json:
     import torch
 
     torch.set_num_threads(1)
-    rows = [audited(name, way, arena, sigma) for name, (way, arena) in ways().items() for sigma in SIGMAS]
+    rows = [audited(name, way, canary_model, sigma) for name, (way, canary_model) in ways().items() for sigma in SIGMAS]
     groups = [group for name, group in GROUPS.items() if name in ("Bounds by clipping", "Noise")]
     return {"ways": rows, "mutants": {mutant.name: seen(mutant) for group in groups for mutant in group}}
 
@@ -151,21 +151,21 @@ def ways() -> dict[str, tuple[Any, Any]]:
 
     return {
         "clipping, book-keeping": (clip(max_grad_norm=0.7), Axes),
-        "clipping, two backward passes": (clip(max_grad_norm=0.7, engine=n.Reweight()), Axes),
-        "clipping, one example at a time": (clip(max_grad_norm=0.7, engine=n.Loop()), Axes),
+        "clipping, two backward passes": (clip(max_grad_norm=0.7, engine=n.TwoPass()), Axes),
+        "clipping, one example at a time": (clip(max_grad_norm=0.7, engine=n.PerExampleLoop()), Axes),
         "clipping, several losses at once": (clip(max_grad_norm=0.7, engine=n.MultiLoss()), Axes),
         "clipping, `torch.func`": (clip(max_grad_norm=0.7, engine=n.Vmap()), Axes),
-        "clipping per layer": (clip(clipping=n.PerLayer(0.7)), Axes),
+        "clipping per layer": (clip(clipping=n.PerLayerClipping(0.7)), Axes),
         "adaptive clipping": (clip(clipping=n.AdaptiveClip(0.7)), Axes),
         "clipping behind public batch norm": (clip(max_grad_norm=0.7), BehindPublicNorm),
         "Lipschitz network, no clipping": (lipschitz, LipschitzAxes),
     }
 
 
-def audited(name: str, way: Any, arena: Any, sigma: float) -> Json:
+def audited(name: str, way: Any, canary_model: Any, sigma: float) -> Json:
     from noisette.audit import audit_bound
 
-    audit = audit_bound(way, noise_multiplier=sigma, arena=arena())
+    audit = audit_bound(way, noise_multiplier=sigma, canary_model=canary_model())
     return {
         "way": name,
         "noise_multiplier": sigma,
@@ -180,7 +180,7 @@ def seen(mutant: Mutant) -> str:
     """What the step audit says of a planted fault by itself, with the preflight off that would refuse some."""
     import pytest
 
-    from noisette import PerExampleClip, PrivacyRefusal
+    from noisette import PerExampleClip, PrivacyError
     from noisette.audit import audit_bound
 
     with pytest.MonkeyPatch.context() as patch:
@@ -188,7 +188,7 @@ def seen(mutant: Mutant) -> str:
         mutant.patch(patch)
         try:
             return audit_bound(lambda model: PerExampleClip(model, 0.7), noise_multiplier=1.0).verdict.value
-        except PrivacyRefusal:
+        except PrivacyError:
             return "refused"
 
 

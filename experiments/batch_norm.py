@@ -18,7 +18,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from noisette import Loop, PerExampleClip
+from noisette import PerExampleClip
+from noisette.clipping.engines import PerExampleLoop
 from noisette.nn import MixtureBatchNorm, PublicBatchNorm, convert_batch_norm
 from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, standalone, svg
 
@@ -59,9 +60,9 @@ def moved(norm: type[nn.Module]) -> tuple[float, float]:
     sums = []
     for batch in (ALIKE, torch.cat([ALIKE, RECORD])):
         model = convert_batch_norm(Steep(), to=norm, public=PUBLIC)
-        clip = PerExampleClip(model, BOUND, engine=Loop())
+        clip = PerExampleClip(model, BOUND, engine=PerExampleLoop())
         clip.backward(model(batch))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         sums.append(float(total.grads[0]))
     return sums[0], sums[1]
 

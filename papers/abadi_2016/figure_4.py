@@ -72,7 +72,7 @@ def _reached(runs: Sequence[Run], accountant: Accountant) -> Iterator[tuple[Priv
         points = course(of_setting(runs, setting))
         for k in sorted({round(len(points) * (place / _PRICED) ** 2) for place in range(1, _PRICED + 1)} - {0}):
             step, spread = points[k - 1]
-            yield setting.price(step, accountant), spread.median
+            yield setting.compose(step, accountant), spread.median
 
 
 def _best_so_far(reached: Iterable[tuple[float, float]]) -> Best:

@@ -48,7 +48,7 @@ class Panel:
             sampling_rate=self.setting.sampling_rate,
             noise_multiplier=self.setting.noise,
             accountant=MOMENTS,
-            besides=self.setting.before,
+            prior_events=self.setting.before,
         )
 
 

@@ -60,9 +60,9 @@ class Setting(ABC):
         """So many steps in passes over the data."""
         return steps * self.sampling_rate
 
-    def price(self, steps: int, accountant: Accountant) -> PrivacyCurve:
+    def compose(self, steps: int, accountant: Accountant) -> PrivacyCurve:
         """What the whole run costs, up to this step."""
-        return accountant.price({**self.before, self.step: steps})
+        return accountant.compose({**self.before, self.step: steps})
 
     def steps_within(self, epsilon: float, *, accountant: Accountant) -> int:
         """Most steps that the budget pays for, at the study's delta."""
@@ -77,7 +77,7 @@ def _steps_within(setting: Setting, epsilon: float, accountant: Accountant) -> i
         sampling_rate=setting.sampling_rate,
         noise_multiplier=setting.step.noise_multiplier,
         accountant=accountant,
-        besides=setting.before,
+        prior_events=setting.before,
     )
 
 

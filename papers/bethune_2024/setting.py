@@ -14,7 +14,7 @@ from noisette.training.recipe import (
     TrainingSection,
 )
 
-_PIECE = 8192  # examples at once in memory
+_MICROBATCH = 8192  # examples at once in memory
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,6 @@ class Setting:
                 cosine=self.cosine,
                 averaging=self.averaging,
                 seed=seed,
-                piece_size=_PIECE,
+                microbatch_size=_MICROBATCH,
             ),
         )

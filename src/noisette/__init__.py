@@ -7,13 +7,22 @@ from noisette._internal.version import __version__ as __version__
 # Public names by the module that defines them; `__init__.pyi` shows type checkers the same list.
 _PUBLIC = {
     "accounting": (
-        *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatedRuns", "SeenByGroup", "Ledger"),
-        *("GdpExact", "MomentsAccountant", "NaiveComposition", "PldAccountant", "RdpAccountant", "StrongComposition"),
+        *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatAndSelect", "GroupPrivacy", "Ledger"),
+        *(
+            "GdpAccountant",
+            "MomentsAccountant",
+            "NaiveComposition",
+            "PldAccountant",
+            "RdpAccountant",
+            "StrongComposition",
+        ),
         *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
     ),
-    "clipping": ("AdaptiveClip", "Automatic", "Flat", "OwnFactor", "PerExampleClip", "PerGroup", "PerLayer"),
-    "clipping.engines": ("BookKeeping", "Loop", "MultiLoss", "Reweight", "Vmap"),
-    "errors": ("MissingRule", "PrivacyRefusal", "Unpriceable"),
+    "clipping": (
+        *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping", "PerExampleClip"),
+        *("PerLayerClipping", "engines"),
+    ),
+    "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "gradients.rules": ("rule",),
     "lipschitz.bound": ("LipschitzBound",),
     "lipschitz.noise_allocation": ("GlobalAllocation", "OptimalAllocation", "PerLayerAllocation"),

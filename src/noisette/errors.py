@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 
-class PrivacyRefusal(RuntimeError):  # noqa: N818 - it is a refusal, not a malfunction
+class PrivacyError(RuntimeError):
     """What was asked cannot carry a privacy claim; the message names the cause and the way out."""
 
 
-class MissingRule(PrivacyRefusal):
+class MissingRuleError(PrivacyError):
     """A trainable parameter is used by an operation whose per-example gradient is not known."""
 
 
-class Unpriceable(ValueError):  # noqa: N818 - it is a refusal, not a malfunction
+class UnsupportedEventError(ValueError):
     """An accountant has no sound price for an event. The message names the event and an accountant that has one."""

@@ -40,7 +40,7 @@ def test_an_interrupt_leaves_the_older_file(tmp_path: Path) -> None:
     atomic_files.write(tmp_path / "a", b"older")
 
     def interrupted() -> None:
-        with atomic_files.whole_file(tmp_path / "a") as beside:
+        with atomic_files.atomic_write(tmp_path / "a") as beside:
             beside.write_bytes(b"newer")
             raise KeyboardInterrupt
 

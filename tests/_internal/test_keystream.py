@@ -135,7 +135,7 @@ def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> 
         noise_multiplier=1.0,
     )
     for batch in run.batches():
-        for x in batch.pieces(9):
+        for x in batch.microbatches(9):
             run.backward(model(x).square().sum(1))
         optimizer.step()
     kept = [pickle.dumps(thing) for thing in (model, model.state_dict(), optimizer.state_dict(), run.event)]

@@ -24,8 +24,8 @@ def test_the_orders_of_the_lemma_end_where_it_says():
 def test_the_theorem_asks_for_more_noise_than_the_computed_moments():
     noise = noise_of_theorem(epsilon=1.26, delta=1e-5, sampling_rate=0.01, steps=10_000)
     assert noise == pytest.approx(5.39, abs=5e-3)
-    assert MomentsAccountant().price({PoissonGaussian(0.01, noise): 10_000}).epsilon(delta=1e-5) < 1.0
-    assert MomentsAccountant().price({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5) < 1.26
+    assert MomentsAccountant().compose({PoissonGaussian(0.01, noise): 10_000}).epsilon(delta=1e-5) < 1.0
+    assert MomentsAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}).epsilon(delta=1e-5) < 1.26
 
 
 def test_by_the_leading_term_the_noise_of_the_theorem_is_just_enough():

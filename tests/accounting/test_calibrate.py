@@ -157,8 +157,8 @@ def test_the_budgets_of_the_mnist_study_pay_for_so_many_epochs(noise, components
     layers = PoissonGaussian.joint(0.01, {"hidden": noise, "top": noise}).noise_multiplier
     steps = [
         steps_for(noise_multiplier=noise, **plan),
-        steps_for(noise_multiplier=noise, besides=before, **plan),
-        steps_for(noise_multiplier=layers, besides=before, **plan),
+        steps_for(noise_multiplier=noise, prior_events=before, **plan),
+        steps_for(noise_multiplier=layers, prior_events=before, **plan),
     ]
     assert steps == pytest.approx([100 * n for n in epochs], abs=6)
 
@@ -167,20 +167,20 @@ def test_the_library_itself_agrees_on_the_steps_beside_another_release():
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     plan = {"epsilon": 0.5, "delta": 1e-5, "sampling_rate": 0.01, "noise_multiplier": 8.0}
-    steps = steps_for(**plan, besides={PoissonGaussian(1.0, 16.0): 1})
+    steps = steps_for(**plan, prior_events={PoissonGaussian(1.0, 16.0): 1})
     one = from_gaussian_mechanism(8.0, sampling_prob=0.01, value_discretization_interval=2e-5)
     before = from_gaussian_mechanism(16.0, value_discretization_interval=2e-5)
     assert one.self_compose(steps).compose(before).get_epsilon_for_delta(1e-5) == pytest.approx(0.5, rel=1e-3)
 
 
-def check_every_knob(accountant, epsilon, delta, rate, noise, steps, besides):
+def check_every_knob(accountant, epsilon, delta, rate, noise, steps, prior_events):
     """Each result keeps the budget, and a little more would not."""
-    budget = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "besides": besides}
+    budget = {"epsilon": epsilon, "delta": delta, "accountant": accountant, "prior_events": prior_events}
 
     def price(rate, noise, steps):
-        run = dict(besides)
+        run = dict(prior_events)
         run[PoissonGaussian(rate, noise)] = run.get(PoissonGaussian(rate, noise), 0) + steps
-        return accountant.price(run).epsilon(delta=delta)
+        return accountant.compose(run).epsilon(delta=delta)
 
     if price(rate, 1e6, steps) <= epsilon:
         found = noise_multiplier_for(**budget, sampling_rate=rate, steps=steps)
@@ -198,20 +198,22 @@ def check_every_knob(accountant, epsilon, delta, rate, noise, steps, besides):
 @pytest.mark.parametrize(
     "accountant", [PldAccountant(50.0), RdpAccountant(), MomentsAccountant()], ids=lambda accountant: accountant.name
 )
-@pytest.mark.parametrize("besides", [{}, {PoissonGaussian(1.0, 20.0): 1, PoissonGaussian(0.02, 1.5): 100}], ids=len)
-def test_every_result_is_safe_and_hardly_less_than_possible(accountant, besides):
-    check_every_knob(accountant, 3.0, 1e-5, 0.02, 1.5, 1000, besides)
+@pytest.mark.parametrize(
+    "prior_events", [{}, {PoissonGaussian(1.0, 20.0): 1, PoissonGaussian(0.02, 1.5): 100}], ids=len
+)
+def test_every_result_is_safe_and_hardly_less_than_possible(accountant, prior_events):
+    check_every_knob(accountant, 3.0, 1e-5, 0.02, 1.5, 1000, prior_events)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-@pytest.mark.parametrize("besides", [{}, {PoissonGaussian(1.0, 30.0): 1}], ids=len)
+@pytest.mark.parametrize("prior_events", [{}, {PoissonGaussian(1.0, 30.0): 1}], ids=len)
 @pytest.mark.parametrize(
     ("epsilon", "delta", "rate", "noise", "steps"),
     [(3.0, 1e-5, 0.02, 1.5, 1000), (0.5, 1e-6, 0.2, 20.0, 60), (8.0, 1e-5, 0.5, 4.0, 40), (1.0, 1e-7, 1e-3, 0.6, 9000)],
 )
-def test_every_result_is_safe_for_many_plans(accountant, epsilon, delta, rate, noise, steps, besides):
-    check_every_knob(accountant, epsilon, delta, rate, noise, steps, besides)
+def test_every_result_is_safe_for_many_plans(accountant, epsilon, delta, rate, noise, steps, prior_events):
+    check_every_knob(accountant, epsilon, delta, rate, noise, steps, prior_events)
 
 
 @settings(max_examples=15, deadline=None)
@@ -229,14 +231,14 @@ def test_every_result_is_safe_whatever_the_plan(epsilon, delta, rate, noise, ste
 def test_steps_under_an_event_that_was_released_before_add_up_with_it():
     plan = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "accountant": RdpAccountant()}
     alone = steps_for(epsilon=1.0, delta=1e-5, **plan)
-    assert steps_for(epsilon=1.0, delta=1e-5, **plan, besides={PoissonGaussian(0.01, 4.0): 3000}) == alone - 3000
+    assert steps_for(epsilon=1.0, delta=1e-5, **plan, prior_events={PoissonGaussian(0.01, 4.0): 3000}) == alone - 3000
 
 
 def test_epsilon_and_delta_are_those_of_the_accountant():
     plan = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 10_000}
     before = {PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4.0): 5}
-    run = RdpAccountant().price({PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4.0): 10_005})
-    beside = {"accountant": RdpAccountant(), "besides": before}
+    run = RdpAccountant().compose({PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4.0): 10_005})
+    beside = {"accountant": RdpAccountant(), "prior_events": before}
     assert epsilon_for(delta=1e-5, **plan, **beside) == run.epsilon(delta=1e-5)
     assert delta_for(epsilon=1.0, **plan, **beside) == run.delta(epsilon=1.0)
     assert epsilon_for(delta=1e-5, **plan) == pytest.approx(0.947, abs=1e-3)
@@ -268,7 +270,7 @@ def test_delta_at_the_noise_of_the_classical_formula(epsilon, noise, delta):
 def test_a_budget_that_any_noise_keeps_asks_for_hardly_any():
     """The batch is so unlikely to hold a given record that delta covers all of it."""
     noise = noise_multiplier_for(epsilon=2.0, delta=1e-2, sampling_rate=1e-6, steps=1, accountant=PldAccountant(200.0))
-    run = PldAccountant().price({PoissonGaussian(1e-6, noise): 1})
+    run = PldAccountant().compose({PoissonGaussian(1e-6, noise): 1})
     assert noise < 0.1
     assert run.epsilon(delta=1e-2) == 0
 
@@ -281,7 +283,12 @@ def test_what_no_noise_can_buy_is_refused():
 
 
 def test_a_spent_budget_pays_for_nothing():
-    spent = {"epsilon": 1.0, "delta": 1e-5, "accountant": RdpAccountant(), "besides": {PoissonGaussian(1.0, 1.0): 1}}
+    spent = {
+        "epsilon": 1.0,
+        "delta": 1e-5,
+        "accountant": RdpAccountant(),
+        "prior_events": {PoissonGaussian(1.0, 1.0): 1},
+    }
     assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **spent) == 0
     for ask, other in [(noise_multiplier_for, {"sampling_rate": 0.01}), (sampling_rate_for, {"noise_multiplier": 4.0})]:
         with pytest.raises(
@@ -336,7 +343,7 @@ BAD = {
     "sampling_rate": [0, -0.1, 1.5, math.nan, None],
     "noise_multiplier": [0, -1.0, math.nan, math.inf, "1"],
     "steps": [0, -5, 10.0, "10", True],
-    "besides": [{PoissonGaussian(0.1, 1.0): 0}, {"a step": 1}],
+    "prior_events": [{PoissonGaussian(0.1, 1.0): 0}, {"a step": 1}],
 }
 
 
@@ -346,6 +353,6 @@ def test_bad_numbers_are_refused_by_name(ask, good):
         for value in BAD[name]:
             with pytest.raises((ValueError, TypeError), match=name):
                 ask(**(good | {name: value}))
-    for value in BAD["besides"]:
+    for value in BAD["prior_events"]:
         with pytest.raises((ValueError, TypeError), match=r"times|event"):
-            ask(**good, besides=value)
+            ask(**good, prior_events=value)

@@ -8,7 +8,7 @@ def test_never_below_the_price_and_close_to_it(rate, noise, steps):
     release = PoissonGaussian(rate, noise)
     checkpoints = [1, steps // 10, steps // 3, steps]
     curve = epsilon_curve(release, checkpoints=checkpoints, delta=1e-5)
-    prices = [PldAccountant().price({release: n}).epsilon(delta=1e-5) for n in checkpoints]
+    prices = [PldAccountant().compose({release: n}).epsilon(delta=1e-5) for n in checkpoints]
     for on_the_curve, price in zip(curve, prices, strict=True):
         assert price <= on_the_curve <= price * 1.003
     assert curve == sorted(curve)
@@ -18,7 +18,7 @@ def test_never_below_the_price_and_close_to_it(rate, noise, steps):
 def test_other_accountants_give_their_own_price(accountant):
     release = PoissonGaussian(0.01, 4.0)
     curve = epsilon_curve(release, checkpoints=[10, 10_000], delta=1e-5, accountant=accountant)
-    assert curve == [accountant.price({release: n}).epsilon(delta=1e-5) for n in (10, 10_000)]
+    assert curve == [accountant.compose({release: n}).epsilon(delta=1e-5) for n in (10, 10_000)]
 
 
 def test_checkpoints_are_numbers_of_steps():
@@ -29,7 +29,7 @@ def test_checkpoints_are_numbers_of_steps():
 def test_what_was_released_before_is_paid_for_too():
     release = PoissonGaussian(0.01, 4.0)
     before = {PoissonGaussian(1.0, 16.0): 1, release: 500}
-    (together,) = epsilon_curve(release, checkpoints=[1000], delta=1e-5, besides=before)
+    (together,) = epsilon_curve(release, checkpoints=[1000], delta=1e-5, prior_events=before)
     whole = {PoissonGaussian(1.0, 16.0): 1, release: 1500}
-    assert together == PldAccountant(coarseness=4).price(whole).epsilon(delta=1e-5)
+    assert together == PldAccountant(coarseness=4).compose(whole).epsilon(delta=1e-5)
     assert before == {PoissonGaussian(1.0, 16.0): 1, release: 500}

@@ -6,9 +6,9 @@ import pytest
 from noisette.accounting import (
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     PoissonGaussian,
-    RepeatedRuns,
-    SeenByGroup,
+    RepeatAndSelect,
     tail_delta,
     tail_delta_of,
 )
@@ -83,10 +83,10 @@ def test_tail_of_a_ledger_is_the_sum_of_its_events():
     ("event", "noise", "rate", "times"),
     [
         (FixedSizeGaussian(10, 100, 1.6), 0.8, 0.1, 1),
-        (SeenByGroup(PoissonGaussian(0.01, 2.4), 3), 0.8, 0.03, 1),
-        (SeenByGroup(PoissonGaussian(0.5, 2.4), 3), 0.8, 1.0, 1),
-        (SeenByGroup(Gaussian(1.6), 2), 0.8, 1.0, 1),
-        (RepeatedRuns(((PoissonGaussian(0.01, 0.8), 50),), mean=4.0, shape=1.0), 0.8, 0.01, 200),
+        (GroupPrivacy(PoissonGaussian(0.01, 2.4), 3), 0.8, 0.03, 1),
+        (GroupPrivacy(PoissonGaussian(0.5, 2.4), 3), 0.8, 1.0, 1),
+        (GroupPrivacy(Gaussian(1.6), 2), 0.8, 1.0, 1),
+        (RepeatAndSelect(((PoissonGaussian(0.01, 0.8), 50),), mean=4.0, shape=1.0), 0.8, 0.01, 200),
     ],
     ids=lambda value: type(value).__name__,
 )

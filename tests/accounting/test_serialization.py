@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from noisette.accounting import FixedSizeGaussian, Gaussian, PoissonGaussian, RepeatedRuns, SeenByGroup
+from noisette.accounting import FixedSizeGaussian, Gaussian, GroupPrivacy, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.serialization import event_of, facts_of
 
 rates = st.floats(1e-300, 1)
@@ -17,9 +17,9 @@ parts = st.just(()) | names.map(lambda named: tuple((name, 1 / len(named)) for n
 sampled = st.builds(Gaussian, noises, parts) | st.builds(PoissonGaussian, rates, noises, parts)
 batches = st.tuples(counts, counts).map(sorted)
 fixed_size = st.builds(lambda ends, noise: FixedSizeGaussian(ends[0], ends[1], noise), batches, noises)
-groups = st.builds(SeenByGroup, sampled, counts)
+groups = st.builds(GroupPrivacy, sampled, counts)
 runs = st.lists(st.tuples(sampled, counts), min_size=1, max_size=3).map(tuple)
-searches = st.builds(RepeatedRuns, runs, st.floats(1, 1e9), st.floats(0, 1e9) | st.just(math.inf))
+searches = st.builds(RepeatAndSelect, runs, st.floats(1, 1e9), st.floats(0, 1e9) | st.just(math.inf))
 
 
 @given(sampled | fixed_size | groups | searches)

@@ -20,9 +20,9 @@ from noisette.gradients.rules import conv, registry
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
 from noisette.gradients.tape import Record
-from noisette.run.dp_sgd import NoisyRun
+from noisette.run.dp_sgd import DpSgdRun
 from noisette.sampling.poisson import Batch
-from noisette.validation import ProvenFirst
+from noisette.validation import ValidateOnFirstCall
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/engines/test_engines.py::test_clipped_sum_is_the_oracles"
@@ -183,7 +183,7 @@ def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def kept_for_the_next_step(patch: pytest.MonkeyPatch) -> None:
-    whole = Pending.take
+    whole = Pending.pop_sums
 
     def take(self: Pending, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         left = {name: total.clone() for name, total in self._sums.items()}
@@ -191,7 +191,7 @@ def kept_for_the_next_step(patch: pytest.MonkeyPatch) -> None:
         self._sums = left
         return taken
 
-    patch.setattr(Pending, "take", take)
+    patch.setattr(Pending, "pop_sums", take)
 
 
 def partial_batch(patch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def partial_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_of_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(NoisyRun, "_check_gradients", lambda self: None)
+    patch.setattr(DpSgdRun, "_check_gradients", lambda self: None)
 
 
 def raw_beside(patch: pytest.MonkeyPatch) -> None:
@@ -219,22 +219,22 @@ def list_of_layers_alone(patch: pytest.MonkeyPatch) -> None:
 
 def small_batches_alone(patch: pytest.MonkeyPatch) -> None:
     """The preflight looks at no more than eight examples."""
-    patch.setattr("noisette.validation.checks.refuse_crowding", lambda model, example: None)
+    patch.setattr("noisette.validation.checks.check_batch_size_independence", lambda model, example: None)
 
 
 def memory_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.validation.checks.refuse_remembering", lambda model, example: None)
+    patch.setattr("noisette.validation.checks.check_buffers", lambda model, example: None)
 
 
 def proven_once(patch: pytest.MonkeyPatch) -> None:
     """The proof is not taken again when a sleeping batch norm wakes up."""
-    whole = ProvenFirst.__call__
+    whole = ValidateOnFirstCall.__call__
 
-    def first(self: ProvenFirst, *args: Any) -> None:
+    def first(self: ValidateOnFirstCall, *args: Any) -> None:
         if not self._proven:
             whole(self, *args)
 
-    patch.setattr(ProvenFirst, "__call__", first)
+    patch.setattr(ValidateOnFirstCall, "__call__", first)
 
 
 MUTANTS = [

@@ -27,15 +27,15 @@ def added(change: Callable[..., None]) -> Patch:
     """Noise is added by ``change(add, tensors, step=, deviation=, start=)``, where ``add`` is the library's own way."""
     whole = GaussianNoise.add_
 
-    def add_(self: GaussianNoise, tensors: Any, *, step: int, deviation: float = 1.0, start: int = 0) -> None:
-        change(partial(whole, self), tensors, step=step, deviation=deviation, start=start)
+    def add_(self: GaussianNoise, tensors: Any, *, step: int, std: float = 1.0, start: int = 0) -> None:
+        change(partial(whole, self), tensors, step=step, std=std, start=start)
 
     return lambda patch: patch.setattr(GaussianNoise, "add_", add_)
 
 
 def times(factor: float) -> Patch:
-    def scaled(add: Add, tensors: Any, *, deviation: float, **place: int) -> None:
-        add(tensors, deviation=factor * deviation, **place)
+    def scaled(add: Add, tensors: Any, *, std: float, **place: int) -> None:
+        add(tensors, std=factor * std, **place)
 
     return added(scaled)
 
@@ -44,8 +44,8 @@ def of_an_average(patch: pytest.MonkeyPatch) -> None:
     """The sum's noise is divided by the batch size a second time."""
     whole = GaussianRelease._release
 
-    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, deviation: float, step: int) -> None:
-        whole(self, bounded, names, deviation / self.expected_batch_size, step)
+    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, std: float, step: int) -> None:
+        whole(self, bounded, names, std / self.expected_batch_size, step)
 
     patch.setattr(GaussianRelease, "_release", release)
 
@@ -78,9 +78,9 @@ def tiled(add: Add, tensors: Any, **numbers: Any) -> None:
 def where_something_is(patch: pytest.MonkeyPatch) -> None:
     whole = GaussianRelease._release
 
-    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, deviation: float, step: int) -> None:
+    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, std: float, step: int) -> None:
         reached = [bool(total.any()) for total in bounded.grads]
-        whole(self, bounded, names, deviation, step)
+        whole(self, bounded, names, std, step)
         for p, there in zip(bounded.params, reached, strict=True):
             if p.grad is not None and not there:
                 p.grad.zero_()
@@ -88,9 +88,9 @@ def where_something_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GaussianRelease, "_release", release)
 
 
-def of_the_global_generator(add: Add, tensors: Any, *, deviation: float, **place: int) -> None:
+def of_the_global_generator(add: Add, tensors: Any, *, std: float, **place: int) -> None:
     for tensor in tensors.values():
-        tensor.add_(torch.randn(tensor.shape), alpha=deviation)
+        tensor.add_(torch.randn(tensor.shape), alpha=std)
 
 
 def of_24_bits(patch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 TESTS = Path(__file__).parent.parent
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 # How a test fails that has seen a fault; any other error would only say that the patch itself is broken.
-_SEEN = (AssertionError, PrivacyRefusal, pytest.fail.Exception)
+_SEEN = (AssertionError, PrivacyError, pytest.fail.Exception)
 
 
 @dataclass(frozen=True)

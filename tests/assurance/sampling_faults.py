@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noisette.run.dp_sgd import NoisyRun
+from noisette.run.dp_sgd import DpSgdRun
 from noisette.sampling.poisson import Batch, PoissonSampler
 from planted import Mutant, Patch
 
@@ -67,20 +67,20 @@ def rounded_up(self: PoissonSampler, *, step: int) -> np.ndarray:
 
 def cut_by_pieces(patch: pytest.MonkeyPatch) -> None:
     """The last piece of a batch is dropped where it is not full."""
-    whole = Batch.pieces
+    whole = Batch.microbatches
 
     def pieces(self: Batch, size: Any) -> Iterator[Any]:
         if isinstance(size, int) and len(self.indices) > size:
             self.indices = self.indices[: len(self.indices) // size * size]
         return whole(self, size)
 
-    patch.setattr(Batch, "pieces", pieces)
+    patch.setattr(Batch, "microbatches", pieces)
 
 
 def empty_skipped(patch: pytest.MonkeyPatch) -> None:
-    whole = NoisyRun.batches
+    whole = DpSgdRun.batches
 
-    def batches(self: NoisyRun) -> Iterator[Batch]:
+    def batches(self: DpSgdRun) -> Iterator[Batch]:
         for batch in whole(self):
             if len(batch.indices):
                 yield batch
@@ -88,27 +88,27 @@ def empty_skipped(patch: pytest.MonkeyPatch) -> None:
                 self._step_due = False
                 self.steps_taken += 1
 
-    patch.setattr(NoisyRun, "batches", batches)
+    patch.setattr(DpSgdRun, "batches", batches)
 
 
 def divisor_of_the_batch(patch: pytest.MonkeyPatch) -> None:
-    whole = NoisyRun._before_step
+    whole = DpSgdRun._before_step
 
-    def before_step(self: NoisyRun, *args: Any) -> None:
+    def before_step(self: DpSgdRun, *args: Any) -> None:
         if self._batch is not None:
             self._release.expected_batch_size = float(max(1, len(self._batch.indices)))
         whole(self, *args)
 
-    patch.setattr(NoisyRun, "_before_step", before_step)
+    patch.setattr(DpSgdRun, "_before_step", before_step)
 
 
 def from_the_number_of_records(which: str) -> Patch:
     """The divisor, or the sampling rate, follows from the length of the data set."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        whole = NoisyRun.__init__
+        whole = DpSgdRun.__init__
 
-        def init(self: NoisyRun, bound: Any, optimizer: Any, dataset: Any, **declared: Any) -> None:
+        def init(self: DpSgdRun, bound: Any, optimizer: Any, dataset: Any, **declared: Any) -> None:
             records = len(dataset[0])
             if which == "divisor":
                 declared["expected_batch_size"] = max(1.0, declared["sampling_rate"] * records)
@@ -116,7 +116,7 @@ def from_the_number_of_records(which: str) -> Patch:
                 declared["sampling_rate"] = min(1.0, declared["expected_batch_size"] / max(1, records))
             whole(self, bound, optimizer, dataset, **declared)
 
-        patch.setattr(NoisyRun, "__init__", init)
+        patch.setattr(DpSgdRun, "__init__", init)
 
     return plant
 

@@ -55,7 +55,7 @@ def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = No
     if save_to is not None:
         run.save(save_to)
     for taken, batch in enumerate(run.batches(), 1):
-        for x in batch.pieces(50):
+        for x in batch.microbatches(50):
             run.backward(run.bound.model(x).square().sum(1))
         run.optimizer.step()
         run.optimizer.zero_grad()

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from noisette.accounting import Ledger, RdpAccountant, noise_multiplier_for
-from noisette.accounting.budget import Spending
+from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.ledger.file import LedgerFile
 from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
 from noisette.accounting.ledger.tally import Tally
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.dp_sgd import NoisyRun
+from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.private import PrivateRun
 from planted import Mutant
 
@@ -38,7 +38,7 @@ def not_synced(patch: pytest.MonkeyPatch) -> None:
 
 def committed_afterwards(patch: pytest.MonkeyPatch) -> None:
     """A release that breaks off half-way is given back."""
-    whole = NoisyRun._before_step
+    whole = DpSgdRun._before_step
 
     def before_step(self: PrivateRun, *args: Any) -> None:
         commit = PrivateRun._before_release
@@ -47,7 +47,7 @@ def committed_afterwards(patch: pytest.MonkeyPatch) -> None:
             whole(self, *args)
         commit(self)
 
-    patch.setattr(NoisyRun, "_before_step", before_step)
+    patch.setattr(DpSgdRun, "_before_step", before_step)
 
 
 def commits_alone(patch: pytest.MonkeyPatch) -> None:
@@ -122,15 +122,15 @@ def key_kept(patch: pytest.MonkeyPatch) -> None:
 def other_releases_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The budget is looked upon as that of one run alone."""
 
-    def noise(*, besides: Any, **numbers: Any) -> float:
+    def noise(*, prior_events: Any, **numbers: Any) -> float:
         return noise_multiplier_for(**numbers)
 
     patch.setattr("noisette.run.private.noise_multiplier_for", noise)
-    patch.setattr(Spending, "check_budget", lambda self, steps: None)
+    patch.setattr(PrivacyBudget, "check_budget", lambda self, steps: None)
 
 
 def tail_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Spending, "delta_for_noise", lambda self, delta: delta)
+    patch.setattr(PrivacyBudget, "delta_for_noise", lambda self, delta: delta)
 
 
 def too_little_noise(patch: pytest.MonkeyPatch) -> None:
@@ -139,23 +139,23 @@ def too_little_noise(patch: pytest.MonkeyPatch) -> None:
 
 
 def budget_kept_roughly(patch: pytest.MonkeyPatch) -> None:
-    whole = Spending.check_budget
+    whole = PrivacyBudget.check_budget
 
-    def check_budget(self: Spending, steps: int) -> None:
+    def check_budget(self: PrivacyBudget, steps: int) -> None:
         if self._terms.epsilon is not None:
             self._terms = replace(self._terms, epsilon=1.01 * self._terms.epsilon)
         whole(self, steps)
 
-    patch.setattr(Spending, "check_budget", check_budget)
+    patch.setattr(PrivacyBudget, "check_budget", check_budget)
 
 
 def budget_unchecked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Spending, "check_budget", lambda self, steps: None)
+    patch.setattr(PrivacyBudget, "check_budget", lambda self, steps: None)
 
 
 def amplified_twice(patch: pytest.MonkeyPatch) -> None:
     """The price is that of half the sampling rate."""
-    whole = RdpAccountant.price
+    whole = RdpAccountant.compose
 
     def price(self: RdpAccountant, events: Any) -> Any:
         halved = {
@@ -164,7 +164,7 @@ def amplified_twice(patch: pytest.MonkeyPatch) -> None:
         }
         return whole(self, halved)
 
-    patch.setattr(RdpAccountant, "price", price)
+    patch.setattr(RdpAccountant, "compose", price)
 
 
 def repaired_by_dropping(patch: pytest.MonkeyPatch) -> None:

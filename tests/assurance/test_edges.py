@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from noisette import PrivacyRefusal, RdpAccountant, privatize
+from noisette import PrivacyError, RdpAccountant, privatize
 from noisette.sampling.poisson import PoissonSampler
 from small_run import NUMBERS, parts
 
@@ -37,5 +37,5 @@ def test_a_budget_is_kept_to_its_last_digits() -> None:
         run.ledger.reserve(run.event, 40)
         price = run.epsilon(delta=1e-4)
     privatize(*parts(), NUMBERS, **declared, epsilon=price, accountant=accountant).close()
-    with pytest.raises(PrivacyRefusal, match="beyond the budget"):
+    with pytest.raises(PrivacyError, match="beyond the budget"):
         privatize(*parts(), NUMBERS, **declared, epsilon=price * (1 - 1e-6), accountant=accountant)

@@ -33,9 +33,9 @@ def own_memory() -> float:
 def test_a_million_steps_have_a_price(record_property: Keep) -> None:
     run = {PoissonGaussian(sampling_rate=1e-4, noise_multiplier=1.0): 1_000_000}
     start = time.perf_counter()
-    tight = PldAccountant().price(run).epsilon(delta=1e-6)
+    tight = PldAccountant().compose(run).epsilon(delta=1e-6)
     record_property("seconds to price a million steps", round(time.perf_counter() - start, 1))
-    assert 0.5 < tight <= RdpAccountant().price(run).epsilon(delta=1e-6) < 2
+    assert 0.5 < tight <= RdpAccountant().compose(run).epsilon(delta=1e-6) < 2
 
 
 @linux
@@ -85,7 +85,7 @@ def test_ten_gigabytes_on_the_disk_are_never_in_memory(tmp_path: Path, record_pr
     held: list[float] = []
     with run:
         for batch in run.batches():
-            for x in batch.pieces(128):
+            for x in batch.microbatches(128):
                 run.backward(run.bound.model(x).square().sum(1))
             run.optimizer.step()
             run.optimizer.zero_grad()
@@ -123,8 +123,8 @@ print(peak() - before, seconds, float(p.grad[::1000].std()))
 @pytest.mark.slow
 def test_noise_of_a_hundred_million_numbers_takes_no_memory_beside_them(record_property: Keep) -> None:
     done = subprocess.run([sys.executable, "-c", NOISE], capture_output=True, text=True, check=True)
-    more, seconds, deviation = map(float, done.stdout.split())
+    more, seconds, std = map(float, done.stdout.split())
     record_property("MiB beside them for the noise of 100,000,000 numbers", round(more, 1))
     record_property("seconds for the noise of 100,000,000 numbers", round(seconds, 1))
     assert more < 32
-    assert deviation == pytest.approx(0.01, rel=0.02)
+    assert std == pytest.approx(0.01, rel=0.02)

@@ -17,7 +17,7 @@ import pytest
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RdpAccountant
 from noisette.accounting.ledger.lines import End, Entry, Kind
 from noisette.accounting.ledger.shortening import Tail
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
 
@@ -88,7 +88,7 @@ def test_it_is_short_before_its_end_is_named(path: Path) -> None:
         assert ledger.events == {EVENT: 500}
     assert lines(path) == 10
     assert Ledger.read(path).committed == 500
-    with pytest.raises(PrivacyRefusal, match="closed"):
+    with pytest.raises(PrivacyError, match="closed"):
         steps(ledger, 1)
 
 
@@ -117,7 +117,7 @@ def test_the_lock_is_never_let_go(path: Path) -> None:
     with Ledger(path) as ledger:
         for _ in range(10):
             steps(ledger, 8)
-            with pytest.raises(PrivacyRefusal, match="open for writing elsewhere"):
+            with pytest.raises(PrivacyError, match="open for writing elsewhere"):
                 Ledger(path)
     Ledger(path).close()
 
@@ -178,14 +178,14 @@ def failing(name: str, at: int, error: BaseException, *, once: bool, after: bool
 def steps_in_spite_of(path: Path, number: int) -> int:
     """How many steps happened in a run whose owner goes on after each failure."""
     happened = 0
-    with suppress(OSError, KeyboardInterrupt, PrivacyRefusal), Ledger(path) as ledger:
+    with suppress(OSError, KeyboardInterrupt, PrivacyError), Ledger(path) as ledger:
         for step in range(number):
-            with suppress(OSError, KeyboardInterrupt, PrivacyRefusal):
+            with suppress(OSError, KeyboardInterrupt, PrivacyError):
                 if step % 4 == 0:
                     ledger.reserve(EVENT, 4)
                 ledger.commit()
                 happened += 1
-        with suppress(OSError, KeyboardInterrupt, PrivacyRefusal):
+        with suppress(OSError, KeyboardInterrupt, PrivacyError):
             ledger.release()
     return happened
 
@@ -253,7 +253,7 @@ def test_a_file_that_may_or_may_not_have_its_name_is_written_no_more(
         monkeypatch.setattr(atomic_files, "sync", fail_for_folders)
         with pytest.raises(OSError, match="no disk"):
             steps(ledger, 8)
-        with pytest.raises(PrivacyRefusal, match="closed"):
+        with pytest.raises(PrivacyError, match="closed"):
             ledger.reserve(EVENT, 1)
     assert Ledger.read(path).events == {EVENT: 8}
 
@@ -337,4 +337,4 @@ def test_a_million_steps_take_no_more_room_than_a_thousand(path: Path) -> None:
     assert max(sizes) < 600_000
     read = Ledger.read(path)
     assert read.committed == 1_000_000
-    assert 0 < accountant.price(read.events).epsilon(delta=1e-5) < float("inf")
+    assert 0 < accountant.compose(read.events).epsilon(delta=1e-5) < float("inf")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from noisette import Ledger, PrivacyRefusal, PrivateRun, privatize
+from noisette import Ledger, PrivacyError, PrivateRun, privatize
 from noisette.mechanisms.gaussian import GaussianRelease
 from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
 
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_refused_and_nothing_is_touched(tmp_path: Path, which:
     for number in range(30):
         files[which].write_bytes(damaged(whole[files[which]], number))
         as_damaged = {path: path.read_bytes() for path in files}
-        with pytest.raises((ValueError, PrivacyRefusal), match=r"cut|altered|restore|began with|checkpoint was made"):
+        with pytest.raises((ValueError, PrivacyError), match=r"cut|altered|restore|began with|checkpoint was made"):
             go_on(tmp_path)
         assert {path: path.read_bytes() for path in files} == as_damaged
         files[which].write_bytes(whole[files[which]])

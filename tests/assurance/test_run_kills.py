@@ -37,7 +37,7 @@ def check_spending(folder: Path) -> int:
     assert calls <= sum(events.values()) <= min(calls + ended.count(KILLED) * small_run.LEASE, small_run.STEPS)
     if calls:
         happened = dict.fromkeys(events, calls)
-        paid, true = (RdpAccountant().price(known).epsilon(delta=1e-3) for known in (events, happened))
+        paid, true = (RdpAccountant().compose(known).epsilon(delta=1e-3) for known in (events, happened))
         assert paid >= true > 0
     return calls
 
@@ -53,5 +53,5 @@ def test_two_hundred_kills_at_random_never_hide_a_step(tmp_path: Path) -> None:
     for folder in folders[:5]:
         events = Ledger.read(folder / "ledger.jsonl").events
         priced = REPRICE["epsilon_of"](str(folder / "ledger.jsonl"), 1e-3)
-        assert priced <= RdpAccountant().price(events).epsilon(delta=1e-3), "another tool, and a tighter accountant"
+        assert priced <= RdpAccountant().compose(events).epsilon(delta=1e-3), "another tool, and a tighter accountant"
         assert priced > 0

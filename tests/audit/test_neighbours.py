@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import AdaptiveClip, BookKeeping, GradientBound, Loop, PerExampleClip, PrivacyRefusal, Reweight
+from noisette import AdaptiveClip, GradientBound, PerExampleClip, PrivacyError
 from noisette.audit import Verdict, audit_neighbours
 from noisette.audit.neighbours import _climbed
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
@@ -39,9 +40,9 @@ def network(function: Callable[[Tensor], Tensor] = lambda x: x) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 16), Between(function), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), Loop()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), PerExampleLoop()], ids=lambda e: type(e).__name__)
 def test_a_record_moves_a_sum_by_no_more_than_the_bound(engine) -> None:
-    pairs = 6 if isinstance(engine, Loop) else 50
+    pairs = 6 if isinstance(engine, PerExampleLoop) else 50
     audit = audit_neighbours(
         lambda: PerExampleClip(network(), 0.5, engine=engine), draw, losses, noise_multiplier=1.0, pairs=pairs, steps=30
     )
@@ -85,9 +86,9 @@ MIXING = {
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
 def test_records_that_mix_are_found(function, monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> GradientBound:
-        return PerExampleClip(network(function), 0.5, engine=Loop())
+        return PerExampleClip(network(function), 0.5, engine=PerExampleLoop())
 
-    with pytest.raises(PrivacyRefusal):
+    with pytest.raises(PrivacyError):
         audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=1, steps=1)
     monkeypatch.setattr("noisette.validation.checks.prove", lambda bound, example: None)
     audit = audit_neighbours(make, draw, losses, noise_multiplier=1.0, pairs=18, steps=1)
@@ -98,8 +99,8 @@ def test_records_that_mix_are_found(function, monkeypatch: pytest.MonkeyPatch) -
 def test_too_little_noise_is_found_along_the_worst_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
-    def quieter(self, tensors, *, step, deviation):
-        real(self, tensors, step=step, deviation=0.2 * deviation)
+    def quieter(self, tensors, *, step, std):
+        real(self, tensors, step=step, std=0.2 * std)
 
     monkeypatch.setattr(GaussianNoise, "add_", quieter)
     audit = audit_neighbours(lambda: PerExampleClip(network(), 0.5), draw, losses, noise_multiplier=1.0, pairs=2)

@@ -19,22 +19,17 @@ from torch import Tensor, nn
 
 from noisette import (
     AdaptiveClip,
-    Automatic,
-    BookKeeping,
-    Flat,
+    AutomaticClipping,
+    FlatClipping,
     GradientBound,
-    Loop,
-    MultiLoss,
+    GroupwiseClipping,
     PerExampleClip,
-    PerGroup,
-    PerLayer,
-    Reweight,
-    Vmap,
+    PerLayerClipping,
 )
 from noisette.audit import (
-    Arena,
     Axes,
     BehindPublicNorm,
+    CanaryModel,
     LipschitzAxes,
     Scores,
     StepAudit,
@@ -43,12 +38,13 @@ from noisette.audit import (
     audit_bound,
 )
 from noisette.clipping.accumulator import Pending
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
 from noisette.clipping.norms import ClippedSum, Engine
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 
-ENGINES = [BookKeeping(), Reweight(), Loop(), MultiLoss(), Vmap()]
+ENGINES = [BookKeeping(), TwoPass(), PerExampleLoop(), MultiLoss(), Vmap()]
 BOUND, EXPECTED, ALPHA = 0.7, (512 + 100) / 2, 1e-9
 
 
@@ -76,7 +72,7 @@ def proven_mu(scores: Scores, sigma: float) -> float:
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> None:
-    slow = isinstance(engine, Loop | MultiLoss)
+    slow = isinstance(engine, PerExampleLoop | MultiLoss)
     audit = audit_bound(clipping(engine), noise_multiplier=sigma, steps=4 if slow else 24)
     assert_consistent(audit)
     assert sigma == 4 or audit.certified_mu > 0.1, "the game has power"
@@ -84,9 +80,9 @@ def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> 
 
 
 RULES = {
-    "each layer": PerLayer(BOUND),
-    "groups of uneven bounds": PerGroup({"a": BOUND, "b": 5 * BOUND}),
-    "automatic": Automatic(BOUND),
+    "each layer": PerLayerClipping(BOUND),
+    "groups of uneven bounds": GroupwiseClipping({"a": BOUND, "b": 5 * BOUND}),
+    "automatic": AutomaticClipping(BOUND),
     "adaptive, with a large count": AdaptiveClip(BOUND, count_share=0.3),
 }
 
@@ -99,27 +95,27 @@ def test_every_clipping_rule_is_the_documented_mechanism(rule) -> None:
     assert audit.certified_mu > 0.5
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), Vmap()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), Vmap()], ids=lambda e: type(e).__name__)
 def test_public_batch_norm_is_the_documented_mechanism(engine: Engine) -> None:
-    audit = audit_bound(clipping(engine), noise_multiplier=1.0, arena=BehindPublicNorm())
+    audit = audit_bound(clipping(engine), noise_multiplier=1.0, canary_model=BehindPublicNorm())
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
 
 
-LIMITS = {"the loss": None, "clipped": Flat(0.1), "clipped adaptively": AdaptiveClip(0.1)}
+LIMITS = {"the loss": None, "clipped": FlatClipping(0.1), "clipped adaptively": AdaptiveClip(0.1)}
 
 
 def lipschitz(limit: str) -> tuple[Callable[[nn.Module], GradientBound], LipschitzAxes]:
-    arena, loss = LipschitzAxes(), TauCrossEntropy(tau=2.0)
+    canary_model, loss = LipschitzAxes(), TauCrossEntropy(tau=2.0)
     return lambda model: LipschitzBound(
-        model, loss=loss, input_shape=arena.input_shape, logit_clipping=LIMITS[limit]
-    ), arena
+        model, loss=loss, input_shape=canary_model.input_shape, logit_clipping=LIMITS[limit]
+    ), canary_model
 
 
 @pytest.mark.parametrize("limit", LIMITS)
 def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
-    bound_of, arena = lipschitz(limit)
-    audit = audit_bound(bound_of, noise_multiplier=1.0, arena=arena)
+    bound_of, canary_model = lipschitz(limit)
+    audit = audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model)
     assert_consistent(audit)
     assert audit.certified_mu > 0.5
 
@@ -143,20 +139,20 @@ LIPSCHITZ_MUTANTS = {
 def test_planted_faults_of_lipschitz_bounds_are_caught(owner, name: str, changed, monkeypatch) -> None:
     monkeypatch.setattr("noisette.validation.checks.prove", lambda bound, example: None)
     monkeypatch.setattr(owner, name, changed)
-    bound_of, arena = lipschitz("clipped")
-    assert audit_bound(bound_of, noise_multiplier=1.0, arena=arena).verdict is Verdict.VIOLATION
+    bound_of, canary_model = lipschitz("clipped")
+    assert audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model).verdict is Verdict.VIOLATION
 
 
-@pytest.mark.parametrize("arena", [Axes(), BehindPublicNorm()], ids=lambda a: type(a).__name__)
-def test_canaries_reach_the_bound_on_axes_of_their_own(arena: Arena) -> None:
-    model = arena.model.double()
-    for k in (0, 1, arena.canaries - 1):
-        [loss] = arena.losses(model(arena.records[k : k + 1].double()))
+@pytest.mark.parametrize("canary_model", [Axes(), BehindPublicNorm()], ids=lambda a: type(a).__name__)
+def test_canaries_reach_the_bound_on_axes_of_their_own(canary_model: CanaryModel) -> None:
+    model = canary_model.model.double()
+    for k in (0, 1, canary_model.canaries - 1):
+        [loss] = canary_model.losses(model(canary_model.records[k : k + 1].double()))
         gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
         length = torch.cat([g.flatten() for g in gradients]).norm()
         assert length > 100
         for g in gradients:
-            others = g.flatten()[: arena.canaries].abs().clone()
+            others = g.flatten()[: canary_model.canaries].abs().clone()
             assert others[k] / length == pytest.approx(1 / math.sqrt(len(gradients)), rel=1e-5)
             others[k] = 0
             assert others.max() < 1e-6 * length
@@ -182,31 +178,31 @@ def noise_changed(change: Callable[..., None]) -> Patch:
 
 
 def noise_times(factor: float) -> Patch:
-    def scaled(real, source, tensors, *, step, deviation):
-        real(source, tensors, step=step, deviation=deviation * factor)
+    def scaled(real, source, tensors, *, step, std):
+        real(source, tensors, step=step, std=std * factor)
 
     return noise_changed(scaled)
 
 
-def repeated_each_step(real, source, tensors, *, step, deviation):
-    real(source, tensors, step=0, deviation=deviation)
+def repeated_each_step(real, source, tensors, *, step, std):
+    real(source, tensors, step=0, std=std)
 
 
-def same_for_each_parameter(real, source, tensors, *, step, deviation):
+def same_for_each_parameter(real, source, tensors, *, step, std):
     for tensor in tensors.values():
-        real(source, {"one name": tensor}, step=step, deviation=deviation)
+        real(source, {"one name": tensor}, step=step, std=std)
 
 
-def tiled(real, source, tensors, *, step, deviation):
+def tiled(real, source, tensors, *, step, std):
     for name, tensor in tensors.items():
         for half in tensor.view(-1).chunk(2):
-            real(source, {name: half}, step=step, deviation=deviation)
+            real(source, {name: half}, step=step, std=std)
 
 
-def of_two_seeds(real, source, tensors, *, step, deviation):
+def of_two_seeds(real, source, tensors, *, step, std):
     generator = torch.Generator().manual_seed(step % 2)
     for tensor in tensors.values():
-        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=deviation)
+        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=std)
 
 
 def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
@@ -241,14 +237,14 @@ def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
 
 def pending_kept(patch: pytest.MonkeyPatch) -> None:
     """The sum of one step is still there in the next."""
-    real = Pending.take
+    real = Pending.pop_sums
 
     def take(self, parameters):
         taken = real(self, parameters)
         self._sums = {name: g.clone() for name, g in taken.items()}
         return taken
 
-    patch.setattr(Pending, "take", take)
+    patch.setattr(Pending, "pop_sums", take)
 
 
 MUTANTS: dict[str, Patch] = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from noisette import BookKeeping, PerExampleClip, PldAccountant, Reweight
+from noisette import PerExampleClip, PldAccountant
 from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run, certified_epsilon
 from noisette.audit.whole_run import Largest, LikelihoodRatio
+from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import TauCrossEntropy
@@ -49,7 +50,7 @@ def test_a_million_canaries_come_close_to_the_claim(sigma: float, rate: float, s
         noise_multiplier=sigma,
         sampling_rate=rate,
         steps=steps,
-        arena=lambda: Rows(200_000),
+        canary_model=lambda: Rows(200_000),
         runs=10,
     )
     assert audit.inside.size == 1_000_000
@@ -59,11 +60,11 @@ def test_a_million_canaries_come_close_to_the_claim(sigma: float, rate: float, s
 
 def test_several_runs_on_axes_of_two_layers() -> None:
     audit = audit_run(
-        lambda model: PerExampleClip(model, 0.7, engine=Reweight()),
+        lambda model: PerExampleClip(model, 0.7, engine=TwoPass()),
         noise_multiplier=0.5,
         sampling_rate=0.5,
         steps=4,
-        arena=lambda: Axes(400, 20),
+        canary_model=lambda: Axes(400, 20),
         runs=5,
     )
     assert audit.inside.size == audit.outside.size == 1_000
@@ -98,7 +99,7 @@ def crowded(monkeypatch: pytest.MonkeyPatch, *, shuffle: bool):
         noise_multiplier=SIGMA,
         sampling_rate=1 / (CROWD + 1),
         steps=CROWD + 1,
-        arena=lambda: Rows(AXES, CROWD),
+        canary_model=lambda: Rows(AXES, CROWD),
         score=Largest(),
         accountant=PldAccountant(),
     )
@@ -119,8 +120,8 @@ def test_shuffling_that_is_priced_as_coins_is_found(monkeypatch: pytest.MonkeyPa
 def test_runs_with_half_the_noise_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
-    def half(self, tensors, *, step, deviation):
-        real(self, tensors, step=step, deviation=deviation / 2)
+    def half(self, tensors, *, step, std):
+        real(self, tensors, step=step, std=std / 2)
 
     monkeypatch.setattr(GaussianNoise, "add_", half)
     audit = audit_run(clip, noise_multiplier=2.0, sampling_rate=1.0, steps=10)
@@ -150,7 +151,7 @@ def test_lipschitz_networks_are_audited_on_axes_of_their_own() -> None:
     def bound_of(model) -> LipschitzBound:
         return LipschitzBound(model, loss=TauCrossEntropy(tau=1.0), input_shape=LipschitzAxes().input_shape)
 
-    audit = audit_run(bound_of, noise_multiplier=0.5, sampling_rate=0.5, steps=2, arena=LipschitzAxes, runs=4)
+    audit = audit_run(bound_of, noise_multiplier=0.5, sampling_rate=0.5, steps=2, canary_model=LipschitzAxes, runs=4)
     assert audit.verdict is Verdict.CONSISTENT
     assert audit.inside.size == 4 * 256
 

@@ -41,11 +41,11 @@ def test_lines_have_a_panel_for_what_their_axis_does_not_show(axis: str, shown: 
 
 def test_a_method_looks_the_same_in_all_figures(a_report: MakeReport) -> None:
     full, part = a_report("fig5"), a_report("fig6")
-    for report, methods in ((full, ("BookKeeping", "Reweight", "Elsewhere")), (part, ("Reweight",))):
+    for report, methods in ((full, ("BookKeeping", "TwoPass", "Elsewhere")), (part, ("TwoPass",))):
         for cell in report["cells"]:
             cell["methods"] = dict.fromkeys(("plain", *methods), cell["methods"]["nxBP"])
-    assert _styles(part) == {"Reweight": _styles(full)["Reweight"]}
-    assert list(_styles(full)) == ["BookKeeping", "Reweight", "Elsewhere"]
+    assert _styles(part) == {"TwoPass": _styles(full)["TwoPass"]}
+    assert list(_styles(full)) == ["BookKeeping", "TwoPass", "Elsewhere"]
 
 
 def test_an_experiment_in_which_everything_failed_is_drawn(report: dict[str, Any]) -> None:

@@ -71,13 +71,13 @@ def test_every_method_that_clips_adds_noise(method: str) -> None:
     inputs, targets = cell.data("cpu")
     expected = clipped_step(model, inputs, targets)
     after = weights_after_a_step(method, model, inputs, targets)
-    deviation = methods.LEARNING_RATE * methods.MAX_GRAD_NORM * methods.NOISE_MULTIPLIER / 2
+    std = methods.LEARNING_RATE * methods.MAX_GRAD_NORM * methods.NOISE_MULTIPLIER / 2
     for name in ("0.weight", "2.weight"):
-        assert float((after[name] - expected[name]).std()) == pytest.approx(deviation, rel=0.1)
+        assert float((after[name] - expected[name]).std()) == pytest.approx(std, rel=0.1)
 
 
 def test_all_engines_of_noisette_take_part() -> None:
-    assert {"BookKeeping", "Reweight", "Loop"} <= set(ENGINES) <= set(METHODS)
+    assert {"BookKeeping", "TwoPass", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
 
 
 @pytest.mark.usefixtures("nearly_no_noise")

@@ -8,12 +8,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from noisette.accounting import FixedSizeGaussian, PoissonGaussian, RdpAccountant, SeenByGroup
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian, RdpAccountant
 from noisette.cli.account import account
 from noisette.cli.accountants import AccountantName
 from noisette.cli.errors import plain_errors
 from noisette.cli.prices import rounded_down, rounded_up
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 app = typer.Typer()
 app.command()(account)
@@ -98,7 +98,7 @@ def test_an_epsilon_gives_a_delta_instead(name, delta):
 def test_batches_of_a_fixed_size_are_priced_for_replacing_one_record():
     found = facts(FIXED, "--accountant", "rdp")
     release = FixedSizeGaussian(600, 60_000, 4.0)
-    assert found["epsilon"] == RdpAccountant().price({release: 100}).epsilon(delta=1e-5)
+    assert found["epsilon"] == RdpAccountant().compose({release: 100}).epsilon(delta=1e-5)
     assert found["neighbouring"] == "replace one record"
     assert (found["batch_size"], found["size"]) == (600, 60_000)
     shown = run(FIXED, "--accountant", "rdp").stdout
@@ -107,8 +107,8 @@ def test_batches_of_a_fixed_size_are_priced_for_replacing_one_record():
 
 def test_a_group_is_priced_as_a_whole():
     found = facts(PLAN | {"--group-size": "3", "--accountant": "rdp"})
-    release = SeenByGroup(PoissonGaussian(0.01, 4.0), 3)
-    assert found["epsilon"] == RdpAccountant().price({release: 10_000}).epsilon(delta=1e-5)
+    release = GroupPrivacy(PoissonGaussian(0.01, 4.0), 3)
+    assert found["epsilon"] == RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5)
     assert found["neighbouring"] == "add or remove a group of 3 records"
     assert found["noise_multiplier"] == 4
 
@@ -210,7 +210,7 @@ def test_a_refused_run_leaves_no_plot(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError, PermissionError, PrivacyRefusal])
+@pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError, PermissionError, PrivacyError])
 def test_a_refusal_becomes_a_message(error, capsys):
     with pytest.raises(typer.Exit) as exit_, plain_errors():
         raise error("the batch is too large; make it smaller")

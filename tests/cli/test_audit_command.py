@@ -112,8 +112,8 @@ def test_a_run_folder_tells_the_whole_recipe(name: str, tmp_path: Path) -> None:
 def test_a_leak_is_found_and_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
-    def half(self, tensors, *, step, deviation):
-        real(self, tensors, step=step, deviation=deviation / 2)
+    def half(self, tensors, *, step, std):
+        real(self, tensors, step=step, std=std / 2)
 
     monkeypatch.setattr(GaussianNoise, "add_", half)
     done = audit(run, "--pairs", "0", out=tmp_path)

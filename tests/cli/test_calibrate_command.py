@@ -38,7 +38,7 @@ def test_the_noise_keeps_the_budget(accountant):
     result = run(BUDGET, "--accountant", accountant.name, "--json")
     assert result.exit_code == 0
     facts = json.loads(result.stdout)
-    price = accountant.price({PoissonGaussian(0.02, facts["noise_multiplier"]): 500}).epsilon(delta=1e-5)
+    price = accountant.compose({PoissonGaussian(0.02, facts["noise_multiplier"]): 500}).epsilon(delta=1e-5)
     assert facts["found"] == "noise_multiplier"
     assert facts["epsilon"] == price
     assert 1.49 < price <= 1.5
@@ -63,7 +63,7 @@ def test_each_number_is_found_from_the_other_four(missing, expected, tolerance):
     assert facts[missing] == pytest.approx(expected, rel=tolerance)
     assert facts["epsilon"] <= 1.26
     release = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"])
-    curve = MomentsAccountant().price({release: facts["steps"]})
+    curve = MomentsAccountant().compose({release: facts["steps"]})
     assert curve.epsilon(delta=facts["delta"] * (1 + 1e-12)) <= facts["epsilon"]
     shown = run(options, "--accountant", "moments").stdout
     assert shown.startswith(missing.replace("_", " "))
@@ -75,7 +75,7 @@ def test_the_printed_number_keeps_the_budget_too(missing):
     printed = float(shown.splitlines()[0].split()[-1].replace(",", ""))
     numbers = {"sampling_rate": 0.01, "noise_multiplier": 4.0, "steps": 10_000} | {missing: printed}
     release = PoissonGaussian(numbers["sampling_rate"], numbers["noise_multiplier"])
-    assert MomentsAccountant().price({release: int(numbers["steps"])}).epsilon(delta=1e-5) <= 1.26
+    assert MomentsAccountant().compose({release: int(numbers["steps"])}).epsilon(delta=1e-5) <= 1.26
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_all_failures_are_told_at_once_with_their_remedies(doctor) -> None:
     seen = doctor("determined", "--data", "digits")
     assert seen.exit_code == 1
     assert "matrix: cdist has no rule for its operand" in seen.output
-    assert "engine=noisette.Loop() needs none" in seen.output
+    assert "engine=noisette.engines.PerExampleLoop() needs none" in seen.output
     normed = doctor("batch_norm", "--data", "digits")
     assert "noisette.nn.convert_batch_norm" in normed.output
     assert "Refused: 1 of 6 checks failed" in normed.output

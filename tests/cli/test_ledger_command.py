@@ -7,11 +7,11 @@ from typer.testing import CliRunner
 from noisette.accounting import (
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     Ledger,
     PldAccountant,
     PoissonGaussian,
-    RepeatedRuns,
-    SeenByGroup,
+    RepeatAndSelect,
     tail_delta_of,
 )
 from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
@@ -73,8 +73,8 @@ def test_show_says_all_as_one_object(folder):
     ("event", "words"),
     [
         (FixedSizeGaussian(100, 10_000, 2.0), "fixed-size Gaussian, 100 of 10,000 records, noise 2"),
-        (SeenByGroup(FIRST, 3), "Poisson Gaussian, rate 0.01, noise 4, for a group of 3"),
-        (RepeatedRuns(((FIRST, 1000),), 10.0, math.inf), "best of about 10 runs (shape inf) of 1,000 × Poisson"),
+        (GroupPrivacy(FIRST, 3), "Poisson Gaussian, rate 0.01, noise 4, for a group of 3"),
+        (RepeatAndSelect(((FIRST, 1000),), 10.0, math.inf), "best of about 10 runs (shape inf) of 1,000 × Poisson"),
         (PoissonGaussian(0.0042661, 1.0999999), "Poisson Gaussian, rate 0.0042661, noise 1.0999"),
     ],
     ids=["fixed-size", "group", "search", "rounding"],
@@ -93,7 +93,7 @@ def test_price_is_that_of_all_releases_together_by_all_accountants(folder):
     epsilon = {row["accountant"]: row["epsilon"] for row in priced["prices"]}
     events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
     assert 0 < priced["tail_delta"] == tail_delta_of(events) < 1e-7
-    assert epsilon["pld"] == PldAccountant().price(events).epsilon(delta=1e-5 - tail_delta_of(events))
+    assert epsilon["pld"] == PldAccountant().compose(events).epsilon(delta=1e-5 - tail_delta_of(events))
     assert epsilon["pld"] < epsilon["rdp"] < epsilon["moments"]
     assert set(epsilon) | set(priced["no_price"]) == {name.value for name in AccountantName}
     assert all(row["upper_bound"] is (row["accountant"] not in OPTIMISTIC) for row in priced["prices"])
@@ -109,7 +109,7 @@ def test_what_the_noise_generator_cannot_reach_is_taken_off_delta(tmp_path):
     tail = tail_delta_of({FIRST: 1000})
     priced = facts("price", tmp_path, "--delta", tail, "--accountant", "pld")
     assert priced["prices"] == [{"accountant": "pld", "epsilon": "inf", "upper_bound": True}]
-    double, plain = (PldAccountant().price({FIRST: 1000}).epsilon(delta=d) for d in (tail, 2 * tail))
+    double, plain = (PldAccountant().compose({FIRST: 1000}).epsilon(delta=d) for d in (tail, 2 * tail))
     half = facts("price", tmp_path, "--delta", 2 * tail, "--accountant", "pld")
     assert half["prices"][0]["epsilon"] == double > plain
     assert "inf" in run("price", tmp_path, "--delta", tail / 2).stdout
@@ -118,7 +118,7 @@ def test_what_the_noise_generator_cannot_reach_is_taken_off_delta(tmp_path):
 def test_price_by_one_accountant(folder):
     priced = facts("price", folder, "--delta", "1e-5", "--accountant", "rdp")
     events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
-    expected = ACCOUNTANTS[AccountantName.RDP][0].price(events).epsilon(delta=1e-5 - tail_delta_of(events))
+    expected = ACCOUNTANTS[AccountantName.RDP][0].compose(events).epsilon(delta=1e-5 - tail_delta_of(events))
     assert [(row["accountant"], row["epsilon"]) for row in priced["prices"]] == [("rdp", expected)]
 
 

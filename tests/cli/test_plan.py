@@ -41,7 +41,7 @@ def test_every_batch_size_with_every_number_of_epochs_gets_its_noise(facts):
     assert found[600, 60]["noise_multiplier"] == pytest.approx(5.5131, rel=5e-3)
     for setting in found.values():
         release = PoissonGaussian(setting["sampling_rate"], setting["noise_multiplier"])
-        assert 0.497 < PldAccountant().price({release: setting["steps"]}).epsilon(delta=1e-5) <= 0.5
+        assert 0.497 < PldAccountant().compose({release: setting["steps"]}).epsilon(delta=1e-5) <= 0.5
 
 
 def test_every_noise_gets_its_price(facts):
@@ -49,7 +49,7 @@ def test_every_noise_gets_its_price(facts):
     assert list(found) == [(256, 4), (256, 8), (600, 4), (600, 8)]
     assert {s["epochs"] for s in found.values()} == {60}
     for (_, noise), setting in found.items():
-        exact = PldAccountant().price({PoissonGaussian(setting["sampling_rate"], noise): setting["steps"]})
+        exact = PldAccountant().compose({PoissonGaussian(setting["sampling_rate"], noise): setting["steps"]})
         assert exact.epsilon(delta=1e-5) <= setting["epsilon"] <= 1.004 * exact.epsilon(delta=1e-5)
 
 
@@ -59,7 +59,7 @@ def test_every_accountant_prices_the_middle_setting(facts):
     prices = {row["accountant"]: row for row in facts["by_accountant"]}
     assert list(prices) == ["pld", "rdp", "moments", "strong", "strong-paper", "naive", "gdp"]
     release = PoissonGaussian(chosen["sampling_rate"], chosen["noise_multiplier"])
-    assert prices["moments"]["epsilon"] == MomentsAccountant().price({release: 6000}).epsilon(delta=1e-5)
+    assert prices["moments"]["epsilon"] == MomentsAccountant().compose({release: 6000}).epsilon(delta=1e-5)
     assert prices["gdp"]["epsilon"] is None
     assert [name for name, row in prices.items() if not row["upper_bound"]] == ["strong-paper"]
     assert prices["pld"]["epsilon"] <= chosen["epsilon"] <= 0.5

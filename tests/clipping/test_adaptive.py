@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from engine_check import ENGINES
 from model_cases import mlp, squares
-from noisette import AdaptiveClip, Flat, Ledger, PerExampleClip, PrivacyRefusal, RdpAccountant, privatize
+from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, PrivacyError, RdpAccountant, privatize
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.gaussian import GaussianRelease, parts_of, shares_of
 from noisette.validation import Call, prove
@@ -36,7 +36,7 @@ def lengths(*norms: float) -> Tensor:
 
 
 def released(clip: PerExampleClip, release: GaussianRelease, step: int = 0):
-    sums = clip.take()
+    sums = clip.pop_sums()
     release(sums, {id(p): name for name, p in clip.parameters.items()}, step=step)
     return sums
 
@@ -47,7 +47,7 @@ def test_bound_moves_as_computed_by_hand(engine) -> None:
     model = Line()
     clip = PerExampleClip(model, clipping=rule, engine=engine)
     clip.backward(model(lengths(1.0, 1.9, 2.1, 50.0, 0.0)))
-    gradient, count = clip.take()
+    gradient, count = clip.pop_sums()
     assert (gradient.bound, gradient.share) == (2.0, None)
     assert (count.bound, count.share, count.name) == (0.5, 0.04, "clipping count")
     assert float(count.grads[0]) == 0.5, "three within, two beyond, one half each"
@@ -60,7 +60,7 @@ def test_bound_moves_as_computed_by_hand(engine) -> None:
     assert rule.max_grad_norm == pytest.approx(after, rel=1e-9)
     assert rule.max_grad_norm == pytest.approx(after, rel=1e-9), "read once"
     clip.backward(model(lengths(50.0)))
-    gradient, count = clip.take()
+    gradient, count = clip.pop_sums()
     clip.close()
     assert gradient.bound == pytest.approx(after, rel=1e-9)
     assert float(gradient.grads[0].sum()) == pytest.approx(after, rel=1e-5)
@@ -72,7 +72,7 @@ def test_bad_example_counts_for_nothing() -> None:
     for engine in ENGINES:
         clip = PerExampleClip(model, clipping=rule, engine=engine)
         clip.backward(model(lengths(1.0, math.nan, 3.0, math.inf, 1.5)))
-        _, count = clip.take()
+        _, count = clip.pop_sums()
         clip.close()
         assert float(count.grads[0]) == 0.5, type(engine).__name__
 
@@ -85,8 +85,8 @@ def test_each_example_is_counted_once_in_any_pieces(engine) -> None:
         clip = PerExampleClip(model, clipping=AdaptiveClip(2.0), engine=engine)
         for piece in lengths(*norms).split(size):
             clip.backward(model(piece))
-        _, count = clip.take()
-        _, none = clip.take()
+        _, count = clip.pop_sums()
+        _, none = clip.pop_sums()
         clip.close()
         assert float(count.grads[0]) == 0.5 * (4 - 3)
         assert float(none.grads[0]) == 0.0
@@ -97,16 +97,16 @@ def test_all_pieces_of_a_batch_have_one_bound() -> None:
     model, rule = Line(), AdaptiveClip(1.0, learning_rate=2.0)
     clip = PerExampleClip(model, clipping=rule)
     clip.backward(model(lengths(50.0)))
-    first = clip.take()
+    first = clip.pop_sums()
     clip.backward(model(lengths(50.0)))
     GaussianRelease(SecretKey(), 1e-9, 1)(first, {id(p): n for n, p in clip.parameters.items()}, step=0)
     assert rule.max_grad_norm > 2
     clip.backward(model(lengths(50.0)))
-    gradient, _ = clip.take()
+    gradient, _ = clip.pop_sums()
     assert gradient.bound == 1.0
     assert float(gradient.grads[0].sum()) == pytest.approx(2.0, rel=1e-5)
     clip.backward(model(lengths(50.0)))
-    gradient, _ = clip.take()
+    gradient, _ = clip.pop_sums()
     clip.close()
     assert gradient.bound == rule.max_grad_norm == pytest.approx(float(gradient.grads[0].sum()), rel=1e-5)
 
@@ -130,7 +130,7 @@ def test_bound_follows_the_quantile(start: float, quantile: float) -> None:
         noise_multiplier=1.0,
     ) as run:
         for batch in run.batches():
-            for piece in batch.pieces(500):
+            for piece in batch.microbatches(500):
                 run.backward(model(piece))
             optimizer.step()
             path.append(rule.max_grad_norm)
@@ -168,7 +168,7 @@ def test_neighbours_differ_by_one_unit_of_noise_at_most(share: float, norm: floa
 
 def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
     epsilons = []
-    for clipping in (AdaptiveClip(1.0), Flat(1.0)):
+    for clipping in (AdaptiveClip(1.0), FlatClipping(1.0)):
         model, ledger = Line(), Ledger(tmp_path / f"{type(clipping).__name__}.jsonl")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with privatize(
@@ -183,7 +183,7 @@ def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
             ledger=ledger,
         ) as run:
             for batch in run.batches():
-                for piece in batch.pieces(5):
+                for piece in batch.microbatches(5):
                     run.backward(model(piece))
                 optimizer.step()
             epsilons.append(run.epsilon(delta=1e-3))
@@ -198,8 +198,8 @@ def test_gradient_pays_for_the_count_with_its_share() -> None:
     clip = PerExampleClip(model, clipping=AdaptiveClip(3.0, count_share=0.36))
     gradient, count = released(clip, GaussianRelease(SecretKey(), 2.0, 10))
     clip.close()
-    deviation = float(gradient.params[0].grad.double().std())
-    assert abs(deviation / (2.0 * 3.0 / 0.8 / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
+    std = float(gradient.params[0].grad.double().std())
+    assert abs(std / (2.0 * 3.0 / 0.8 / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
     assert parts_of([gradient, count]) == (("gradient", 0.64), ("clipping count", 0.36))
 
 
@@ -208,8 +208,8 @@ def test_noise_of_the_count_has_its_deviation() -> None:
     release = GaussianRelease(SecretKey(), 2.0, 10)
     values = [float(released(clip, release, step)[1].params[0].grad) for step in range(400)]
     clip.close()
-    deviation = torch.tensor(values, dtype=torch.float64).square().mean().sqrt()
-    assert abs(float(deviation) / (2.0 * 0.5 / 0.2 / 10) - 1) * math.sqrt(2 * 400) <= 6.1
+    std = torch.tensor(values, dtype=torch.float64).square().mean().sqrt()
+    assert abs(float(std) / (2.0 * 0.5 / 0.2 / 10) - 1) * math.sqrt(2 * 400) <= 6.1
 
 
 @every_engine
@@ -218,7 +218,7 @@ def test_preflight_passes_and_moves_nothing(engine, bound: float) -> None:
     rule = AdaptiveClip(bound)
     clip = PerExampleClip(mlp(), clipping=rule, engine=engine)
     prove(clip, Call((torch.randn(4, 6),), {}))
-    gradient, count = clip.take()
+    gradient, count = clip.pop_sums()
     clip.close()
     assert rule.max_grad_norm == bound
     assert not any(g.any() for g in (*gradient.grads, *count.grads))
@@ -235,7 +235,7 @@ def test_preflight_sees_mixing_beside_a_count(bound: float) -> None:
     model = mlp()
     model[1] = Centring()
     clip = PerExampleClip(model, clipping=AdaptiveClip(bound))
-    with pytest.raises(PrivacyRefusal, match="when the other examples change"):
+    with pytest.raises(PrivacyError, match="when the other examples change"):
         prove(clip, Call((torch.randn(4, 6),), {}))
     clip.close()
 
@@ -261,6 +261,6 @@ def test_only_what_is_released_moves_the_bound() -> None:
     model, rule = mlp(), AdaptiveClip(1.0)
     clip = PerExampleClip(model, clipping=rule)
     clip.backward(squares(model, torch.randn(4, 6)))
-    clip.take()
+    clip.pop_sums()
     clip.close()
     assert rule.max_grad_norm == 1.0

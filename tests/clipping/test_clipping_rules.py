@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from engine_check import ENGINES, cast
 from model_cases import CASES, Forward, cross_entropy, mlp, squares
 from noisette import (
-    Automatic,
-    Flat,
-    OwnFactor,
+    AutomaticClipping,
+    CustomClipping,
+    FlatClipping,
+    GroupwiseClipping,
     PerExampleClip,
-    PerGroup,
-    PerLayer,
-    PrivacyRefusal,
+    PerLayerClipping,
+    PrivacyError,
     privatize,
 )
 from noisette.clipping.clipping_rules import Group
@@ -47,7 +47,7 @@ def taken(rule, engine, *, dtype=torch.float64, b: int = 7):
     clip = PerExampleClip(model, clipping=rule, engine=engine)
     assert list(clip.parameters) == list(SHAPES)
     clip.backward(cross_entropy(model, x, y))
-    sums = clip.take()
+    sums = clip.pop_sums()
     names = {id(p): name for name, p in clip.parameters.items()}
     clip.close()
     return sums, names, single_gradients(model, x, y)
@@ -70,21 +70,21 @@ def capped(norm: float, bound: float) -> float:
 
 ALL = tuple(SHAPES)
 RULES = {
-    "flat": (Flat(0.5), [(ALL, 0.5)], capped),
-    "per layer": (PerLayer(0.5), [(names, 0.5 / math.sqrt(3)) for names in LAYERS], capped),
+    "flat": (FlatClipping(0.5), [(ALL, 0.5)], capped),
+    "per layer": (PerLayerClipping(0.5), [(names, 0.5 / math.sqrt(3)) for names in LAYERS], capped),
     "per group": (
-        PerGroup({"4": 0.1, "0": 0.7, "2.weight": 0.3}),
+        GroupwiseClipping({"4": 0.1, "0": 0.7, "2.weight": 0.3}),
         [(LAYERS[2], 0.1), (LAYERS[0], 0.7), (LAYERS[1], 0.3)],
         capped,
     ),
-    "automatic": (Automatic(0.5, stability=0.2), [(ALL, 0.5)], lambda norm, bound: bound / (norm + 0.2)),
+    "automatic": (AutomaticClipping(0.5, stability=0.2), [(ALL, 0.5)], lambda norm, bound: bound / (norm + 0.2)),
     "own factor": (
-        OwnFactor(lambda norms: 0.5 / (1 + norms).square(), 0.5),
+        CustomClipping(lambda norms: 0.5 / (1 + norms).square(), 0.5),
         [(ALL, 0.5)],
         lambda norm, bound: 0.5 / (1 + norm) ** 2,
     ),
     "own factor that normalises": (
-        OwnFactor(lambda norms: 0.5 / norms.clamp(min=1e-9), 0.5),
+        CustomClipping(lambda norms: 0.5 / norms.clamp(min=1e-9), 0.5),
         [(ALL, 0.5)],
         lambda norm, bound: 0.5 / norm,
     ),
@@ -114,7 +114,7 @@ def test_one_example_moves_no_group_beyond_its_bound(rule, groups, factor, engin
         model, (x, y) = mlp().to(dtype), cast(CASES[0].inputs(1), dtype)
         clip = PerExampleClip(model, clipping=rule, engine=engine)
         clip.backward(cross_entropy(model, x * scale, y) * scale)
-        for s in clip.take():
+        for s in clip.pop_sums():
             assert math.sqrt(sum(float(g.double().square().sum()) for g in s.grads)) <= s.bound
         clip.close()
 
@@ -129,7 +129,7 @@ def test_bad_example_contributes_nothing_to_any_group(rule, groups, factor, engi
     for batch in ((x, y), (x[kept], y[kept])):
         clip = PerExampleClip(model, clipping=rule, engine=engine)
         clip.backward(cross_entropy(model, *batch))
-        found.append(torch.cat([g.flatten() for s in clip.take() for g in s.grads]))
+        found.append(torch.cat([g.flatten() for s in clip.pop_sums() for g in s.grads]))
         clip.close()
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-13)
     assert found[1].any()
@@ -139,18 +139,18 @@ def test_group_that_is_bad_in_one_layer_takes_the_example_out_of_all() -> None:
     model = Forward(lambda m, x: torch.cat([m.a(x[:, :2]), m.b(x[:, 2:])], 1), a=nn.Linear(2, 2), b=nn.Linear(2, 2))
     x = torch.randn(3, 4)
     x[1, 0] = float("nan")
-    clip = PerExampleClip(model, clipping=PerLayer(1.0))
+    clip = PerExampleClip(model, clipping=PerLayerClipping(1.0))
     clip.backward(squares(model, x))
-    with_bad = clip.take()
+    with_bad = clip.pop_sums()
     clip.backward(squares(model, x[[0, 2]]))
-    for s, t in zip(with_bad, clip.take(), strict=True):
+    for s, t in zip(with_bad, clip.pop_sums(), strict=True):
         for g, h in zip(s.grads, t.grads, strict=True):
             torch.testing.assert_close(g, h)
     clip.close()
 
 
 def test_joint_bound_of_layers_is_that_of_the_rule() -> None:
-    groups = PerLayer(3.0).groups([*SHAPES, "scale", "5.body.weight"])
+    groups = PerLayerClipping(3.0).groups([*SHAPES, "scale", "5.body.weight"])
     assert math.sqrt(sum(group.bound**2 for group in groups)) == pytest.approx(3.0)
     assert groups[-1].names == ("5.body.weight",)
     assert groups[-2].names == ("scale",)
@@ -158,7 +158,7 @@ def test_joint_bound_of_layers_is_that_of_the_rule() -> None:
 
 def test_groups_that_leave_out_or_share_parameters_are_refused_and_all_listed() -> None:
     with pytest.raises(ValueError, match="exactly one group") as refusal:
-        PerExampleClip(mlp(), clipping=PerGroup({"0": 1.0, "0.bias": 1.0, "2.weigh": 0.5, "head": 1.0}))
+        PerExampleClip(mlp(), clipping=GroupwiseClipping({"0": 1.0, "0.bias": 1.0, "2.weigh": 0.5, "head": 1.0}))
     message = str(refusal.value)
     for said in (
         "0.bias is in '0' and '0.bias'",
@@ -175,7 +175,7 @@ def test_groups_that_leave_out_or_share_parameters_are_refused_and_all_listed() 
 def test_refused_rule_leaves_the_model_as_it_was() -> None:
     model = mlp()
     with pytest.raises(ValueError, match="exactly one group"):
-        PerExampleClip(model, clipping=PerGroup({"0": 1.0}))
+        PerExampleClip(model, clipping=GroupwiseClipping({"0": 1.0}))
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
 
@@ -197,14 +197,21 @@ def test_rule_of_ones_own_must_cover_every_parameter_once(rule) -> None:
 
 
 def test_bound_or_rule_and_not_both() -> None:
-    for arguments in ({}, {"max_grad_norm": 1.0, "clipping": Flat(1.0)}):
+    for arguments in ({}, {"max_grad_norm": 1.0, "clipping": FlatClipping(1.0)}):
         with pytest.raises(ValueError, match="exactly one of max_grad_norm and clipping"):
             PerExampleClip(mlp(), **arguments)
 
 
 @pytest.mark.parametrize("bound", [0, -1.0, math.nan, math.inf, "1", None])
 @pytest.mark.parametrize(
-    "rule", [Flat, PerLayer, Automatic, lambda c: PerGroup({"0": c}), lambda c: OwnFactor(lambda n: 0 * n, c)]
+    "rule",
+    [
+        FlatClipping,
+        PerLayerClipping,
+        AutomaticClipping,
+        lambda c: GroupwiseClipping({"0": c}),
+        lambda c: CustomClipping(lambda n: 0 * n, c),
+    ],
 )
 def test_bounds_that_bound_nothing(rule, bound) -> None:
     with pytest.raises((ValueError, TypeError), match=r"max_grad_norm|expected a finite 0|expected 0"):
@@ -214,7 +221,7 @@ def test_bounds_that_bound_nothing(rule, bound) -> None:
 @pytest.mark.parametrize("stability", [0, -1, math.nan])
 def test_stability_is_above_zero(stability: float) -> None:
     with pytest.raises(ValueError, match="stability"):
-        Automatic(1.0, stability)
+        AutomaticClipping(1.0, stability)
 
 
 WRONG_FACTORS = {
@@ -237,7 +244,7 @@ WRONG_FACTORS = {
 @pytest.mark.parametrize(("factor", "said"), WRONG_FACTORS.values(), ids=WRONG_FACTORS)
 def test_wrong_factor_is_refused_with_the_norm(factor, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        OwnFactor(factor, 1.0)
+        CustomClipping(factor, 1.0)
 
 
 @every_engine
@@ -246,12 +253,12 @@ def test_wrong_factor_is_refused_with_the_norm(factor, said: str) -> None:
 )
 def test_factor_that_changes_its_mind_is_held_to_the_bound(after, engine) -> None:
     turned = []
-    rule = OwnFactor(lambda norms: after(norms) if turned else 0 * norms, 0.5)
+    rule = CustomClipping(lambda norms: after(norms) if turned else 0 * norms, 0.5)
     turned.append(True)
     model, (x, y) = mlp(), CASES[0].inputs(1)
     clip = PerExampleClip(model, clipping=rule, engine=engine)
     clip.backward(cross_entropy(model, x, y))
-    [s] = clip.take()
+    [s] = clip.pop_sums()
     clip.close()
     norm = math.sqrt(sum(float(g.double().square().sum()) for g in s.grads))
     assert norm <= 0.5, "whatever the function says"
@@ -261,19 +268,19 @@ def test_factor_cannot_reach_into_the_norms() -> None:
     def overwrites(norms: Tensor) -> Tensor:
         return norms.mul_(0)
 
-    rule = OwnFactor(overwrites, 0.5)
+    rule = CustomClipping(overwrites, 0.5)
     model, (x, y) = mlp(), CASES[0].inputs(3)
     clip = PerExampleClip(model, clipping=rule)
     clip.backward(cross_entropy(model, x, y))
-    assert not any(g.any() for g in clip.take()[0].grads)
+    assert not any(g.any() for g in clip.pop_sums()[0].grads)
     clip.close()
 
 
 ACCEPTED = [
-    Flat(1.0),
-    PerLayer(1e-3),
-    PerGroup({"0": 1e3, "2": 1e-3, "4": 1.0}),
-    Automatic(1.0),
+    FlatClipping(1.0),
+    PerLayerClipping(1e-3),
+    GroupwiseClipping({"0": 1e3, "2": 1e-3, "4": 1.0}),
+    AutomaticClipping(1.0),
     *(RULES[n][0] for n in RULES if "own" in n),
 ]
 
@@ -294,7 +301,7 @@ def test_preflight_sees_mixing_through_every_rule(rule) -> None:
     model = mlp()
     model[1] = Centring()
     clip = PerExampleClip(model, clipping=rule)
-    with pytest.raises(PrivacyRefusal, match="when the other examples change"):
+    with pytest.raises(PrivacyError, match="when the other examples change"):
         prove(clip, Call((torch.randn(4, 6),), {}))
     clip.close()
 
@@ -306,8 +313,8 @@ def test_preflight_sees_mixing_in_a_group_of_tiny_bound() -> None:
         a=nn.Linear(6, 4),
         b=nn.Linear(6, 4, bias=False),
     )
-    clip = PerExampleClip(model, clipping=PerGroup({"a": 100.0, "b": 1e-5}))
-    with pytest.raises(PrivacyRefusal, match="the sum of a batch differs"):
+    clip = PerExampleClip(model, clipping=GroupwiseClipping({"a": 100.0, "b": 1e-5}))
+    with pytest.raises(PrivacyError, match="the sum of a batch differs"):
         prove(clip, Call((torch.randn(4, 6),), {}))
     clip.close()
 
@@ -317,16 +324,16 @@ def test_preflight_checks_each_group_by_itself(grown: str) -> None:
     """A small group far beyond its own bound hides in the joint norm of all groups."""
 
     class Grows(PerExampleClip):
-        def take(self):
-            sums = super().take()
+        def pop_sums(self):
+            sums = super().pop_sums()
             for s in sums:
                 for p, g in zip(s.params, s.grads, strict=True):
                     if p is self.parameters[grown]:
                         g.mul_(20)
             return sums
 
-    clip = Grows(mlp(), clipping=PerGroup({"0": 10.0, "2": 1e-3, "4": 1e-3}))
-    with pytest.raises(PrivacyRefusal, match=r"one example alone moves the sum by .*, above the bound 0\.001"):
+    clip = Grows(mlp(), clipping=GroupwiseClipping({"0": 10.0, "2": 1e-3, "4": 1e-3}))
+    with pytest.raises(PrivacyError, match=r"one example alone moves the sum by .*, above the bound 0\.001"):
         prove(clip, Call((torch.randn(4, 6),), {}))
     clip.close()
 
@@ -336,7 +343,7 @@ def test_private_run_noises_each_layer_for_the_joint_bound() -> None:
     model = Forward(lambda m, x: m.a(x) + m.b(x), a=nn.Linear(100, 100), b=nn.Linear(100, 100, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with privatize(
-        PerExampleClip(model, clipping=PerLayer(3.0)),
+        PerExampleClip(model, clipping=PerLayerClipping(3.0)),
         optimizer,
         torch.randn(50, 100),
         expected_batch_size=5,
@@ -345,11 +352,11 @@ def test_private_run_noises_each_layer_for_the_joint_bound() -> None:
         noise_multiplier=2.0,
     ) as run:
         for batch in run.batches():
-            for piece in batch.pieces(5):
+            for piece in batch.microbatches(5):
                 run.backward(squares(model, piece))
             optimizer.step()
     assert dict(run.ledger.events) == {run.event: 1}
     assert run.event.parts == ()
     for p in model.parameters():
-        deviation = float(p.grad.double().square().mean().sqrt()) * 5 / (2.0 * 3.0)
-        assert abs(deviation - 1) * math.sqrt(2 * p.numel()) <= 6.1
+        std = float(p.grad.double().square().mean().sqrt()) * 5 / (2.0 * 3.0)
+        assert abs(std - 1) * math.sqrt(2 * p.numel()) <= 6.1

@@ -52,7 +52,7 @@ def write_jpeg(path: Path, colours: list[tuple[int, int, int]], labels: list[int
 
 def test_binary_version_in_the_order_of_the_batches(tmp_path: Path, folder: Path) -> None:
     members = {name: record(index, 10 * index, 255, 0) for index, name in enumerate(BATCHES)}
-    # The archive's own order is not that of the batches, and it holds a text besides.
+    # The archive's own order is not that of the batches, and it holds a text prior_events.
     write_binary(folder, dict(reversed(members.items())) | {"test_batch.bin": record(9, 1, 2, 3), "readme.html": b"hi"})
     found = load("cifar10", data_dir=tmp_path)
     assert (found.classes, found.declared_size, found.note) == (10, 50_000, "")

@@ -35,12 +35,12 @@ def test_code_of_the_page_trains_and_certifies() -> None:
 @pytest.mark.parametrize(
     ("bounded", "tau", "clipping", "said", "least", "most"),
     [
-        (SphereInput(1.0), 30.0, noisette.Flat(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
+        (SphereInput(1.0), 30.0, noisette.FlatClipping(0.1), "has 98 to 100 % of the bound", 0.97, 1.0),
         (BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
     ],
 )
 def test_gradients_use_as_much_of_the_bound_as_the_page_says(
-    bounded: nn.Module, tau: float, clipping: noisette.Flat | None, said: str, least: float, most: float
+    bounded: nn.Module, tau: float, clipping: noisette.FlatClipping | None, said: str, least: float, most: float
 ) -> None:
     assert said in PAGE
     model = nn.Sequential(nn.Flatten(), bounded, SpectralLinear(64, 64), GroupSort2(), SpectralLinear(64, 10))
@@ -50,7 +50,7 @@ def test_gradients_use_as_much_of_the_bound_as_the_page_says(
     used = []
     for image, digit in zip(digits.inputs[:60], digits.targets[:60], strict=True):
         bound.backward(loss(model(torch.tensor(image).unsqueeze(0) - 0.5), torch.tensor([digit])))
-        used += [float(part.grads[0].norm()) / part.bound for part in bound.take()]
+        used += [float(part.grads[0].norm()) / part.bound for part in bound.pop_sums()]
     assert least < sum(used) / len(used) <= most
 
 

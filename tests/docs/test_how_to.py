@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyRefusal
+from noisette import PerExampleClip, PrivacyError
 from noisette.gradients.rules import Dense, registry
 from oracle import clipped_sum
 
@@ -37,7 +37,7 @@ def test_worked_example_is_exact(names: dict[str, Any]) -> None:
     truth = clipped_sum(model, losses, (x,), 0.5)
     clip = PerExampleClip(model, 0.5)
     clip.backward(losses(model, x))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     assert names["bounded"].grads[2].any()
     for name, g in zip(clip.parameters, total.grads, strict=True):
@@ -65,9 +65,9 @@ def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any])
         names["test_width_of_two_axes_is_refused"]()
     registry._RULES[torch.hypot, "other"] = without_width
     clip = PerExampleClip(names["model"], 0.5)
-    with pytest.raises(PrivacyRefusal, match=r"without_width for other of hypot differs from autograd"):
+    with pytest.raises(PrivacyError, match=r"without_width for other of hypot differs from autograd"):
         clip.backward(losses(names["model"], torch.randn(5, 6, 4)))
-    assert not any(g.any() for part in clip.take() for g in part.grads)
+    assert not any(g.any() for part in clip.pop_sums() for g in part.grads)
     clip.close()
 
 

@@ -48,9 +48,9 @@ def test_unknown_name() -> None:
 
 
 def test_refusals_are_errors_of_their_own() -> None:
-    assert issubclass(noisette.MissingRule, noisette.PrivacyRefusal)
-    assert issubclass(noisette.PrivacyRefusal, RuntimeError)
-    assert not issubclass(noisette.PrivacyRefusal, Warning)
+    assert issubclass(noisette.MissingRuleError, noisette.PrivacyError)
+    assert issubclass(noisette.PrivacyError, RuntimeError)
+    assert not issubclass(noisette.PrivacyError, Warning)
 
 
 def test_version() -> None:

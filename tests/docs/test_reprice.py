@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from noisette.accounting import FixedSizeGaussian, Gaussian, Ledger, PldAccountant, PoissonGaussian, SeenByGroup
+from noisette.accounting import FixedSizeGaussian, Gaussian, GroupPrivacy, Ledger, PldAccountant, PoissonGaussian
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reprice.py"
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
@@ -49,7 +49,7 @@ def test_it_finds_the_price_of_noisette(tmp_path, runs, charges, counted):
     path = spend(tmp_path / "ledger.jsonl", *runs, charges=charges)
     events = Ledger.read(path).events
     assert counted is None or events == counted
-    ours = PldAccountant().price(events).epsilon(delta=1e-5)
+    ours = PldAccountant().compose(events).epsilon(delta=1e-5)
     assert float(reprice(path).stdout) == pytest.approx(ours, rel=1e-3)
 
 
@@ -71,7 +71,7 @@ def test_an_altered_line_and_a_missing_line_have_no_price(tmp_path, epsilon_of):
             epsilon_of(path, 1e-5)
 
 
-@pytest.mark.parametrize("event", [FixedSizeGaussian(10, 100, 2.0), SeenByGroup(RUN, 2)], ids=lambda e: e.mechanism)
+@pytest.mark.parametrize("event", [FixedSizeGaussian(10, 100, 2.0), GroupPrivacy(RUN, 2)], ids=lambda e: e.mechanism)
 def test_a_mechanism_it_does_not_know_has_no_price(tmp_path, epsilon_of, event):
     path = spend(tmp_path / "ledger.jsonl", charges=[(event, 1)])
     with pytest.raises(SystemExit, match=f"line 1: this script does not know the mechanism '{event.mechanism}'"):

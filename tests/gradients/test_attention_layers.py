@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from engine_check import check_thoroughly
 from model_cases import Case, Forward, Inputs, floats, parameter, squares
 from noisette.clipping.per_example import PerExampleClip
-from noisette.errors import MissingRule
+from noisette.errors import MissingRuleError
 
 
 def attending(layer: nn.Module, need_weights: bool = False) -> nn.Module:
@@ -210,7 +210,7 @@ def test_dropout_draws_what_the_plain_layer_draws(need_weights: bool) -> None:
     clip = PerExampleClip(model, 1e9)
     torch.manual_seed(7)
     clip.backward(squares(model, x))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     for found, truth in zip(total.grads, expected, strict=True):
         torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-10)
 
@@ -220,11 +220,11 @@ def test_with_dropout_one_example_stays_within_the_bound(need_weights: bool) -> 
     model = attending(mha(dropout=0.5), need_weights)
     clip = PerExampleClip(model, 0.01)
     clip.backward(squares(model, 10 * torch.randn(1, 4, 6)))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     assert 0.0099 < torch.cat([g.flatten() for g in total.grads]).norm() <= 0.01
 
 
 def test_dropout_on_attention_with_learned_queries_is_refused() -> None:
     clip = PerExampleClip(model := queries_of_a_layer(mha(dropout=0.1)), 1.0)
-    with pytest.raises(MissingRule, match=r"dropout_p=0\.1"):
+    with pytest.raises(MissingRuleError, match=r"dropout_p=0\.1"):
         clip.backward(squares(model, torch.randn(3, 4, 6)))

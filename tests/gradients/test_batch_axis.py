@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from engine_check import check, check_thoroughly, measured
 from model_cases import Case, Forward, Inputs, floats, ids, parameter, squares
-from noisette import BookKeeping, MissingRule, PerExampleClip, Reweight
+from noisette import MissingRuleError, PerExampleClip
+from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.gradients.batch_axis import _scales
 from oracle import clipped_sum
 
@@ -125,9 +126,9 @@ def test_use_that_a_later_loss_reaches_is_measured_then() -> None:
 
     clip = PerExampleClip(model, 0.5)
     backward_passes(clip, of_one(model, x))
-    clip.take()
+    clip.pop_sums()
     passes = [backward_passes(clip, of_both(model, x))]
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     passes += [backward_passes(clip, loss(model, x)) for loss in (of_both, of_one, of_both)]
     clip.close()
     assert passes == [3, 1, 1, 1]
@@ -143,7 +144,7 @@ def test_use_without_gradient_costs_one_pass_over_itself_until_it_has_one() -> N
     passes, x = [], torch.randn(T, T, 5, dtype=torch.float64)
     for model.gate in (0, 0, 1, 1):
         passes.append(backward_passes(clip, squares(model, x)))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         truth = clipped_sum(model, squares, (x,), 0.5)
         torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth.vector, rtol=1e-10, atol=1e-12)
     clip.close()
@@ -155,7 +156,7 @@ def test_output_that_belongs_to_no_example_is_refused() -> None:
     model = Forward(lambda m, x: x + F.linear(x.new_ones(x.shape[1], 5), m.w), w=parameter(5, 5))
     x = torch.randn(7, T, 5)
     clip = PerExampleClip(model, 1.0)
-    with pytest.raises(MissingRule, match="no axis of its output holds the examples"):
+    with pytest.raises(MissingRuleError, match="no axis of its output holds the examples"):
         clip.backward(squares(model, x))
     clip.close()
 
@@ -177,9 +178,9 @@ def test_examples_without_gradient_leave_the_question_open() -> None:
     alone = torch.zeros(T, dtype=torch.float64)
     alone[2] = 1
     clip.backward(squares(model, x) * alone)
-    clip.take()
+    clip.pop_sums()
     clip.backward(squares(model, y))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     truth = clipped_sum(model, squares, (y,), 0.5)
     found = torch.cat([g.flatten() for g in total.grads])
@@ -204,7 +205,7 @@ def of_lengths(b: int) -> Inputs:
 
 def test_packing_by_length_changes_the_order() -> None:
     case = Case("packed by length", packed_by_length, of_lengths)
-    for engine in (BookKeeping(), Reweight()):
+    for engine in (BookKeeping(), TwoPass()):
         for b in (7, 1, 2):
             check(case, engine, b=b, dtype=torch.float64)
         check(case, engine, b=6, dtype=torch.float32)
@@ -215,7 +216,7 @@ def test_order_of_one_batch_is_not_that_of_the_next() -> None:
     clip = PerExampleClip(model, 0.5)
     for lengths in ([7, 5, 4, 2], [2, 7, 4, 5], [1, 1, 7, 7]):
         clip.backward(squares(model, x, torch.tensor(lengths)))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         truth = clipped_sum(model, squares, (x, torch.tensor(lengths)), 0.5)
         found = torch.cat([g.flatten() for g in total.grads])
         torch.testing.assert_close(found, truth.vector, rtol=1e-9, atol=1e-12)
@@ -234,7 +235,7 @@ def test_batch_that_is_sorted_by_chance_is_not_taken_for_the_rule() -> None:
     x = torch.randn(6, 5, dtype=torch.float64)
     for batch in (x[x[:, 0].argsort()], x, x.flip(0)):
         clip.backward(squares(model, batch))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         truth = clipped_sum(model, squares, (batch,), 0.5)
         torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), truth.vector, rtol=1e-9, atol=1e-12)
     clip.close()
@@ -247,7 +248,7 @@ def test_packed_example_that_says_nothing_of_its_place(value: float) -> None:
     weight[1] = value
     clip = PerExampleClip(model, 0.5)
     clip.backward(squares(model, x, lengths) * weight)
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     kept = [0, 2, 3]
     truth = clipped_sum(model, squares, (x[kept], lengths[kept]), 0.5)

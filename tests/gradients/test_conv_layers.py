@@ -11,7 +11,7 @@ from torch import nn
 
 from engine_check import check_thoroughly
 from model_cases import Case, Forward, floats, parameter
-from noisette import MissingRule, PerExampleClip
+from noisette import MissingRuleError, PerExampleClip
 
 
 def chain(*layers: nn.Module) -> nn.Module:
@@ -135,6 +135,6 @@ def test_models(case: Case) -> None:
 @pytest.mark.parametrize("layer", [nn.Conv1d(2, 2, 3), nn.ConvTranspose1d(2, 2, 3)], ids=lambda m: type(m).__name__)
 def test_images_without_a_batch_axis_are_refused(layer: nn.Module) -> None:
     clip = PerExampleClip(layer, 1.0)
-    with pytest.raises(MissingRule, match=r"weight.*without a batch axis.*unsqueeze\(0\)"):
+    with pytest.raises(MissingRuleError, match=r"weight.*without a batch axis.*unsqueeze\(0\)"):
         clip.backward(layer(torch.randn(2, 5)).square().flatten(1).sum(1))
     clip.close()

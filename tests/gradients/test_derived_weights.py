@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.gradients.derived_weights import Region, Slices, _disjoint, _overlaps_itself, onto_parameters
+from noisette.gradients.derived_weights import Region, Slices, _disjoint, _overlaps_itself, to_parameters
 from noisette.gradients.rules import Dense, Outer
 from noisette.gradients.tape import DerivedWeight
 from rule_oracle import check_form, double
@@ -76,7 +76,7 @@ def test_a_sum_hands_gradients_on_to_its_terms_in_the_form_they_have(operation, 
     arguments = operands(w, c)
     shifted = operation(*arguments, **kwargs)
     arriving = Outer(double(5, 3, 6), double(5, 3, 4))
-    [(parameter, form)] = onto_parameters(
+    [(parameter, form)] = to_parameters(
         [(shifted, arriving)], {id(shifted): DerivedWeight(shifted, (w,), operation, arguments, kwargs)}
     )
     assert parameter is w
@@ -90,7 +90,7 @@ def test_a_sum_hands_gradients_on_to_its_terms_in_the_form_they_have(operation, 
 def test_a_sum_of_other_shape_or_precision_hands_its_term_gradients_like_the_term(w: torch.Tensor) -> None:
     w.requires_grad_()
     shifted, arriving = w + (c := double(6, 4)), double(5, 6, 4)
-    [(_, form)] = onto_parameters(
+    [(_, form)] = to_parameters(
         [(shifted, Dense(arriving))], {id(shifted): DerivedWeight(shifted, (w,), torch.add, (w, c), {})}
     )
     torch.testing.assert_close(form.explicit(), arriving.sum_to_size(5, *w.shape).to(w.dtype))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from engine_check import check
 from model_cases import Case, squares
-from noisette import BookKeeping, Reweight
+from noisette.clipping.engines import BookKeeping, TwoPass
 from oracle import clipped_sum
 
 Shape = tuple[int, ...]  # of one example: (feature,), (time, feature) or (channel, height, width)
@@ -269,7 +269,7 @@ def check_drawn(drawn: Drawn) -> None:
     x = torch.randn(shape) if drawn.inputs.is_floating_point() else torch.randint(0, 7, shape)
     # A normalisation cancels what is before it; a gradient that is rounding alone has no truth.
     assume(float(clipped_sum(drawn.model, squares, (x,), 1.0).norms.min()) > 1e-6)
-    for engine in (BookKeeping(), Reweight()):
+    for engine in (BookKeeping(), TwoPass()):
         check(Case("drawn", lambda: drawn.model, lambda b: (x,), squares), engine, b=drawn.b, dtype=torch.float64)
 
 

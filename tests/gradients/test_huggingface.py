@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, Reweight, privatize
+from noisette import PerExampleClip, PrivacyError, privatize
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
 from noisette.validation import Call, prove
 from oracle import clipped_sum
 
@@ -200,10 +201,10 @@ def test_clipped_sum_is_the_oracles(make, loss, inputs) -> None:
     norms = clipped_sum(model, loss, piece, 1.0).norms
     for bound in (float(norms.median()), float(norms.min()) / 100):
         truth = clipped_sum(model, loss, piece, bound)
-        for engine in (BookKeeping(), Reweight(), Loop()):
+        for engine in (BookKeeping(), TwoPass(), PerExampleLoop()):
             clip = PerExampleClip(model, bound, engine=engine)
             clip.backward(loss(model, **piece))
-            [total] = clip.take()
+            [total] = clip.pop_sums()
             clip.close()
             found = dict(zip(clip.parameters, total.grads, strict=True))
             assert found.keys() == truth.sums.keys()
@@ -238,7 +239,7 @@ def test_preflight_passes(make, loss, inputs) -> None:
 def test_loss_of_the_models_own_is_refused() -> None:
     model = bert()
     clip = PerExampleClip(model, 1.0)
-    with pytest.raises(PrivacyRefusal, match='reduction="none"'):
+    with pytest.raises(PrivacyError, match='reduction="none"'):
         clip.backward(model(**labelled_texts()).loss)
     clip.close()
 
@@ -266,7 +267,7 @@ def test_fine_tuning(checkpointed: bool) -> None:
     )
     with run:
         for batch in run.batches():
-            for piece in batch.pieces(4):
+            for piece in batch.microbatches(4):
                 run.backward(F.cross_entropy(model(**piece).logits, piece["labels"], reduction="none"))
             optimizer.step()
             schedule.step()

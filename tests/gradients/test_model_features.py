@@ -16,11 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from engine_check import check, measured
 from model_cases import Case, Forward, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
-from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, Reweight
+from noisette import PerExampleClip, PrivacyError
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
 from noisette.validation import Call, prove
 
-WITH_RULES = [BookKeeping(), Reweight()]
-every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, Loop()], ids=lambda e: type(e).__name__)
+WITH_RULES = [BookKeeping(), TwoPass()]
+every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, PerExampleLoop()], ids=lambda e: type(e).__name__)
 
 
 def frozen(*kinds: type[nn.Module] | str) -> Callable[[], nn.Module]:
@@ -254,7 +255,7 @@ def test_draws_of_the_forward_pass_are_those_of_the_sum(make: Callable[[], nn.Mo
         losses = squares(model, x)
         truth = clipped_on_one_graph(model, losses, bound)
         clip.backward(losses)
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         clip.close()
         found = torch.cat([g.flatten() for g in total.grads])
         assert float((found - truth).norm()) <= 1e-10 * float(truth.norm())
@@ -267,7 +268,7 @@ def test_one_example_under_random_draws_stays_within_the_bound(make: Callable[[]
     clip = PerExampleClip(model, 0.01, engine=engine)
     for _ in range(10):
         clip.backward(squares(model, 10 * torch.randn(1, 6)))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         assert 0 < float(torch.cat([g.double().flatten() for g in total.grads]).norm()) <= 0.01
     clip.close()
 
@@ -306,9 +307,9 @@ def test_reentrant_checkpoint_is_refused(engine, input_needs_gradient: bool) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         losses = squares(model, torch.randn(4, 6))
-        with pytest.raises(PrivacyRefusal, match="use_reentrant=False"):
+        with pytest.raises(PrivacyError, match="use_reentrant=False"):
             clip.backward(losses)
-    assert not any(g.any() for part in clip.take() for g in part.grads)
+    assert not any(g.any() for part in clip.pop_sums() for g in part.grads)
     clip.close()
 
 
@@ -364,7 +365,7 @@ def test_compiled_is_exact(place, make: Callable[[], nn.Module], backend: str) -
     clip = PerExampleClip(bounded, 0.5)
     for _ in range(3):  # what the first call compiled is used again
         clip.backward(squares(called, x))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         for found, truth in zip(total.grads, expected.values(), strict=True):
             torch.testing.assert_close(found, truth, rtol=1e-10, atol=1e-13)
     clip.close()

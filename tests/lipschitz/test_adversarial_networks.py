@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import LipschitzBound
-from noisette.lipschitz import Reach, propagation
+from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.project import project
 from noisette.nn.lipschitz import (
     Abs,
@@ -161,7 +161,7 @@ def test_a_batch_adds_up_from_its_examples(make, shape) -> None:
 
     def summed(rows: slice) -> Tensor:
         bound.backward(bound.loss(model(x[rows]), y[rows]))  # pyright: ignore[reportCallIssue]
-        return torch.cat([g.flatten() for part in bound.take() for g in part.grads])
+        return torch.cat([g.flatten() for part in bound.pop_sums() for g in part.grads])
 
     alone = torch.stack([summed(slice(i, i + 1)) for i in range(5)]).sum(0)
     assert torch.allclose(summed(slice(0, 5)), alone, atol=1e-10)
@@ -171,7 +171,7 @@ def test_a_batch_adds_up_from_its_examples(make, shape) -> None:
 def test_every_activation_stays_within_its_reach_and_no_difference_grows(make, shape) -> None:
     model = make().double()
     project(model)
-    reaches, outputs = [Reach(torch.inf, shape)], []
+    reaches, outputs = [NormBound(torch.inf, shape)], []
     for part in model:
         reaches.append(propagation.forward(part, reaches[-1]))
         part.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))

@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from noisette import (
     AdaptiveClip,
-    Flat,
+    FlatClipping,
     GlobalAllocation,
     LipschitzBound,
     OptimalAllocation,
-    PerLayer,
     PerLayerAllocation,
-    PrivacyRefusal,
+    PerLayerClipping,
+    PrivacyError,
     PrivateRun,
     privatize,
 )
 from noisette.accounting import Ledger
-from noisette.lipschitz import Reach, Sensitivities
+from noisette.lipschitz import NormBound, Sensitivities
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, PatchConv2d, SpectralLinear, TauCrossEntropy
-from noisette.validation.worst_case_search import steepest_found
+from noisette.validation.worst_case_search import max_gradient_ratio
 
 F = nn.functional
 SQRT2 = math.sqrt(2)
@@ -49,7 +49,7 @@ def joint(sums) -> Tensor:
 def summed(bound: LipschitzBound, x: Tensor, y: Tensor, factor: float = 1.0) -> Tensor:
     if len(x):
         bound.backward(factor * bound.loss(bound.model(x), y))  # pyright: ignore[reportCallIssue]
-    return joint(bound.take())
+    return joint(bound.pop_sums())
 
 
 def oracle(model: nn.Module, x: Tensor, y: Tensor, tau: float) -> Tensor:
@@ -68,15 +68,15 @@ def test_sensitivities_are_those_of_two_layers_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allocation", "deviation"),
+    ("allocation", "std"),
     [(PerLayerAllocation(), 1.5 * SQRT2 * 2 * SQRT2), (GlobalAllocation(), 1.5 * 4.0)],
     ids=lambda value: type(value).__name__,
 )
-def test_deviations_of_two_layers_by_hand(allocation, deviation) -> None:
-    parts = bound_of(dense(4, 4, 3), 4, allocation=allocation, slack=0.0).take()
+def test_deviations_of_two_layers_by_hand(allocation, std) -> None:
+    parts = bound_of(dense(4, 4, 3), 4, allocation=allocation, slack=0.0).pop_sums()
     for part in parts:
         assert part.share is not None
-        assert 1.5 * part.bound / math.sqrt(part.share) == pytest.approx(deviation, rel=1e-6)
+        assert 1.5 * part.bound / math.sqrt(part.share) == pytest.approx(std, rel=1e-6)
 
 
 def test_the_sum_is_that_of_single_examples() -> None:
@@ -94,12 +94,12 @@ def test_pieces_add_up_to_the_batch() -> None:
     whole = summed(bound, x, y)
     for part in (slice(0, 2), slice(2, 2), slice(2, 9)):
         bound.backward(bound.loss(model(x[part]), y[part]))  # pyright: ignore[reportCallIssue]
-    assert torch.allclose(joint(bound.take()), whole, atol=1e-12)
+    assert torch.allclose(joint(bound.pop_sums()), whole, atol=1e-12)
 
 
 def test_a_batch_without_examples_is_zeros() -> None:
     bound = bound_of(dense(6, 8, 4), 6)
-    assert not joint(bound.take()).any()
+    assert not joint(bound.pop_sums()).any()
 
 
 def steep(model: nn.Module, x0: float, classes: int) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ def test_a_loss_that_breaks_its_promise_is_held_to_it() -> None:
 
 def test_clipping_at_the_scores_lowers_every_sensitivity() -> None:
     model = dense(6, 8, 4)
-    plain, clipped = bound_of(model, 6, slack=0.0), bound_of(model, 6, slack=0.0, logit_clipping=Flat(0.1))
+    plain, clipped = bound_of(model, 6, slack=0.0), bound_of(model, 6, slack=0.0, logit_clipping=FlatClipping(0.1))
     for name, limit in clipped.sensitivities().items():
         assert limit == pytest.approx(plain.sensitivities()[name] * 0.1 / SQRT2)
     x, y = torch.randn(1, 6, dtype=torch.float64), torch.tensor([1])
@@ -150,14 +150,14 @@ def test_clipping_at_the_scores_lowers_every_sensitivity() -> None:
 
 def test_a_logit_clip_above_the_loss_changes_nothing() -> None:
     model = dense(6, 8, 4)
-    one, other = bound_of(model, 6), bound_of(model, 6, logit_clipping=Flat(99.0))
+    one, other = bound_of(model, 6), bound_of(model, 6, logit_clipping=FlatClipping(99.0))
     assert one.sensitivities() == other.sensitivities()
 
 
 def test_logit_clipping_takes_one_bound() -> None:
     class Two:
         def groups(self, names):
-            return PerLayer(1.0).groups(["a.weight", "b.weight"])
+            return PerLayerClipping(1.0).groups(["a.weight", "b.weight"])
 
     with pytest.raises(ValueError, match="rule of one bound"):
         bound_of(dense(6, 8, 4), 6, logit_clipping=Two())
@@ -168,7 +168,7 @@ def test_adaptive_logit_clipping_counts_beside_the_gradient_and_follows_the_quan
     bound = bound_of(model, 6, logit_clipping=rule)
     x, y = torch.randn(40, 6, dtype=torch.float64), torch.randint(0, 4, (40,))
     bound.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
-    *gradient, count = bound.take()
+    *gradient, count = bound.pop_sums()
     assert sum(part.share or 0.0 for part in gradient) == pytest.approx(0.9)
     assert (count.name, count.share, count.bound) == ("clipping count", 0.1, 0.5)
     assert float(count.grads[0]) == -20  # every gradient at the scores is above 0.01
@@ -196,7 +196,7 @@ def test_an_example_whose_loss_is_no_number_adds_nothing() -> None:
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
     weights = torch.tensor([1.0, 1.0, 1.0, math.nan], dtype=torch.float64)
     bound.backward(bound.loss(model(x), y) * weights)  # pyright: ignore[reportCallIssue]
-    assert torch.allclose(joint(bound.take()), summed(bound, x[:3], y[:3]), atol=1e-12)
+    assert torch.allclose(joint(bound.pop_sums()), summed(bound, x[:3], y[:3]), atol=1e-12)
 
 
 def test_weights_are_projected_when_they_are_taken_over_and_when_they_were_moved() -> None:
@@ -221,7 +221,7 @@ def test_what_is_written_through_data_is_seen() -> None:
     losses = bound.loss(model(torch.randn(2, 6, dtype=torch.float64)), torch.tensor([0, 1]))  # pyright: ignore[reportCallIssue]
     assert largest(model) <= 1 + 1e-6
     model[1].weight.data.mul_(9)
-    with pytest.raises(PrivacyRefusal, match="weights were changed"):
+    with pytest.raises(PrivacyError, match="weights were changed"):
         bound.backward(losses)
 
 
@@ -253,7 +253,7 @@ def test_half_precision_is_refused() -> None:
     model = dense(6, 8, 4).float()
     bound = bound_of(model, 6)
     model.bfloat16()
-    with pytest.raises(PrivacyRefusal, match="half precision"):
+    with pytest.raises(PrivacyError, match="half precision"):
         bound.model(torch.randn(2, 6, dtype=torch.bfloat16))
 
 
@@ -268,7 +268,7 @@ def test_weights_moved_within_a_batch_are_refused() -> None:
     losses = bound.loss(model(x), y)  # pyright: ignore[reportCallIssue]
     with torch.no_grad():
         model[1].weight.mul_(50)
-    with pytest.raises(PrivacyRefusal, match="weights were changed"):
+    with pytest.raises(PrivacyError, match="weights were changed"):
         bound.backward(losses)
 
 
@@ -279,7 +279,7 @@ def test_weights_moved_between_pieces_are_refused() -> None:
     bound.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
     with torch.no_grad():
         model[1].weight.mul_(50)
-    with pytest.raises(PrivacyRefusal, match="weights were changed"):
+    with pytest.raises(PrivacyError, match="weights were changed"):
         model(x)
 
 
@@ -305,7 +305,7 @@ def test_a_wild_run_stays_feasible_at_every_step(allocation) -> None:
     run = run_of(bound, lr=10.0, steps=30, noise=10.0)
     with run:
         for batch in run.batches():
-            for x, y in batch.pieces(8):
+            for x, y in batch.microbatches(8):
                 run.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
             run.optimizer.step()
             run.optimizer.zero_grad()
@@ -322,7 +322,7 @@ def test_noise_of_each_parameter_is_what_its_part_asks_for() -> None:
     with privatize(
         bound, sgd, nothing, sampling_rate=1e-12, expected_batch_size=10, steps=1, noise_multiplier=3.0
     ) as run:
-        parts = bound.take()
+        parts = bound.pop_sums()
         for _ in run.batches():
             sgd.step()
         for part in parts:
@@ -340,7 +340,7 @@ def test_a_copy_of_the_model_is_not_watched() -> None:
     copy = deepcopy(model)
     x = torch.randn(2, 6, dtype=torch.float64)
     copy(x)
-    with pytest.raises(PrivacyRefusal, match="do not come from a call of the model"):
+    with pytest.raises(PrivacyError, match="do not come from a call of the model"):
         bound.backward(copy(x).sum(1))
 
 
@@ -362,7 +362,7 @@ def test_a_run_is_saved_and_resumed(tmp_path) -> None:
         run = privatize(bound, sgd, records, ledger=ledger, **settings)  # pyright: ignore[reportArgumentType]
         with run:
             for batch in run.batches():
-                for x, y in batch.pieces(30):
+                for x, y in batch.microbatches(30):
                     run.backward(bound.loss(model(x), y))  # pyright: ignore[reportCallIssue]
                 sgd.step()
                 sgd.zero_grad()
@@ -388,10 +388,10 @@ class Claims(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         return self.inner.bound_forward(x)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         g, found = self.inner.bound_backward(x, g)
         return g, {p: value / 2 for p, value in found.items()}
 
@@ -399,7 +399,7 @@ class Claims(nn.Module):
 def test_a_module_that_understates_its_bound_is_found_out_before_training() -> None:
     model = nn.Sequential(BoundedInput(2.0), Claims(), GroupSort2(), SpectralLinear(6, 4)).double()
     bound = bound_of(model, 6, tau=20.0)
-    with run_of(bound, 0.1, 1, 1.0), pytest.raises(PrivacyRefusal, match=r"times its bound|above the bound"):
+    with run_of(bound, 0.1, 1, 1.0), pytest.raises(PrivacyError, match=r"times its bound|above the bound"):
         model(torch.randn(2, 6, dtype=torch.float64))
 
 
@@ -408,7 +408,7 @@ def test_a_right_model_passes_the_search() -> None:
         BoundedInput(3.0), PatchConv2d(1, 4, patch=2), GroupSort2(), nn.Flatten(), SpectralLinear(16, 3)
     )
     bound = LipschitzBound(model, loss=TauCrossEntropy(8.0), input_shape=(1, 4, 4))
-    found = steepest_found(model, torch.randn(2, 1, 4, 4), bound.score_limit(), bound.sensitivities())
+    found = max_gradient_ratio(model, torch.randn(2, 1, 4, 4), bound.score_limit(), bound.sensitivities())
     assert 0.5 < found <= 1 + 1e-5
 
 
@@ -429,7 +429,7 @@ LAYERS = {
 
 @pytest.mark.parametrize(("model", "message"), LAYERS.values(), ids=LAYERS)
 def test_a_model_without_a_bound_is_refused(model: nn.Module, message: str) -> None:
-    with pytest.raises(PrivacyRefusal, match=message):
+    with pytest.raises(PrivacyError, match=message):
         bound_of(model, 6)
 
 
@@ -439,7 +439,7 @@ def test_a_parameter_that_no_module_answers_for_is_refused() -> None:
 
     model = dense(6, 8, 4)
     model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(PrivacyRefusal, match="no module says what one example does to stray"):
+    with pytest.raises(PrivacyError, match="no module says what one example does to stray"):
         bound_of(model, 6)
 
 
@@ -474,14 +474,14 @@ def test_losses_that_break_the_contract_are_refused(kind: str, message: str) -> 
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
-    with pytest.raises(PrivacyRefusal, match=message):
+    with pytest.raises(PrivacyError, match=message):
         bound.backward(losses_of(kind, model, x, y))
 
 
 def test_autocast_is_refused() -> None:
     model = dense(6, 8, 4).float()
     bound = bound_of(model, 6)
-    with pytest.raises(PrivacyRefusal, match="autocast"), torch.autocast("cpu", torch.bfloat16):
+    with pytest.raises(PrivacyError, match="autocast"), torch.autocast("cpu", torch.bfloat16):
         bound.model(torch.randn(2, 6))
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import PrivacyRefusal
-from noisette.lipschitz import Reach, Sensitivities, Stretch, propagation, register_bounds
+from noisette import PrivacyError
+from noisette.lipschitz import NormBound, Sensitivities, Stretch, propagation, register_bounds
 
 
 class Times(nn.Module):
@@ -22,25 +22,25 @@ class Times(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(abs(self.factor.item()) * x.norm, x.shape)
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(abs(self.factor.item()) * x.norm, x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return abs(self.factor.item()) * g, {self.factor: g * x.norm}
 
 
 def test_bounds_walk_forward_and_back() -> None:
     first, second = Times(0.5), Times(0.25)
     model = nn.Sequential(nn.Flatten(), nn.Sequential(first, nn.ReLU()), second)
-    assert propagation.forward(model, Reach(8.0, (2, 3))) == Reach(1.0, (6,))
-    g, found = propagation.backward(model, Reach(8.0, (2, 3)), 2.0)
+    assert propagation.forward(model, NormBound(8.0, (2, 3))) == NormBound(1.0, (6,))
+    g, found = propagation.backward(model, NormBound(8.0, (2, 3)), 2.0)
     assert g == 0.25
     assert found == {second.factor: 2.0 * 4.0, first.factor: 0.5 * 8.0}
 
 
 def test_a_module_in_two_places_counts_twice() -> None:
     twice = Times(0.5)
-    _, found = propagation.backward(nn.Sequential(twice, twice), Reach(1.0, (3,)), 1.0)
+    _, found = propagation.backward(nn.Sequential(twice, twice), NormBound(1.0, (3,)), 1.0)
     assert found == {twice.factor: 0.5 * 1.0 + 1.0 * 0.5}
 
 
@@ -56,12 +56,12 @@ def test_no_slope_and_no_output_exceeds_the_bound_of_an_elementwise_module(modul
     x = torch.linspace(-9, 9, 40_001, dtype=torch.float64, requires_grad=True)
     y = module(x)
     [slopes] = torch.autograd.grad(y.sum(), [x])
-    bound, _ = propagation.backward(module, Reach(1.0, (1,)), 1.0)
+    bound, _ = propagation.backward(module, NormBound(1.0, (1,)), 1.0)
     assert float(slopes.abs().max()) <= bound + 1e-12
     assert float(slopes.abs().max()) >= 0.98 * bound  # a bound that is far too large is a defect too
     for reach in (1e-3, 1.0, 9.0):
         within = y.detach()[x.abs() <= reach].abs().max()
-        assert float(within) <= propagation.forward(module, Reach(reach, (1,))).norm + 1e-12
+        assert float(within) <= propagation.forward(module, NormBound(reach, (1,))).norm + 1e-12
 
 
 RESHAPING = [
@@ -80,9 +80,9 @@ RESHAPING = [
 def test_the_jacobian_of_a_module_that_reshapes_stretches_no_more_than_its_bound(module, shape) -> None:
     x = torch.randn(1, *shape, dtype=torch.float64)
     jacobian = torch.autograd.functional.jacobian(module, x).reshape(-1, x.numel())  # pyright: ignore
-    bound, _ = propagation.backward(module, Reach(1.0, shape), 1.0)
+    bound, _ = propagation.backward(module, NormBound(1.0, shape), 1.0)
     assert float(torch.linalg.matrix_norm(jacobian, 2)) == pytest.approx(bound)
-    reach = propagation.forward(module, Reach(float(x.norm()), shape))
+    reach = propagation.forward(module, NormBound(float(x.norm()), shape))
     assert reach.shape == tuple(module(x).shape[1:])
     assert float(module(x).norm()) <= reach.norm + 1e-12
 
@@ -98,8 +98,8 @@ def test_the_jacobian_of_a_module_that_reshapes_stretches_no_more_than_its_bound
     ids=str,
 )
 def test_windows_that_overlap_or_reach_over_the_edge_are_refused(module: nn.Module) -> None:
-    with pytest.raises(PrivacyRefusal, match="overlap or reach over the edge"):
-        propagation.forward(module, Reach(1.0, (1, 8, 8)))
+    with pytest.raises(PrivacyError, match="overlap or reach over the edge"):
+        propagation.forward(module, NormBound(1.0, (1, 8, 8)))
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_windows_that_overlap_or_reach_over_the_edge_are_refused(module: nn.Modu
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_a_module_that_trains_and_has_no_bound_is_refused_by_name(module: nn.Module, instead: str) -> None:
-    with pytest.raises(PrivacyRefusal, match=f"{type(module).__name__}.*{instead}"):
-        propagation.backward(module, Reach(1.0, (3,)), 1.0)
+    with pytest.raises(PrivacyError, match=f"{type(module).__name__}.*{instead}"):
+        propagation.backward(module, NormBound(1.0, (3,)), 1.0)
 
 
 def test_what_is_frozen_and_has_no_bound_may_answer_anything() -> None:
     frozen = nn.Linear(3, 5).requires_grad_(False)
-    assert propagation.forward(frozen, Reach(1.0, (3,))) == Reach(math.inf, (5,))
-    assert propagation.backward(frozen, Reach(1.0, (3,)), 1.0) == (math.inf, {})
+    assert propagation.forward(frozen, NormBound(1.0, (3,))) == NormBound(math.inf, (5,))
+    assert propagation.backward(frozen, NormBound(1.0, (3,)), 1.0) == (math.inf, {})
 
 
 def test_a_subclass_of_a_known_module_is_not_known() -> None:
@@ -130,13 +130,13 @@ def test_a_subclass_of_a_known_module_is_not_known() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
 
-    assert propagation.forward(Doubling(), Reach(1.0, (3,))).norm == math.inf
+    assert propagation.forward(Doubling(), NormBound(1.0, (3,))).norm == math.inf
 
 
 def test_a_parametrized_weight_is_refused() -> None:
     model = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
-    with pytest.raises(PrivacyRefusal, match="parametrized weight"):
-        propagation.forward(model, Reach(1.0, (3,)))
+    with pytest.raises(PrivacyError, match="parametrized weight"):
+        propagation.forward(model, NormBound(1.0, (3,)))
 
 
 def test_a_user_can_vouch_for_a_class() -> None:
@@ -145,4 +145,4 @@ def test_a_user_can_vouch_for_a_class() -> None:
             return x / 2
 
     register_bounds(Halved, Stretch(lambda module: 0.5))
-    assert propagation.forward(nn.Sequential(Halved(), Halved()), Reach(4.0, (3,))) == Reach(1.0, (3,))
+    assert propagation.forward(nn.Sequential(Halved(), Halved()), NormBound(4.0, (3,))) == NormBound(1.0, (3,))

@@ -37,9 +37,9 @@ def test_deviation_is_noise_times_bound_over_the_constant(
     bound: float, noise_multiplier: float, expected_batch_size: float
 ) -> None:
     release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size)
-    [(deviation, mean)] = deviation_and_mean([bounded(bound)], release)
+    [(std, mean)] = deviation_and_mean([bounded(bound)], release)
     expected = noise_multiplier * bound / expected_batch_size
-    assert abs(deviation / expected - 1) * math.sqrt(2 * 40_000) <= 6.1
+    assert abs(std / expected - 1) * math.sqrt(2 * 40_000) <= 6.1
     assert abs(mean - 5 / expected_batch_size) / expected * math.sqrt(40_000) <= 6.1
 
 
@@ -47,8 +47,8 @@ def test_deviation_is_noise_times_bound_over_the_constant(
 def test_several_sums_share_one_mechanism(k: int) -> None:
     sums = [bounded(0.5 + j) for j in range(k)]
     measured = deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10))
-    for s, (deviation, _) in zip(sums, measured, strict=True):
-        assert abs(deviation / (2.0 * s.bound * math.sqrt(k) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
+    for s, (std, _) in zip(sums, measured, strict=True):
+        assert abs(std / (2.0 * s.bound * math.sqrt(k) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_shares_that_are_no_parts_of_one_are_refused(asked: list) -> None:
 def test_noise_grows_as_a_share_shrinks() -> None:
     sums = [replace(bounded(0.5), share=0.36), bounded(3.0)]
     measured = deviation_and_mean(sums, GaussianRelease(SecretKey(), 2.0, 10))
-    for s, share, (deviation, _) in zip(sums, (0.36, 0.64), measured, strict=True):
-        assert abs(deviation / (2.0 * s.bound / math.sqrt(share) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
+    for s, share, (std, _) in zip(sums, (0.36, 0.64), measured, strict=True):
+        assert abs(std / (2.0 * s.bound / math.sqrt(share) / 10) - 1) * math.sqrt(2 * 40_000) <= 6.1
 
 
 @pytest.mark.parametrize("asked", [[None], [None, None, None], [0.01, None], [0.9, 0.05, None]])
@@ -105,10 +105,8 @@ def test_one_example_at_every_bound_moves_all_sums_by_one_unit_of_noise(asked: l
     for given in (sums, moved):
         GaussianRelease(key, z, 10)(given, names(*given), step=3)
     for s, m, share in zip(sums, moved, shares_of(sums), strict=True):
-        deviation = z * s.bound / math.sqrt(share) / 10
-        squared += sum(
-            float(((p.grad - q.grad) / deviation).square().sum()) for p, q in zip(s.params, m.params, strict=True)
-        )
+        std = z * s.bound / math.sqrt(share) / 10
+        squared += sum(float(((p.grad - q.grad) / std).square().sum()) for p, q in zip(s.params, m.params, strict=True))
     assert math.sqrt(squared) == pytest.approx(1 / z, rel=1e-9)
 
 
@@ -196,7 +194,7 @@ def test_gradient_has_the_precision_of_the_parameter(kind: torch.dtype) -> None:
 @pytest.mark.parametrize("bound", [0.0, float("inf"), float("nan"), -1.0])
 def test_bound_that_gives_no_noise_is_refused(bound: float) -> None:
     s = bounded(bound)
-    with pytest.raises(ValueError, match="hides nothing"):
+    with pytest.raises(ValueError, match="standard deviation above 0"):
         GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
     assert s.params[0].grad is None
 

@@ -29,10 +29,10 @@ def noise(
     step: int = 0,
     dtype: torch.dtype = torch.float64,
     key: SecretKey = KEY,
-    deviation: float = 1.0,
+    std: float = 1.0,
 ) -> Tensor:
     values = torch.zeros(numel, dtype=dtype)
-    GaussianNoise(key).add_({name: values}, step=step, deviation=deviation, start=start)
+    GaussianNoise(key).add_({name: values}, step=step, std=std, start=start)
     return values
 
 
@@ -200,11 +200,11 @@ def test_precisions_agree_to_rounding() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("deviation", [1e-30, 1e-12, 3.5, 1e12, 1e30])
-def test_deviation_scales(deviation: float, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("std", [1e-30, 1e-12, 3.5, 1e12, 1e30])
+def test_deviation_scales(std: float, dtype: torch.dtype) -> None:
     """Also where its square is no number of single precision."""
-    z = noise(1000, deviation=deviation, dtype=dtype).double()
-    torch.testing.assert_close(z / deviation, noise(1000, dtype=dtype).double(), rtol=1e-6, atol=1e-6)
+    z = noise(1000, std=std, dtype=dtype).double()
+    torch.testing.assert_close(z / std, noise(1000, dtype=dtype).double(), rtol=1e-6, atol=1e-6)
 
 
 def test_global_seed_does_not_reach_it() -> None:

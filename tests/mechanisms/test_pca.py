@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from noisette.accounting import Gaussian, Ledger, PldAccountant
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.mechanisms import pca
 from noisette.mechanisms.pca import PrivatePCA, private_pca
 
@@ -115,7 +115,7 @@ def test_records_that_say_nothing_leave_no_trace() -> None:
 
 def test_a_sum_that_would_not_be_exact_is_refused() -> None:
     ledger = Ledger()
-    with pytest.raises(PrivacyRefusal, match="2147483648 records"):
+    with pytest.raises(PrivacyError, match="2147483648 records"):
         private_pca(np.broadcast_to(np.zeros((1, 2)), (2**31, 2)), 1, 4.0, ledger=ledger)
     assert not ledger.events
 
@@ -153,7 +153,7 @@ def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
 def test_noise_whose_tail_would_show_is_refused() -> None:
     ledger = Ledger()
     for settings in ({"noise_multiplier": 0.4}, {"epsilon": 30.0, "delta": 1e-5}):
-        with pytest.raises(PrivacyRefusal, match="ask for more noise"):
+        with pytest.raises(PrivacyError, match="ask for more noise"):
             PrivatePCA(2, ledger=ledger, **settings).fit(many_rows())
     assert not ledger.events
 
@@ -313,7 +313,7 @@ def test_numbers_outside_their_domain_are_refused_together_and_cost_nothing(sett
 @pytest.mark.parametrize(("noise_multiplier", "epsilon"), [(16, 0.2041), (7, 0.5025), (4, 0.9263)])
 def test_price_is_that_of_one_gaussian(noise_multiplier: float, epsilon: float) -> None:
     ledger = private_pca(many_rows(), 2, noise_multiplier).ledger
-    assert PldAccountant().price(ledger.events).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=1e-3)
+    assert PldAccountant().compose(ledger.events).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=1e-3)
 
 
 @pytest.mark.parametrize(("epsilon", "noise_multiplier"), [(0.1, 30.7496), (1.0, 3.7306), (4.0, 1.0812)])
@@ -368,7 +368,7 @@ def test_a_fit_that_the_ledger_refuses_releases_nothing(tmp_path: Path) -> None:
     pca = PrivatePCA(2, noise_multiplier=4.0, ledger=ledger).fit(many_rows())
     before = pca.components_
     path.write_bytes(path.read_bytes() + b"another line\n")
-    with pytest.raises(PrivacyRefusal):
+    with pytest.raises(PrivacyError):
         pca.fit(many_rows())
     assert pca.components_ is before
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from noisette import PerExampleClip, models
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.models.resnets import Residual
 from noisette.validation import Call, prove
 
@@ -126,7 +126,7 @@ def test_depths_that_are_not_known_are_refused(network) -> None:
 def test_networks_with_batch_norm_are_refused_until_it_is_replaced(name: str) -> None:
     model = models.build(name, COLOUR, 10)
     clip = PerExampleClip(model, max_grad_norm=1.0)
-    with pytest.raises(PrivacyRefusal) as refusal:
+    with pytest.raises(PrivacyError) as refusal:
         prove(clip, Call((torch.rand(8, *COLOUR),), {}))
     clip.close()
     for path, module in model.named_modules():

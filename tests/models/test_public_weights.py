@@ -62,7 +62,7 @@ def test_head_on_frozen_features_is_trained_privately(tmp_path: Path) -> None:
         noise_multiplier=6.0,
     ) as run:
         for batch in run.batches():
-            for x, y in batch.pieces(20):
+            for x, y in batch.microbatches(20):
                 run.backward(nn.functional.cross_entropy(model.head(x), y, reduction="none"))
             optimizer.step()
             optimizer.zero_grad()

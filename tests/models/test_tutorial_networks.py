@@ -46,9 +46,9 @@ def test_networks_begin_with_normal_weights_cut_at_two_deviations() -> None:
         (mnist[1].weight, 60**-0.5),
         (mnist[3].weight, 1000**-0.5),
     ]
-    for weight, deviation in [(weight.detach(), deviation) for weight, deviation in expected]:
-        assert float(weight.abs().max()) <= 2 * deviation
-        assert float(weight.std()) == pytest.approx(0.87962 * deviation, rel=0.06)  # of a normal number cut there
+    for weight, std in [(weight.detach(), std) for weight, std in expected]:
+        assert float(weight.abs().max()) <= 2 * std
+        assert float(weight.std()) == pytest.approx(0.87962 * std, rel=0.06)  # of a normal number cut there
     biases = {name: float(value.detach().unique()) for name, value in cifar.named_parameters() if "bias" in name}
     assert list(biases.values()) == pytest.approx([0, 0.1, 0.1, 0.1, 0])
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from noisette.lipschitz import Reach, is_bounded
+from noisette.lipschitz import NormBound, is_bounded
 from noisette.nn import AppendOne
 from noisette.nn.lipschitz import SphereInput
 
@@ -15,8 +15,8 @@ from noisette.nn.lipschitz import SphereInput
 def test_the_bound_is_reached() -> None:
     layer = AppendOne()
     assert is_bounded(layer)
-    assert layer.bound_forward(Reach(2.0, (3,))) == Reach(math.sqrt(5), (4,))
-    assert layer.bound_backward(Reach(2.0, (3,)), 0.7) == (0.7, {})
+    assert layer.bound_forward(NormBound(2.0, (3,))) == NormBound(math.sqrt(5), (4,))
+    assert layer.bound_backward(NormBound(2.0, (3,)), 0.7) == (0.7, {})
     assert layer(torch.tensor([[0.0, 2.0, 0.0]])).norm().item() == pytest.approx(math.sqrt(5))
 
 
@@ -29,4 +29,4 @@ def test_rows_of_one_direction_stay_apart_on_the_sphere() -> None:
 
 def test_images_are_refused() -> None:
     with pytest.raises(ValueError, match="rows of numbers"):
-        AppendOne().bound_forward(Reach(1.0, (1, 8, 8)))
+        AppendOne().bound_forward(NormBound(1.0, (1, 8, 8)))

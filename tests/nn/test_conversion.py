@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import PrivacyRefusal
+from noisette import PrivacyError
 from noisette.nn import (
     ExactPerExampleBatchNorm,
     FrozenBatchNorm,
@@ -178,6 +178,6 @@ def test_public_batches_of_another_shape_are_refused_and_nothing_is_changed() ->
 def test_public_examples_that_are_private_records_are_refused() -> None:
     model, public, x = network("images")
     x[3] = public[2]
-    with pytest.raises(PrivacyRefusal, match=r"1 public examples are private records too \(the first is number 2\)"):
+    with pytest.raises(PrivacyError, match=r"1 public examples are private records too \(the first is number 2\)"):
         convert_batch_norm(model, to=PublicBatchNorm, public=public, private=x)
     assert isinstance(model.bn1, nn.BatchNorm2d)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.lipschitz import Reach, is_bounded
+from noisette.lipschitz import NormBound, is_bounded
 from noisette.nn import DctCut
 
 
@@ -43,8 +43,8 @@ def test_a_whole_transform_keeps_every_length_and_a_cut_makes_none_longer() -> N
 def test_the_bound_is_reached_by_a_flat_image() -> None:
     cut = DctCut(3)
     assert is_bounded(cut)
-    assert cut.bound_forward(Reach(2.0, (1, 8, 8))) == Reach(2.0, (1, 3, 3))
-    assert cut.bound_backward(Reach(2.0, (1, 8, 8)), 0.5) == (0.5, {})
+    assert cut.bound_forward(NormBound(2.0, (1, 8, 8))) == NormBound(2.0, (1, 3, 3))
+    assert cut.bound_backward(NormBound(2.0, (1, 8, 8)), 0.5) == (0.5, {})
     flat = torch.full((1, 1, 8, 8), 2.0 / 8)
     assert cut(flat).norm().item() == pytest.approx(2.0)
 
@@ -57,6 +57,6 @@ def test_there_are_no_parameters_and_nothing_to_save() -> None:
 def test_what_cannot_be_cut_is_refused() -> None:
     with pytest.raises(ValueError, match="k=0"):
         DctCut(0)
-    for refused in (lambda: DctCut(5)(torch.zeros(1, 1, 8, 4)), lambda: DctCut(5).bound_forward(Reach(1.0, (64,)))):
+    for refused in (lambda: DctCut(5)(torch.zeros(1, 1, 8, 4)), lambda: DctCut(5).bound_forward(NormBound(1.0, (64,)))):
         with pytest.raises(ValueError, match="expected images of 5 x 5 pixels or more"):
             refused()

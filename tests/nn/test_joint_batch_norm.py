@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from engine_check import ENGINES
-from noisette import Loop, MultiLoss, PerExampleClip, PrivacyRefusal
+from noisette import PerExampleClip, PrivacyError
+from noisette.clipping.engines import MultiLoss, PerExampleLoop
 from noisette.clipping.norms import Engine
 from noisette.nn import (
     ExactPerExampleBatchNorm,
@@ -19,7 +20,7 @@ from noisette.nn import (
     PublicBatchNorm,
     convert_batch_norm,
 )
-from noisette.validation import refuse_mixing_modules
+from noisette.validation import check_no_batch_norm
 from norm_models import NETWORKS, losses, network
 
 C = 0.5
@@ -31,7 +32,7 @@ def total(model: nn.Module, values: Tensor, engine: Engine) -> Tensor:
     clip = PerExampleClip(model, C, engine=engine)
     try:
         clip.backward(losses(model, values))
-        return torch.cat([g.flatten() for part in clip.take() for g in part.grads])
+        return torch.cat([g.flatten() for part in clip.pop_sums() for g in part.grads])
     finally:
         clip.close()
 
@@ -66,13 +67,13 @@ def steep_sums(to: Any, engine: Engine) -> tuple[float, float]:
     for batch in (ALIKE, torch.cat([ALIKE, OUTLIER])):
         clip = PerExampleClip(model, C, engine=engine)
         clip.backward(model(batch))
-        [part] = clip.take()
+        [part] = clip.pop_sums()
         sums.append(float(part.grads[0]) / C)
         clip.close()
     return sums[0], sums[1]
 
 
-@pytest.mark.parametrize("engine", [Loop(), MultiLoss()], ids=["Loop", "MultiLoss"])
+@pytest.mark.parametrize("engine", [PerExampleLoop(), MultiLoss()], ids=["PerExampleLoop", "MultiLoss"])
 def test_one_record_moves_the_printed_algorithm_by_63_bounds_at_a_lot_of_32(engine: Engine) -> None:
     without, joined = steep_sums(MixtureBatchNorm, engine)
     assert without == pytest.approx(31, rel=1e-5)
@@ -128,9 +129,9 @@ def test_the_mixture_is_batch_norm_over_private_and_public_examples_and_exact_in
 def test_the_mixture_is_refused_by_name_where_a_claim_is_made() -> None:
     model, public, _ = network("images")
     convert_batch_norm(model, to=MixtureBatchNorm, public=public)
-    with pytest.raises(PrivacyRefusal, match="bn1  MixtureBatchNorm mixes examples in its statistics, as published"):
-        refuse_mixing_modules(model)
-    refuse_mixing_modules(model.eval())
+    with pytest.raises(PrivacyError, match="bn1  MixtureBatchNorm mixes examples in its statistics, as published"):
+        check_no_batch_norm(model)
+    check_no_batch_norm(model.eval())
 
 
 def test_calls_with_other_inputs_than_the_public_batch_has_are_refused() -> None:

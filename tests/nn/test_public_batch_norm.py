@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from engine_check import ENGINES
-from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, explain, privatize
+from noisette import PerExampleClip, PrivacyError, explain, privatize
+from noisette.clipping.engines import BookKeeping, PerExampleLoop
 from noisette.clipping.norms import Engine
 from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, use_public_batch
 from norm_models import NETWORKS, Residual, losses, network
@@ -74,7 +75,7 @@ def found(model: nn.Module, x: Tensor, bound: float, engine: Engine) -> Tensor:
     clip = PerExampleClip(model, bound, engine=engine)
     try:
         clip.backward(losses(model, x))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
     finally:
         clip.close()
     return torch.cat([g.flatten() for g in total.grads])
@@ -123,7 +124,7 @@ def test_the_gradient_is_at_right_angles_to_the_weight_of_each_channel(name: str
 def test_what_an_example_adds_does_not_depend_on_the_others(name: str, to: Any) -> None:
     model, public, x = network(name)
     convert_batch_norm(model, to=to, public=public)
-    one = found(model, x[:1], 1.0, Loop())
+    one = found(model, x[:1], 1.0, PerExampleLoop())
     others = torch.cat([x[:1], 1e6 * x[1:]])
     rest = torch.cat([x[:1], -x[1:]])
     for batch in (others, rest):
@@ -241,7 +242,7 @@ def test_private_training_with_it_passes_the_preflight_and_learns() -> None:
     before = model.conv1.weight.detach().clone()
     with run:
         for batch in run.batches():
-            for inputs, targets in batch.pieces(4):
+            for inputs, targets in batch.microbatches(4):
                 run.backward(nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
             optimizer.step()
     assert not torch.equal(model.conv1.weight, before)
@@ -249,7 +250,7 @@ def test_private_training_with_it_passes_the_preflight_and_learns() -> None:
 
 def test_batch_norm_itself_stays_refused() -> None:
     model, _, _ = network("images")
-    with pytest.raises(PrivacyRefusal, match="bn1  BatchNorm2d mixes examples"):
+    with pytest.raises(PrivacyError, match="bn1  BatchNorm2d mixes examples"):
         privatize(
             PerExampleClip(model, 1.0),
             torch.optim.SGD(model.parameters(), lr=0.1),
@@ -295,5 +296,5 @@ def test_a_frozen_layer_in_front_leaves_constants() -> None:
     truth = ByHand(model, public).model(x)
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     torch.testing.assert_close(model(x), truth, rtol=1e-10, atol=1e-12)
-    reference = found(model, x, 1.0, Loop())
+    reference = found(model, x, 1.0, PerExampleLoop())
     torch.testing.assert_close(found(model, x, 1.0, BookKeeping()), reference, rtol=1e-9, atol=1e-11)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisette.lipschitz import Reach
+from noisette.lipschitz import NormBound
 from noisette.nn import Scattering2d
 from noisette.nn.scattering import ANGLES
 from noisette.nn.scattering_stretch import stretch
@@ -87,9 +87,9 @@ def test_another_order_is_refused(order: int) -> None:
 @pytest.mark.parametrize("order", [1, 2])
 def test_no_pair_of_images_is_stretched_beyond_the_bound(order: int) -> None:
     scattering = Scattering2d(order)
-    reach = Reach(3.0, (1, 12, 12))
+    reach = NormBound(3.0, (1, 12, 12))
     bound, _ = scattering.bound_backward(reach, 1.0)
-    assert scattering.bound_forward(reach) == Reach(3 * bound, (scattering.channels, 3, 3))
+    assert scattering.bound_forward(reach) == NormBound(3 * bound, (scattering.channels, 3, 3))
     a = torch.randn(64, 1, 12, 12)
     smooth = torch.nn.functional.interpolate(torch.randn(64, 1, 3, 3), (12, 12), mode="bicubic")
     for b in (a + 1e-3 * torch.randn_like(a), a + smooth, torch.zeros_like(a), a + torch.ones(1)):

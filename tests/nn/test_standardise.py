@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from noisette.lipschitz import Reach, is_bounded
+from noisette.lipschitz import NormBound, is_bounded
 from noisette.nn import Standardise
 
 
@@ -34,16 +34,16 @@ def test_the_bounds_hold_and_are_reached() -> None:
     mean, scale = torch.tensor([3.0, 0.0]), torch.tensor([0.5, 2.0])
     layer = Standardise(mean, scale)
     assert is_bounded(layer)
-    reach = layer.bound_forward(Reach(1.0, (2,)))
+    reach = layer.bound_forward(NormBound(1.0, (2,)))
     assert reach.shape == (2,)
     furthest = layer(torch.tensor([-1.0, 0.0])).norm().item()
     assert furthest == pytest.approx(reach.norm)
-    assert layer.bound_backward(Reach(1.0, (2,)), 0.3) == (pytest.approx(0.6), {})
+    assert layer.bound_backward(NormBound(1.0, (2,)), 0.3) == (pytest.approx(0.6), {})
 
 
 def test_a_mean_for_each_channel_counts_at_every_place() -> None:
     layer = Standardise(torch.full((2, 1, 1), 0.5))
-    assert layer.bound_forward(Reach(0.0, (2, 3, 3))).norm == pytest.approx(0.5 * 18**0.5)
+    assert layer.bound_forward(NormBound(0.0, (2, 3, 3))).norm == pytest.approx(0.5 * 18**0.5)
 
 
 def test_constants_are_saved_and_not_trained() -> None:

@@ -12,7 +12,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from engine_check import measured
 from lstm_by_hand import lstm_by_hand
 from model_cases import squares
-from noisette import BookKeeping, Loop, MultiLoss, PerExampleClip, Reweight
+from noisette import PerExampleClip
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass
 from noisette.nn import WeightNoise
 from noisette.nn._time_steps import TimeSteps
 from noisette.validation import Call, prove
@@ -99,7 +100,9 @@ class Last(nn.Module):
         return self.layer(x)[0]
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), Loop(), MultiLoss()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "engine", [BookKeeping(), TwoPass(), PerExampleLoop(), MultiLoss()], ids=lambda e: type(e).__name__
+)
 def test_clipped_sums_are_exact_with_noise_in_each_step(engine) -> None:
     model, x = Last(nn.LSTM(4, 3, batch_first=True)).double(), torch.randn(4, 5, 4, dtype=torch.float64)
     means = [p.detach().clone().requires_grad_() for p in model.parameters()]
@@ -135,7 +138,7 @@ def test_packed_sequences_pass_the_proof_and_stay_apart() -> None:
     x = torch.randn(6, 4, 4, dtype=torch.float64)
     torch.manual_seed(1)
     clip.backward(squares(model, x))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     torch.manual_seed(1)
     expected = torch.autograd.grad(squares(model, x).sum(), list(model.parameters()))

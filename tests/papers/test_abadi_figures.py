@@ -69,7 +69,7 @@ def test_an_accuracy_never_stands_at_less_than_it_cost() -> None:
     """One run of one step, whose price is known: nothing is shown for less, all of it for more."""
     setting = figure_3.PANELS[1].setting
     runs = [Run(setting, 0, 1, 1.0, ((1, 0.5),))]
-    cost = setting.price(1, panels.MOMENTS).epsilon(delta=1e-5)
+    cost = setting.compose(1, panels.MOMENTS).epsilon(delta=1e-5)
     assert 0.5 < cost < 1
     row = next(row for row in figure_4.section(runs).rows if row[:2] == ("1e-5", "ours, moments accountant"))
     assert row[2:] == ("", "", *["50.0 %"] * 4)

@@ -109,7 +109,7 @@ def test_a_run_leaves_one_line_of_public_numbers(tmp_path: Path, images: DataSet
 def _just_above_projection(plan: Plan) -> float:
     from noisette.training.recipe import ACCOUNTANTS
 
-    return 1.0005 * plan.setting.price(5, ACCOUNTANTS[plan.accountant]).epsilon(delta=0.99e-5)
+    return 1.0005 * plan.setting.compose(5, ACCOUNTANTS[plan.accountant]).epsilon(delta=0.99e-5)
 
 
 def test_a_run_that_is_stopped_leaves_no_line(tmp_path: Path, images: DataSet) -> None:

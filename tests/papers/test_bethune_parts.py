@@ -159,7 +159,7 @@ def test_targets_of_the_study_are_at_the_budgets_that_were_asked_for() -> None:
         assert setting(f"mnist-{name}", 3.0).delta == 1e-5
     noise = 2.8046  # of 200 steps at that rate: what a sound accountant says of it
     steps = round(setting("mnist-scattering", 3.0).epochs * 60_000 / 8000)
-    epsilon = PldAccountant().price({PoissonGaussian(8000 / 60_000, noise): steps}).epsilon(delta=1e-5)
+    epsilon = PldAccountant().compose({PoissonGaussian(8000 / 60_000, noise): steps}).epsilon(delta=1e-5)
     assert math.isclose(epsilon, 3.0, abs_tol=0.01)
 
 

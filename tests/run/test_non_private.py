@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import BookKeeping, Loop, MultiLoss, PerExampleClip, PrivacyRefusal, Reweight, Vmap, privatize
+from noisette import PerExampleClip, PrivacyError, privatize
 from noisette._internal.keystream import SecretKey
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
 from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.run.non_private import UnclaimedRun, unclaimed
+from noisette.run.non_private import NonPrivateRun, non_private
 from noisette.sampling.poisson import PoissonSampler
 
 SECRET = bytes(range(32))
@@ -34,9 +35,9 @@ def coupled() -> nn.Module:
     return model.double()
 
 
-def start(model: nn.Module, engine: Any, **changes: Any) -> UnclaimedRun:
+def start(model: nn.Module, engine: Any, **changes: Any) -> NonPrivateRun:
     clip = PerExampleClip(model, max_grad_norm=0.3, engine=engine)
-    return unclaimed(clip, torch.optim.SGD(model.parameters(), lr=0.1), (X, Y), **{**DECLARED, **changes})
+    return non_private(clip, torch.optim.SGD(model.parameters(), lr=0.1), (X, Y), **{**DECLARED, **changes})
 
 
 def losses(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def clipped_sum_through_the_batch(model: nn.Module, x: Tensor, y: Tensor) -> lis
     return total
 
 
-@pytest.mark.parametrize("engine", [Loop(), MultiLoss()], ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("engine", [PerExampleLoop(), MultiLoss()], ids=lambda engine: type(engine).__name__)
 def test_releases_the_clipped_gradients_of_each_loss_through_the_shared_statistics(engine: Any) -> None:
     model = coupled()
     with start(model, engine) as run:
@@ -62,10 +63,10 @@ def test_releases_the_clipped_gradients_of_each_loss_through_the_shared_statisti
             drawn = PoissonSampler(size=40, sampling_rate=0.5, key=SecretKey(SECRET)).indices(step=step)
             assert batch.indices.tolist() == drawn.tolist()
             truth = clipped_sum_through_the_batch(model, X[drawn], Y[drawn])
-            for x, y in batch.pieces(40):
+            for x, y in batch.microbatches(40):
                 run.backward(losses(model, x, y))
             noise = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-            GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, deviation=0.8 * 0.3 / 20)
+            GaussianNoise(SecretKey(SECRET)).add_(noise, step=step, std=0.8 * 0.3 / 20)
             run.optimizer.step()
             for p, expected, z in zip(model.parameters(), truth, noise.values(), strict=True):
                 torch.testing.assert_close(p.grad, expected / 20 + z, rtol=1e-5, atol=1e-9)
@@ -74,23 +75,23 @@ def test_releases_the_clipped_gradients_of_each_loss_through_the_shared_statisti
 
 
 def test_there_is_no_epsilon_and_nothing_it_could_come_from() -> None:
-    with start(coupled(), Loop()) as run:
-        with pytest.raises(PrivacyRefusal, match=r"no privacy claim.*share statistics.*PublicBatchNorm"):
+    with start(coupled(), PerExampleLoop()) as run:
+        with pytest.raises(PrivacyError, match=r"no privacy claim.*share statistics.*PublicBatchNorm"):
             run.epsilon(delta=1e-5)
         assert not {"ledger", "accountant", "event", "terms"} & {*dir(run)}
 
 
 def test_what_trains_here_stays_refused_where_there_is_a_claim() -> None:
     model = coupled()
-    clip = PerExampleClip(model, max_grad_norm=0.3, engine=Loop())
-    with pytest.raises(PrivacyRefusal, match="BatchNorm2d mixes examples"):
+    clip = PerExampleClip(model, max_grad_norm=0.3, engine=PerExampleLoop())
+    with pytest.raises(PrivacyError, match="BatchNorm2d mixes examples"):
         privatize(clip, torch.optim.SGD(model.parameters(), lr=0.1), (X, Y), **DECLARED)
 
 
-@pytest.mark.parametrize("engine", [None, BookKeeping(), Reweight(), Vmap()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [None, BookKeeping(), TwoPass(), Vmap()], ids=lambda e: type(e).__name__)
 def test_engines_that_cannot_see_what_is_shared_are_refused_by_name(engine: Any) -> None:
     name = type(engine or BookKeeping()).__name__
-    with pytest.raises(ValueError, match=rf"engine {name} .*engine=Loop\(\)"):
+    with pytest.raises(ValueError, match=rf"engine {name} .*engine=PerExampleLoop\(\)"):
         start(coupled(), engine)
 
 
@@ -99,7 +100,7 @@ def test_all_problems_are_told_at_once_and_nothing_is_left_behind() -> None:
     clip = PerExampleClip(model, max_grad_norm=0.3)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError) as error:
-        unclaimed(clip, sgd, (X, Y), expected_batch_size=0, noise_multiplier=-1.0, sampling_rate=2.0, steps=1)
+        non_private(clip, sgd, (X, Y), expected_batch_size=0, noise_multiplier=-1.0, sampling_rate=2.0, steps=1)
     for told in ("expected_batch_size=0", "noise_multiplier=-1.0", "sampling_rate=2.0", "BookKeeping"):
         assert told in str(error.value)
     assert not sgd._optimizer_step_pre_hooks
@@ -107,27 +108,27 @@ def test_all_problems_are_told_at_once_and_nothing_is_left_behind() -> None:
 
 def test_an_optimizer_that_misses_parameters_is_refused() -> None:
     model = coupled()
-    clip = PerExampleClip(model, max_grad_norm=0.3, engine=Loop())
-    with pytest.raises(PrivacyRefusal, match="trainable, but not in the optimizer"):
-        unclaimed(clip, torch.optim.SGD(model[0].parameters(), lr=0.1), (X, Y), **DECLARED)  # type: ignore[index]
+    clip = PerExampleClip(model, max_grad_norm=0.3, engine=PerExampleLoop())
+    with pytest.raises(PrivacyError, match="trainable, but not in the optimizer"):
+        non_private(clip, torch.optim.SGD(model[0].parameters(), lr=0.1), (X, Y), **DECLARED)  # type: ignore[index]
 
 
 def test_its_steps_are_guarded_like_those_of_a_private_run() -> None:
     model = coupled()
-    with start(model, Loop()) as run:
+    with start(model, PerExampleLoop()) as run:
         batches = run.batches()
         batch = next(batches)
-        with pytest.raises(PrivacyRefusal, match="backward needs a piece"):
+        with pytest.raises(PrivacyError, match="backward needs a piece"):
             run.backward(losses(model, X, Y))
-        with pytest.raises(PrivacyRefusal, match="0 examples of this batch"):
+        with pytest.raises(PrivacyError, match="0 examples of this batch"):
             run.optimizer.step()
         losses(model, X, Y).sum().backward()
-        with pytest.raises(PrivacyRefusal, match="gradient that is not private"):
+        with pytest.raises(PrivacyError, match="gradient that is not private"):
             run.optimizer.step()
         run.optimizer.zero_grad()
-        for x, y in batch.pieces(40):
+        for x, y in batch.microbatches(40):
             run.backward(losses(model, x, y))
-        with pytest.raises(PrivacyRefusal, match="not called for the last batch"):
+        with pytest.raises(PrivacyError, match="not called for the last batch"):
             next(batches)
     assert not run.optimizer._optimizer_step_pre_hooks
     assert not model._forward_pre_hooks
@@ -135,7 +136,7 @@ def test_its_steps_are_guarded_like_those_of_a_private_run() -> None:
 
 def test_an_empty_batch_is_a_step_of_noise() -> None:
     model = coupled()
-    with start(model, Loop(), sampling_rate=1e-300) as run:
+    with start(model, PerExampleLoop(), sampling_rate=1e-300) as run:
         for batch in run.batches():
             assert len(batch.indices) == 0
             run.optimizer.step()

@@ -18,7 +18,7 @@ from noisette import (
     Ledger,
     PerExampleClip,
     PoissonGaussian,
-    PrivacyRefusal,
+    PrivacyError,
     PrivateRun,
     RdpAccountant,
     privatize,
@@ -84,7 +84,7 @@ def go_on(folder: Path, parts: Pair | None = None, dataset: Any = (X, Y), **opti
 
 def take_steps(run: PrivateRun, steps: int | None = None) -> None:
     for taken, batch in enumerate(run.batches(), 1):
-        for x, y in batch.pieces(100):
+        for x, y in batch.microbatches(100):
             run.backward(F.cross_entropy(run.bound.model(x), y, reduction="none"))
         run.optimizer.step()
         run.optimizer.zero_grad()
@@ -138,7 +138,7 @@ def test_a_resumed_run_ends_where_it_would_have_ended(
         assert (run.steps_taken, run.steps_lost, run.steps_left) == (3, 0, 5)
         take_steps(run)
     assert all(map(torch.equal, state(whole), state(second)))
-    assert run.epsilon(delta=1e-5) == RdpAccountant().price({run.event: 8}).epsilon(delta=run.delta_for_noise(1e-5))
+    assert run.epsilon(delta=1e-5) == RdpAccountant().compose({run.event: 8}).epsilon(delta=run.delta_for_noise(1e-5))
 
 
 def test_resumed_noise_has_the_size_that_was_declared(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_what_a_dead_process_reserved_is_lost(tmp_path: Path) -> None:
         assert run.steps_spent == sum(run.ledger.events.values()) == 64
         take_steps(run)
         assert list(run.batches()) == []
-        with pytest.raises(PrivacyRefusal, match="needs a batch of its own"):
+        with pytest.raises(PrivacyError, match="needs a batch of its own"):
             run.optimizer.step()
     assert (run.steps_taken, run.steps_lost) == (146, 54)
     assert run.ledger.events == {run.event: 200}
@@ -267,7 +267,7 @@ def test_however_often_it_dies_a_run_stays_within_its_budget(tmp_path: Path) -> 
     assert list(run.batches()) == []
     spent = run.ledger.events
     assert calls <= sum(spent.values()) == 200
-    assert 2.9 < RdpAccountant().price(spent).epsilon(delta=1e-4) <= 3.0
+    assert 2.9 < RdpAccountant().compose(spent).epsilon(delta=1e-4) <= 3.0
     assert run.epsilon(delta=1e-4) <= 3.0
     run.close()
 
@@ -284,7 +284,7 @@ def test_two_runs_from_one_checkpoint_add_up(tmp_path: Path) -> None:
 
 def test_two_runs_at_once_are_refused(tmp_path: Path) -> None:
     begun(tmp_path)
-    with go_on(tmp_path), pytest.raises(PrivacyRefusal, match="is open for writing elsewhere"):
+    with go_on(tmp_path), pytest.raises(PrivacyError, match="is open for writing elsewhere"):
         go_on(tmp_path)
     go_on(tmp_path).close()
 
@@ -308,7 +308,7 @@ def test_a_budget_is_that_of_everything_in_the_ledger(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl", dataset="mine")
     ledger.charge(other, 20)
     with ledger, begin(tmp_path, ledger=ledger, steps=20, noise_multiplier=None, epsilon=8.0, delta=1e-3) as run:
-        alone = RdpAccountant().price({run.event: 20}).epsilon(delta=1e-3)
+        alone = RdpAccountant().compose({run.event: 20}).epsilon(delta=1e-3)
         take_steps(run, 5)
         run.save(tmp_path / "saved")
     with go_on(tmp_path) as run:
@@ -323,7 +323,7 @@ def test_a_budget_that_others_have_used_up_since_is_refused(tmp_path: Path) -> N
         ledger.charge(Gaussian(5.0))
     parts = pair()
     before = state(parts)
-    with pytest.raises(PrivacyRefusal, match=r"beyond the budget of 3: .*other releases were made"):
+    with pytest.raises(PrivacyError, match=r"beyond the budget of 3: .*other releases were made"):
         go_on(tmp_path, parts)
     assert all(map(torch.equal, before, state(parts)))
     with Ledger(tmp_path / "ledger.jsonl", dataset="mine") as ledger:
@@ -348,7 +348,7 @@ def test_a_release_that_breaks_off_is_paid_for_and_never_repeated(tmp_path: Path
     with pytest.raises(TypeError):
         run.optimizer.step()
     run._release = release
-    with pytest.raises(PrivacyRefusal, match="needs a batch of its own"):
+    with pytest.raises(PrivacyError, match="needs a batch of its own"):
         run.optimizer.step()
     run.close()
     assert run.ledger.events == {run.event: 1}
@@ -417,14 +417,14 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
         take_steps(run, 5)
         run.save(tmp_path / "saved")
     (tmp_path / "ledger.jsonl").write_bytes(older)
-    assert_refused(tmp_path, pair(), PrivacyRefusal, "an older copy was put in its place")
+    assert_refused(tmp_path, pair(), PrivacyError, "an older copy was put in its place")
 
 
 def test_another_runs_ledger_is_refused(tmp_path: Path) -> None:
     begun(tmp_path / "a")
     begun(tmp_path / "b", noise_multiplier=1.5)
     (tmp_path / "a" / "ledger.jsonl").write_bytes((tmp_path / "b" / "ledger.jsonl").read_bytes())
-    assert_refused(tmp_path / "a", pair(), PrivacyRefusal, "that of another run")
+    assert_refused(tmp_path / "a", pair(), PrivacyError, "that of another run")
 
 
 def test_a_ledger_that_is_gone_is_asked_for(tmp_path: Path) -> None:
@@ -435,7 +435,7 @@ def test_a_ledger_that_is_gone_is_asked_for(tmp_path: Path) -> None:
     with Ledger(tmp_path / "moved.jsonl", dataset="mine") as ledger, go_on(tmp_path, ledger=ledger) as run:
         assert run.steps_left == 190
     with Ledger(tmp_path / "new.jsonl") as ledger:
-        assert_refused(tmp_path, pair(), PrivacyRefusal, "does not go on from", ledger=ledger)
+        assert_refused(tmp_path, pair(), PrivacyError, "does not go on from", ledger=ledger)
 
 
 def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path: Path) -> None:
 def test_what_mixes_examples_is_refused(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, affine=False).eval(), nn.Linear(6, 3))
     begun(tmp_path, pair(model))
-    assert_refused(tmp_path, pair(model.train()), PrivacyRefusal, "BatchNorm1d mixes examples")
+    assert_refused(tmp_path, pair(model.train()), PrivacyError, "BatchNorm1d mixes examples")
 
 
 def test_nothing_saved_is_said(tmp_path: Path) -> None:

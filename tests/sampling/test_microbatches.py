@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import BookKeeping, PerExampleClip, PrivacyRefusal, PrivateRun, Reweight, privatize
+from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette._internal.keystream import SecretKey
+from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.sampling import microbatch_size
 from noisette.sampling.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
 
@@ -43,7 +44,7 @@ class Room:
     def fits(self) -> float:
         return self.examples / self.at_work
 
-    def give_back(self) -> None:
+    def retry_smaller(self) -> None:
         self.given_back += 1
 
 
@@ -54,7 +55,7 @@ class Training:
     room: Room
     holds: float = float("inf")
     bound: float = 0.5
-    engine: BookKeeping | Reweight = field(default_factory=BookKeeping)
+    engine: BookKeeping | TwoPass = field(default_factory=BookKeeping)
     seen: list[list[int]] = field(default_factory=list)  # records of each piece that was bounded
     tried: list[int] = field(default_factory=list)  # lengths of all pieces handed out
     released: list[Tensor] = field(default_factory=list)
@@ -76,7 +77,7 @@ class Training:
             noise_multiplier=1.0,
         )
         self.run._measured = MeasuredSize(self.room)
-        self._take, self.clip.take = self.clip.take, self._watched_take
+        self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take
 
     def clipped_sum(self, losses: Tensor, *rest: Any) -> Any:
         sums = self._engine.clipped_sum(losses, *rest)
@@ -112,7 +113,7 @@ class Training:
             self.model(X[:2].double())  # the preflight has a sum of its own
             self.sums.clear()
             for batch in self.run.batches():
-                for piece in batch.pieces(size):
+                for piece in batch.microbatches(size):
                     self.piece(*piece)
                 self.step()
         return self
@@ -122,7 +123,7 @@ def lengths(training: Training) -> list[int]:
     return [len(part) for part in training.seen]
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), Reweight()], ids=["BookKeeping", "Reweight"])
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=["BookKeeping", "TwoPass"])
 @pytest.mark.parametrize("bound", [1e-3, 0.5, 1e3], ids=["all clipped", "some clipped", "none clipped"])
 @pytest.mark.parametrize(
     ("room", "holds"), [(1e9, 1e9), (12, 1e9), (1e9, 12), (1, 1e9), (1e9, 1)], ids=lambda v: f"{v:g}"
@@ -190,7 +191,7 @@ def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> Non
         for batch in training.run.batches():
             for _ in range(2):
                 with contextlib.suppress(torch.OutOfMemoryError):
-                    for piece in batch.pieces("auto"):
+                    for piece in batch.microbatches("auto"):
                         training.piece(*piece)
                     break
             training.step()
@@ -204,9 +205,9 @@ def test_piece_without_its_backward_is_refused() -> None:
     training = Training(Room(1e9))
     with training.run:
         [batch] = [next(iter(training.run.batches()))]
-        pieces = batch.pieces("auto")
+        pieces = batch.microbatches("auto")
         next(pieces)
-        with pytest.raises(PrivacyRefusal, match="0 examples of this batch went through"):
+        with pytest.raises(PrivacyError, match="0 examples of this batch went through"):
             next(pieces)
 
 
@@ -214,10 +215,10 @@ def test_batch_that_is_done_gives_no_second_round() -> None:
     training = Training(Room(1e9))
     with training.run:
         batch = next(iter(training.run.batches()))
-        for piece in batch.pieces("auto"):
+        for piece in batch.microbatches("auto"):
             training.piece(*piece)
-        with pytest.raises(PrivacyRefusal, match="45 examples of this batch went through"):
-            next(batch.pieces("auto"))
+        with pytest.raises(PrivacyError, match="45 examples of this batch went through"):
+            next(batch.microbatches("auto"))
 
 
 def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +243,7 @@ def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.Monkey
         patch.setattr(Tensor, "double", spent)
         with pytest.raises(torch.OutOfMemoryError):
             clip.backward(after)
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     for found, before in zip(total.grads, expected, strict=True):
         assert torch.equal(found, before)
@@ -273,7 +274,7 @@ def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch: pyte
     peaks |= {0: 200, 1: 300}  # of 1000 free bytes, four fifths may be used; the pieces took 100 and 200
     assert memory.fits() == pytest.approx(4)
     assert emptied == []
-    memory.give_back()
+    memory.retry_smaller()
     assert emptied == [], "the error still holds the memory"
     memory.begin()
     memory.begin()

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from noisette import PrivacyRefusal
+from noisette import PrivacyError
 from noisette._internal.keystream import SecretKey
 from noisette.sampling import poisson
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
@@ -158,7 +158,7 @@ def drawn(indices: np.ndarray, dataset: object = X, **state: int) -> Batch:
 def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:
     assert gatherer(dataset)[0] == 12
     batch, pieces = drawn(indices, dataset), []
-    for piece in batch.pieces(size):
+    for piece in batch.microbatches(size):
         pieces.append(piece)
         batch.bounded += batch.piece
     return pieces
@@ -193,7 +193,7 @@ def test_no_batch_is_cut() -> None:
     """A batch far above the mean is processed whole."""
     x = torch.arange(5000)
     batch, found = drawn(np.arange(5000), x), []
-    for piece in batch.pieces(64):
+    for piece in batch.microbatches(64):
         found.append(piece)
         batch.bounded += len(piece)
     assert torch.equal(torch.cat(found), x)
@@ -219,7 +219,7 @@ def test_columns_of_different_lengths(dataset: object) -> None:
 @pytest.mark.parametrize("size", [0, -1, 2.5, True, "big", "8"])
 def test_pieces_of_no_size(size: object) -> None:
     with pytest.raises((TypeError, ValueError), match="size"):
-        list(drawn(np.arange(3)).pieces(size))
+        list(drawn(np.arange(3)).microbatches(size))
 
 
 def test_error_while_the_next_piece_is_prepared_arrives() -> None:
@@ -235,13 +235,15 @@ def test_error_while_the_next_piece_is_prepared_arrives() -> None:
 
 def test_examples_left_out_or_twice_are_refused() -> None:
     batch = drawn(np.arange(6))
-    pieces = batch.pieces(2)
+    pieces = batch.microbatches(2)
     next(pieces)
-    with pytest.raises(PrivacyRefusal, match="0 examples of this batch went through"):
+    with pytest.raises(PrivacyError, match="0 examples of this batch went through"):
         next(pieces)
     batch = drawn(np.arange(6), bounded=6)
-    with pytest.raises(PrivacyRefusal, match="6 examples of this batch went through"):
-        next(batch.pieces(2))
+    with pytest.raises(PrivacyError, match="6 examples of this batch went through"):
+        next(batch.microbatches(2))
     again = drawn(np.arange(6))
-    next(again.pieces(6))
-    assert len(next(again.pieces(3))) == 3, "a piece that did not fit into memory may be cut anew before its backward"
+    next(again.microbatches(6))
+    assert len(next(again.microbatches(3))) == 3, (
+        "a piece that did not fit into memory may be cut anew before its backward"
+    )

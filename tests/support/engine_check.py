@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from model_cases import Case, Inputs
-from noisette.clipping.engines.book_keeping import BookKeeping, Reweight
-from noisette.clipping.engines.per_example_loop import Loop, MultiLoss
+from noisette.clipping.engines.book_keeping import BookKeeping, TwoPass
+from noisette.clipping.engines.per_example_loop import MultiLoss, PerExampleLoop
 from noisette.clipping.engines.vmap import Vmap
 from noisette.clipping.norms import ClippedSum, Clipping, Engine
 from noisette.clipping.per_example import PerExampleClip
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.gradients.tape import Record
 from oracle import clipped_sum
 
-ENGINES: list[Engine] = [BookKeeping(), Reweight(), Loop(), MultiLoss(), Vmap(chunk_size=3)]
+ENGINES: list[Engine] = [BookKeeping(), TwoPass(), PerExampleLoop(), MultiLoss(), Vmap(chunk_size=3)]
 # What torch.func cannot repeat, and why.
 NOT_FOR_VMAP = {
     "data written into a weight": "a tensor without example axis cannot be written into",
@@ -58,7 +58,7 @@ def measured(
     clip = PerExampleClip(model, bound, engine=watched)
     try:
         clip.backward(loss(model, *inputs))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
     finally:
         clip.close()
     assert total.bound == bound
@@ -70,7 +70,7 @@ def check(case: Case, engine: Engine, *, b: int, dtype: torch.dtype) -> None:
     """Norms and sums are the oracle's with none, some and all of b examples clipped; the model is left as it was."""
     model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
     if isinstance(engine, Vmap) and case.name in NOT_FOR_VMAP:
-        with pytest.raises(PrivacyRefusal, match=r"torch\.func cannot repeat"):
+        with pytest.raises(PrivacyError, match=r"torch\.func cannot repeat"):
             measured(model, case.loss, inputs, 1.0, engine)
         return
     norms = clipped_sum(model, case.loss, inputs, 1.0).norms

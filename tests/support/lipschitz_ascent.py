@@ -13,7 +13,7 @@ from torch import Tensor, nn
 Restore = Callable[[], None]
 
 
-def steepest(
+def worst_case_search(
     module: nn.Module,
     shape: tuple[int, ...],
     target: Tensor | None = None,

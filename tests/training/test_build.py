@@ -12,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import Ledger, Loop, PrivacyRefusal, models
+from noisette import Ledger, PrivacyError, models
 from noisette import nn as norms
+from noisette.clipping.engines import PerExampleLoop
 from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.run.non_private import UnclaimedRun
-from noisette.training.build import Learner, replace_batch_norm
+from noisette.run.non_private import NonPrivateRun
+from noisette.training.build import TrainingSetup, replace_batch_norm
 from noisette.training.loop import evaluate, resume, train
 from noisette.training.outcome import Outcome, Point
 from noisette.training.recipe import (
@@ -85,8 +86,8 @@ def test_every_norm_with_a_claim_trains_and_is_published(name: str, kind: type[n
 
 def test_the_mixture_trains_without_a_claim() -> None:
     outcome = run(recipe("mixture"))
-    assert isinstance(outcome.run, UnclaimedRun)
-    assert isinstance(outcome.run.bound.engine, Loop)
+    assert isinstance(outcome.run, NonPrivateRun)
+    assert isinstance(outcome.run.bound.engine, PerExampleLoop)
     assert outcome.run.steps_taken == outcome.run.steps == 4
     assert outcome.run.noise_multiplier == 1.0
     assert outcome.epsilon is None
@@ -97,11 +98,11 @@ def test_the_mixture_trains_without_a_claim() -> None:
 def test_batches_of_the_mixture_are_never_cut() -> None:
     sizes: list[int] = []
 
-    def watch(run: UnclaimedRun, point: Point) -> None:
+    def watch(run: NonPrivateRun, point: Point) -> None:
         if not sizes:
             run.bound.model.register_forward_pre_hook(lambda model, args: sizes.append(len(args[0])))
 
-    settings = recipe("mixture", training=TrainingSection(epochs=2, batch_size=50, lr=0.5, piece_size=7))
+    settings = recipe("mixture", training=TrainingSection(epochs=2, batch_size=50, lr=0.5, microbatch_size=7))
     train(settings, DATA, public=PUBLIC, ledger_path=None, on_step=watch, points=1)  # type: ignore[arg-type]
     in_training = [size for size in sizes if size > 16]
     assert in_training
@@ -109,7 +110,7 @@ def test_batches_of_the_mixture_are_never_cut() -> None:
 
 
 def test_a_plain_batch_norm_stays_refused() -> None:
-    with pytest.raises(PrivacyRefusal, match="BatchNorm1d mixes examples"):
+    with pytest.raises(PrivacyError, match="BatchNorm1d mixes examples"):
         run(recipe(None), None)
 
 
@@ -131,12 +132,13 @@ def test_statistics_are_those_of_the_public_examples_under_the_published_weights
 
 def test_the_seed_says_which_examples_are_public() -> None:
     digests = [
-        Learner(recipe(public=PublicSection("others", 16, seed)), DATA, PUBLIC).public_digest for seed in (0, 0, 1)
+        TrainingSetup(recipe(public=PublicSection("others", 16, seed)), DATA, PUBLIC).public_digest
+        for seed in (0, 0, 1)
     ]
     expected = np.ascontiguousarray(PUBLIC.train.inputs[np.random.default_rng(0).permutation(200)[:16]])
     assert digests[0] == digests[1] == hashlib.sha256(expected.tobytes()).hexdigest()
     assert digests[2] != digests[0]
-    assert Learner(recipe("group"), DATA).public_digest == ""
+    assert TrainingSetup(recipe("group"), DATA).public_digest == ""
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_public_examples_that_do_not_fit_are_refused(public: DataSet | None, mes
 
 
 def test_public_examples_that_are_private_records_are_refused() -> None:
-    with pytest.raises(PrivacyRefusal, match="16 public examples are private records too"):
+    with pytest.raises(PrivacyError, match="16 public examples are private records too"):
         run(recipe(), replace(DATA, name="others"))
 
 
@@ -205,7 +207,7 @@ def test_a_run_without_a_claim_leaves_neither_ledger_nor_checkpoint(tmp_path: Pa
 
 def test_a_run_with_a_claim_never_goes_on_as_one_without(tmp_path: Path) -> None:
     stopped(tmp_path)
-    with pytest.raises(PrivacyRefusal, match="mixes examples"):
+    with pytest.raises(PrivacyError, match="mixes examples"):
         resume(recipe("mixture"), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     assert Ledger.read(tmp_path / "ledger").events
 
@@ -217,7 +219,7 @@ def test_features_are_standardised_by_the_public_examples() -> None:
         model=ModelSection("scattering", standardised=True),
         public=PublicSection("others", examples=50, seed=3),
     )
-    learner = Learner(settings, data, public)
+    learner = TrainingSetup(settings, data, public)
     chosen = torch.as_tensor(public.train.inputs[np.random.default_rng(3).permutation(200)[:50]])
     plain = models.build("scattering", (1, 12, 12), 2).get_submodule("features")
     of_public, of_private = plain(chosen).double(), plain(torch.as_tensor(data.train.inputs)).double()
@@ -229,14 +231,14 @@ def test_features_are_standardised_by_the_public_examples() -> None:
 def test_public_examples_that_are_private_records_standardise_nothing() -> None:
     data = images("mine", 1, shape=(1, 12, 12))
     settings = recipe(None, model=ModelSection("scattering", standardised=True), public=PublicSection("others"))
-    with pytest.raises(PrivacyRefusal, match="private records too"):
-        Learner(settings, data, replace(data, name="others"))
+    with pytest.raises(PrivacyError, match="private records too"):
+        TrainingSetup(settings, data, replace(data, name="others"))
 
 
 def test_a_model_without_fixed_features_has_nothing_to_standardise() -> None:
     settings = recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others"))
     with pytest.raises(ValueError, match="no fixed features to standardise"):
-        Learner(settings, DATA, PUBLIC)
+        TrainingSetup(settings, DATA, PUBLIC)
 
 
 def lipschitz(**changes: Any) -> Recipe:
@@ -262,26 +264,26 @@ def test_a_lipschitz_network_learns_under_the_bound_of_its_layers() -> None:
 
 @pytest.mark.parametrize("clip", [0.0, 0.1])
 def test_the_bound_is_that_of_the_loss_or_of_the_clipped_scores(clip: float) -> None:
-    learner = Learner(lipschitz(lipschitz=LipschitzSection(30.0, clip, "global")), DATA)
+    learner = TrainingSetup(lipschitz(lipschitz=LipschitzSection(30.0, clip, "global")), DATA)
     assert isinstance(learner.bound, LipschitzBound)
-    [part] = learner.bound.take()
+    [part] = learner.bound.pop_sums()
     assert part.bound == pytest.approx(2**0.5 * (clip or 2**0.5), rel=1e-3), "two layers, each with that of the scores"
 
 
 @pytest.mark.parametrize(("name", "parts"), [("global", 1), ("per-layer", 2), ("optimal", 2)])
 def test_every_allocation_can_be_asked_for(name: str, parts: int) -> None:
-    learner = Learner(lipschitz(lipschitz=LipschitzSection(30.0, 0.1, name)), DATA)
-    assert len(learner.bound.take()) == parts
+    learner = TrainingSetup(lipschitz(lipschitz=LipschitzSection(30.0, 0.1, name)), DATA)
+    assert len(learner.bound.pop_sums()) == parts
 
 
 def test_a_network_that_keeps_its_weights_in_a_set_is_not_trained_out_of_it() -> None:
     with pytest.raises(ValueError, match=r"lipschitz-dense keeps its weights in a set.*\[lipschitz\] tau = 30"):
-        Learner(lipschitz(lipschitz=LipschitzSection()), DATA)
+        TrainingSetup(lipschitz(lipschitz=LipschitzSection()), DATA)
 
 
 def test_a_network_without_bounds_is_refused_by_name() -> None:
-    with pytest.raises(PrivacyRefusal, match="Linear"):
-        Learner(lipschitz(model=ModelSection("mlp")), DATA)
+    with pytest.raises(PrivacyError, match="Linear"):
+        TrainingSetup(lipschitz(model=ModelSection("mlp")), DATA)
 
 
 def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_learns_within_its_budget() -> None:
     assert last.test_accuracy > 0.8
     event = PoissonGaussian(200 / 1437, outcome.run.noise_multiplier)
     assert outcome.run.event == event
-    again = PldAccountant().price({event: outcome.run.steps}).epsilon(delta=1e-4)
+    again = PldAccountant().compose({event: outcome.run.steps}).epsilon(delta=1e-4)
     assert again == pytest.approx(outcome.epsilon, rel=1e-3)
     assert outcome.epsilon <= 8.0
     assert last.step == outcome.run.steps == round(6 * 1437 / 200)
@@ -83,7 +83,7 @@ def test_the_projection_is_part_of_the_price_and_of_the_model() -> None:
     (projection,) = [event for event in ledger if isinstance(event, Gaussian)]
     assert ledger == {projection: 1, outcome.run.event: outcome.run.steps}
     assert projection.noise_multiplier == 20.0
-    assert outcome.epsilon >= PldAccountant().price(ledger).epsilon(delta=1e-4)
+    assert outcome.epsilon >= PldAccountant().compose(ledger).epsilon(delta=1e-4)
     assert outcome.points[-1].epsilon == pytest.approx(outcome.epsilon, rel=5e-3)
     components = outcome.model.features[1].weight
     assert torch.allclose(components @ components.T, torch.eye(12), atol=1e-5)
@@ -98,7 +98,7 @@ def test_given_noise_ends_the_run_with_the_budget() -> None:
     step = outcome.run.event
     affordable = {**outcome.run.ledger.events, step: outcome.run.steps}
     assert 7.9 < outcome.epsilon <= 8.0
-    one_more = PldAccountant().price({**affordable, step: outcome.run.steps + 1})
+    one_more = PldAccountant().compose({**affordable, step: outcome.run.steps + 1})
     assert one_more.epsilon(delta=0.99e-4) > 8.0
 
 
@@ -111,7 +111,7 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
     outcome = run(replace(study(2.0, per_layer=True, max_grad_norm=0.7), projection=ProjectionSection()))
     assert outcome.layers == 3
     assert outcome.run.noise_multiplier == pytest.approx(2.0 / 3**0.5)
-    sums = outcome.run.bound.take()
+    sums = outcome.run.bound.pop_sums()
     assert [part.bound for part in sums] == pytest.approx([0.7] * 3)
     noise = [
         outcome.run.noise_multiplier * part.bound / share**0.5
@@ -123,7 +123,7 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
 def test_the_claim_can_be_that_of_the_moments_accountant() -> None:
     outcome = run(study(2.0, accountant="moments"))
     assert outcome.run.accountant.name == "moments"
-    assert outcome.epsilon >= MomentsAccountant().price(outcome.run.ledger.events).epsilon(delta=1e-4)
+    assert outcome.epsilon >= MomentsAccountant().compose(outcome.run.ledger.events).epsilon(delta=1e-4)
 
 
 def test_the_learning_rate_moves_in_a_line_and_stays() -> None:

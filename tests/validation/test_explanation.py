@@ -47,7 +47,7 @@ def test_problems() -> None:
     )
     problems = explain(model, torch.zeros(2, 6)).problems
     assert any("norm" in p and "BatchNorm1d mixes examples" in p for p in problems)
-    assert any(p.startswith("slope: hypot has no rule") and "Loop()" in p for p in problems)
+    assert any(p.startswith("slope: hypot has no rule") and "PerExampleLoop()" in p for p in problems)
     assert any(p.startswith("hidden: reaches the output by an operation that was not seen") for p in problems)
     assert len(problems) == len(set(problems))
 

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_cases import CASES, Case, Forward, attention, cnn, mlp, parameter, recurrent
-from noisette import BookKeeping, Loop, PerExampleClip, PrivacyRefusal, Reweight, Vmap
+from noisette import PerExampleClip, PrivacyError
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, Vmap
 from noisette.validation import Call, prove
-from noisette.validation.deterministic import Stilled
+from noisette.validation.deterministic import DisableRandomness
 
-ENGINES = [BookKeeping(), Reweight(), Loop()]
+ENGINES = [BookKeeping(), TwoPass(), PerExampleLoop()]
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
 
@@ -79,7 +80,7 @@ MIXING = {
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
 def test_mixing_is_refused(function, engine) -> None:
     said = "another output when the other examples change|mixes examples in its gradient"
-    with pytest.raises(PrivacyRefusal, match=said):
+    with pytest.raises(PrivacyError, match=said):
         proven(Between(function), torch.randn(4, 6), engine=engine)
 
 
@@ -99,7 +100,7 @@ CROWDED = {
 @pytest.mark.parametrize("function", CROWDED.values(), ids=CROWDED)
 @pytest.mark.parametrize("size", [2, 40])
 def test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch(function, size: int) -> None:
-    with pytest.raises(PrivacyRefusal, match="an example answers otherwise among 32 others than among 8"):
+    with pytest.raises(PrivacyError, match="an example answers otherwise among 32 others than among 8"):
         proven(Between(function), torch.randn(size, 6))
 
 
@@ -107,14 +108,14 @@ def test_a_model_that_needs_a_batch_is_refused() -> None:
     def statistics(x: Tensor) -> Tensor:
         return torch.nn.functional.batch_norm(x, None, None, training=True)
 
-    with pytest.raises(PrivacyRefusal, match="cannot answer for one example alone: Expected more than 1 value"):
+    with pytest.raises(PrivacyError, match="cannot answer for one example alone: Expected more than 1 value"):
         proven(Between(statistics), torch.randn(4, 6))
 
 
 def test_the_mixing_module_is_named() -> None:
-    with pytest.raises(PrivacyRefusal, match=r"middle \(Function\) gives an example another output"):
+    with pytest.raises(PrivacyError, match=r"middle \(Function\) gives an example another output"):
         proven(Between(MIXING["centring"]), torch.randn(4, 6))
-    with pytest.raises(PrivacyRefusal, match="mixes examples in its gradient"):
+    with pytest.raises(PrivacyError, match="mixes examples in its gradient"):
         proven(Between(MIXING["gradient of others alone"]), torch.randn(4, 6))
 
 
@@ -140,7 +141,7 @@ class Memory(nn.Module):
 @pytest.mark.parametrize("in_place", [True, False])
 def test_running_statistics_are_refused_and_put_back(engine, in_place: bool) -> None:
     model = Memory(in_place=in_place)
-    with pytest.raises(PrivacyRefusal, match="the sum of a batch differs"):
+    with pytest.raises(PrivacyError, match="the sum of a batch differs"):
         proven(model, torch.randn(4, 6), engine=engine)
     assert torch.equal(model.mean, torch.zeros(6))
 
@@ -157,7 +158,7 @@ def test_running_statistics_are_refused_and_put_back(engine, in_place: bool) -> 
 def test_batch_norm_is_refused_by_name(norm: nn.Module) -> None:
     model = nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 3))
     with pytest.raises(
-        PrivacyRefusal, match=rf"1  {type(norm).__name__} mixes examples: put PublicBatchNorm or GroupNorm"
+        PrivacyError, match=rf"1  {type(norm).__name__} mixes examples: put PublicBatchNorm or GroupNorm"
     ):
         proven(model, torch.randn(4, 6))
 
@@ -220,7 +221,7 @@ KEPT = [CountsCalls, ScaledByAllItSaw, LooksBack, RoutesWithCapacity, CentresBet
 @every_engine
 @pytest.mark.parametrize("kind", KEPT, ids=lambda k: k.__name__)
 def test_the_module_that_couples_is_named_not_the_one_it_leads_to(kind: type[nn.Module], engine) -> None:
-    with pytest.raises(PrivacyRefusal, match=rf"1 \({kind.__name__}\) gives an example another output"):
+    with pytest.raises(PrivacyError, match=rf"1 \({kind.__name__}\) gives an example another output"):
         proven(nn.Sequential(nn.Linear(6, 6), kind()), torch.randn(4, 6), engine=engine)
 
 
@@ -238,7 +239,7 @@ class CountsExamples(nn.Module):
 
 
 def test_a_model_that_counts_its_examples_is_refused() -> None:
-    with pytest.raises(PrivacyRefusal, match=r"keeps something of its inputs in 1\.seen"):
+    with pytest.raises(PrivacyError, match=r"keeps something of its inputs in 1\.seen"):
         proven(nn.Sequential(nn.Linear(6, 6), CountsExamples()), torch.randn(4, 6))
 
 
@@ -257,19 +258,19 @@ def test_what_only_rounding_moves_is_settled_in_double_precision() -> None:
         assert value is before[name][0]
         assert value.dtype is torch.float32
         assert torch.equal(value, before[name][1])
-    with pytest.raises(PrivacyRefusal, match="another output when the other examples change"):
+    with pytest.raises(PrivacyError, match="another output when the other examples change"):
         proven(nn.Sequential(model, nn.Linear(3, 3), Function(lambda x: x + x.mean(0))), torch.randn(4, 6))
 
 
 def test_running_statistics_of_instance_norm_are_refused() -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten())
-    with pytest.raises(PrivacyRefusal, match="1  InstanceNorm1d mixes examples in its running statistics"):
+    with pytest.raises(PrivacyError, match="1  InstanceNorm1d mixes examples in its running statistics"):
         proven(model, torch.randn(4, 2, 6))
     proven(model.eval(), torch.randn(4, 2, 6))
 
 
 def test_every_batch_norm_is_listed() -> None:
-    with pytest.raises(PrivacyRefusal, match=r"2 modules of the model mix examples:\n  0 .*\n  2 "):
+    with pytest.raises(PrivacyError, match=r"2 modules of the model mix examples:\n  0 .*\n  2 "):
         proven(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.BatchNorm1d(5)), torch.randn(4, 6))
 
 
@@ -300,7 +301,7 @@ class Unclipped:
 
 @pytest.mark.parametrize("engine", [Doubled(), Unclipped()], ids=lambda e: type(e).__name__)
 def test_engine_that_does_not_bound_is_refused(engine) -> None:
-    with pytest.raises(PrivacyRefusal, match="one example alone moves the sum by"):
+    with pytest.raises(PrivacyError, match="one example alone moves the sum by"):
         proven(mlp(), torch.randn(4, 6), engine=engine)
 
 
@@ -399,7 +400,7 @@ def test_embeddings_and_keyword_arguments() -> None:
 
 
 def test_model_without_an_output_for_each_example() -> None:
-    with pytest.raises(PrivacyRefusal, match="one row per example"):
+    with pytest.raises(PrivacyError, match="one row per example"):
         proven(Forward(lambda m, x: m.layer(x).sum(), layer=nn.Linear(6, 3)), torch.randn(4, 6))
 
 
@@ -409,7 +410,7 @@ def test_only_shapes_of_the_input_are_read() -> None:
 
 @pytest.mark.parametrize("function", ["centring", "experts with capacity"])
 def test_mixing_is_refused_also_where_randomness_is_stilled_around_the_call(function: str) -> None:
-    with Stilled(), pytest.raises(PrivacyRefusal, match="middle"):
+    with DisableRandomness(), pytest.raises(PrivacyError, match="middle"):
         proven(Between(MIXING[function]), torch.randn(4, 6))
 
 
@@ -422,7 +423,7 @@ def test_everything_is_as_it_was() -> None:
     state, modes = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
     clip = PerExampleClip(model, 1.0)
     prove(clip, Call((torch.randn(4, 6),), {}))
-    [pending] = clip.take()
+    [pending] = clip.pop_sums()
     clip.close()
     assert not any(g.any() for g in pending.grads)
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -459,7 +460,7 @@ class Remembers(nn.Module):
 
 def test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused() -> None:
     model = Remembers()
-    refused = pytest.raises(PrivacyRefusal, match="keeps something of its inputs in latest")
+    refused = pytest.raises(PrivacyError, match="keeps something of its inputs in latest")
     with closing(PerExampleClip(model, 1.0)) as clip, refused:
         prove(clip, Call((torch.randn(2, 4),), {}))
     assert not model.latest.any(), "nothing of the test stays behind"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def whole_file(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
+def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
     """A new file to write to, which takes the place of ``path`` at the end of the block, when it is on the disk.
 
     Args:
@@ -41,7 +41,7 @@ def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     Raises:
         OSError: it cannot be written; the older one stays.
     """
-    with whole_file(path, mode=mode) as beside:
+    with atomic_write(path, mode=mode) as beside:
         beside.write_bytes(content)
 
 

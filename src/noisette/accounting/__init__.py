@@ -4,7 +4,7 @@ from noisette.accounting.accountants.accountant import Accountant as Accountant
 from noisette.accounting.accountants.accountant import PrivacyCurve as PrivacyCurve
 from noisette.accounting.accountants.composition import NaiveComposition as NaiveComposition
 from noisette.accounting.accountants.composition import StrongComposition as StrongComposition
-from noisette.accounting.accountants.gdp import GdpExact as GdpExact
+from noisette.accounting.accountants.gdp import GdpAccountant as GdpAccountant
 from noisette.accounting.accountants.moments import MomentsAccountant as MomentsAccountant
 from noisette.accounting.accountants.pld import PldAccountant as PldAccountant
 from noisette.accounting.accountants.rdp import RdpAccountant as RdpAccountant
@@ -18,10 +18,10 @@ from noisette.accounting.events import Event as Event
 from noisette.accounting.events import Events as Events
 from noisette.accounting.events import FixedSizeGaussian as FixedSizeGaussian
 from noisette.accounting.events import Gaussian as Gaussian
+from noisette.accounting.events import GroupPrivacy as GroupPrivacy
 from noisette.accounting.events import Neighbouring as Neighbouring
 from noisette.accounting.events import PoissonGaussian as PoissonGaussian
-from noisette.accounting.events import RepeatedRuns as RepeatedRuns
-from noisette.accounting.events import SeenByGroup as SeenByGroup
+from noisette.accounting.events import RepeatAndSelect as RepeatAndSelect
 from noisette.accounting.ledger.ledger import Ledger as Ledger
 from noisette.accounting.noise_tail import TAIL_SHARE as TAIL_SHARE
 from noisette.accounting.noise_tail import tail_delta as tail_delta
@@ -34,7 +34,8 @@ __all__ = [
     "Events",
     "FixedSizeGaussian",
     "Gaussian",
-    "GdpExact",
+    "GdpAccountant",
+    "GroupPrivacy",
     "Ledger",
     "MomentsAccountant",
     "NaiveComposition",
@@ -43,8 +44,7 @@ __all__ = [
     "PoissonGaussian",
     "PrivacyCurve",
     "RdpAccountant",
-    "RepeatedRuns",
-    "SeenByGroup",
+    "RepeatAndSelect",
     "StrongComposition",
     "delta_for",
     "epsilon_curve",

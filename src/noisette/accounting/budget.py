@@ -7,11 +7,11 @@ from collections import Counter
 
 from noisette._internal import checks
 from noisette.accounting import TAIL_SHARE, Accountant, Event, Ledger, PrivacyCurve, tail_delta, tail_delta_of
-from noisette.accounting.run_parameters import Terms
-from noisette.errors import PrivacyRefusal
+from noisette.accounting.run_parameters import RunParameters
+from noisette.errors import PrivacyError
 
 
-def delta_to_calibrate(delta: float, ledger: Ledger) -> float:
+def delta_left_for_noise(delta: float, ledger: Ledger) -> float:
     """What the tail of the noise leaves of delta, before the noise of a run is known.
 
     Raises:
@@ -27,7 +27,7 @@ def delta_to_calibrate(delta: float, ledger: Ledger) -> float:
     return left
 
 
-class Spending:
+class PrivacyBudget:
     """Prices a run together with everything else in its ledger.
 
     Args:
@@ -39,10 +39,10 @@ class Spending:
     Guarantee: every price is an upper bound.
 
     Raises:
-        PrivacyRefusal: the noise is so small that the tail of its generator shows in the declared delta.
+        PrivacyError: the noise is so small that the tail of its generator shows in the declared delta.
     """
 
-    def __init__(self, terms: Terms, accountant: Accountant, ledger: Ledger, dimensions: int) -> None:
+    def __init__(self, terms: RunParameters, accountant: Accountant, ledger: Ledger, dimensions: int) -> None:
         self.accountant = accountant
         self.ledger = ledger
         self._terms = terms
@@ -55,7 +55,7 @@ class Spending:
             dimensions=dimensions,
         )
         if delta is not None and self._tail > TAIL_SHARE * delta:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"noise_multiplier={event.noise_multiplier:.4g} is so small that the tail of the noise generator alone "
                 f"costs delta={self._tail:.2g}, more than {TAIL_SHARE:.0%} of delta={delta:.2g}; ask for more noise"
             )
@@ -67,7 +67,7 @@ class Spending:
         events[self._terms.event] += more_steps
         spent = frozenset((event, times) for event, times in events.items() if times)
         if spent not in self._prices:
-            self._prices[spent] = self.accountant.price(dict(spent))
+            self._prices[spent] = self.accountant.compose(dict(spent))
         left = self.delta_for_noise(delta)
         return self._prices[spent].epsilon(delta=left) if left > 0 else math.inf
 
@@ -82,14 +82,14 @@ class Spending:
         """So many more steps are within the budget, if there is one.
 
         Raises:
-            PrivacyRefusal: they are not.
+            PrivacyError: they are not.
         """
         budget, delta = self._terms.epsilon, self._terms.delta
         if budget is None or delta is None:
             return
         price = self.epsilon(delta=delta, more_steps=steps)
         if price > budget * (1 + 1e-9):  # the order of the events moves the last digits
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"with its {steps} steps left the run would take the ledger to epsilon={price:.4g} by the "
                 f"{self.accountant.name} accountant, beyond the budget of {budget:g}: the noise is too small for so "
                 "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget"

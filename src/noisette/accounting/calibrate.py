@@ -32,9 +32,9 @@ Excess: TypeAlias = Callable[[int], float]
 NOTHING: Events = MappingProxyType({})
 
 
-def together(besides: Events, event: Event, times: int) -> Events:
+def together(prior_events: Events, event: Event, times: int) -> Events:
     """All these events: the same event on both sides happens so many times more."""
-    return {**besides, event: besides.get(event, 0) + times}
+    return {**prior_events, event: prior_events.get(event, 0) + times}
 
 
 def noise_multiplier_for(
@@ -44,7 +44,7 @@ def noise_multiplier_for(
     sampling_rate: float,
     steps: int,
     accountant: Accountant | None = None,
-    besides: Events = NOTHING,
+    prior_events: Events = NOTHING,
 ) -> float:
     """The noise multiplier with which these steps stay within the budget, and hardly more.
 
@@ -54,7 +54,7 @@ def noise_multiplier_for(
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
         accountant: prices the releases; :class:`PldAccountant` unless given.
-        besides: what else is released about the same records, and paid from the same budget.
+        prior_events: what else is released about the same records, and paid from the same budget.
 
     Guarantee: the accountant prices the result at ``epsilon`` or less. With one part in a thousand less noise it would
     be more; where the budget is kept at any noise, the result is the least noise that can be priced, 0.001.
@@ -66,7 +66,7 @@ def noise_multiplier_for(
     >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
     True
     """
-    budget = _Budget(epsilon, delta, accountant or PldAccountant(), besides)
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     probability(sampling_rate=sampling_rate)
     count(steps=steps)
     grid = _Grid(LEAST_NOISE, MOST_NOISE)
@@ -89,7 +89,7 @@ def sampling_rate_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    besides: Events = NOTHING,
+    prior_events: Events = NOTHING,
 ) -> float:
     """The largest sampling rate with which these steps stay within the budget, or hardly less.
 
@@ -99,7 +99,7 @@ def sampling_rate_for(
         noise_multiplier: standard deviation of the noise in units of the bound, above 0.
         steps: number of releases, at least 1.
         accountant: prices the releases; :class:`PldAccountant` unless given.
-        besides: what else is released about the same records, and paid from the same budget.
+        prior_events: what else is released about the same records, and paid from the same budget.
 
     Guarantee: the accountant prices the result at ``epsilon`` or less. With a rate one part in a thousand larger it
     would be more, unless the result is 1.
@@ -111,7 +111,7 @@ def sampling_rate_for(
     >>> round(rate, 4)
     0.0105
     """
-    budget = _Budget(epsilon, delta, accountant or PldAccountant(), besides)
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     positive(noise_multiplier=noise_multiplier)
     count(steps=steps)
     grid = _Grid(LEAST_RATE, 1.0)
@@ -133,7 +133,7 @@ def steps_for(
     sampling_rate: float,
     noise_multiplier: float,
     accountant: Accountant | None = None,
-    besides: Events = NOTHING,
+    prior_events: Events = NOTHING,
 ) -> int:
     """How many steps the budget pays for; 0 where it does not pay for one.
 
@@ -143,7 +143,7 @@ def steps_for(
         sampling_rate: probability in (0, 1] that an example is in a batch.
         noise_multiplier: standard deviation of the noise in units of the bound, above 0.
         accountant: prices the releases; :class:`PldAccountant` unless given.
-        besides: what else is released about the same records, and paid from the same budget.
+        prior_events: what else is released about the same records, and paid from the same budget.
 
     Guarantee: the accountant prices so many steps at ``epsilon`` or less, and one step more above it. A billion steps
     are the most that it answers.
@@ -154,7 +154,7 @@ def steps_for(
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, accountant=PldAccountant(4.0))
     11005
     """
-    budget = _Budget(epsilon, delta, accountant or PldAccountant(), besides)
+    budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
     guess = int(min(budget.distance_left**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
     return budget.last_affordable(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
@@ -167,9 +167,9 @@ def epsilon_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    besides: Events = NOTHING,
+    prior_events: Events = NOTHING,
 ) -> float:
-    """Epsilon of these steps and of what is released besides: an upper bound, like every price of the accountant.
+    """Epsilon of these steps and of what is released prior_events: an upper bound, like every price of the accountant.
 
     Args:
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
@@ -177,7 +177,7 @@ def epsilon_for(
         noise_multiplier: standard deviation of the noise in units of the bound, above 0.
         steps: number of releases, at least 1.
         accountant: prices the releases; :class:`PldAccountant` unless given.
-        besides: what else is released about the same records.
+        prior_events: what else is released about the same records.
 
     Raises:
         TypeError, ValueError: a number is outside its range.
@@ -186,8 +186,8 @@ def epsilon_for(
     0.947
     """
     count(steps=steps)
-    run = together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
-    return (accountant or PldAccountant()).price(run).epsilon(delta=delta)
+    run = together(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    return (accountant or PldAccountant()).compose(run).epsilon(delta=delta)
 
 
 def delta_for(
@@ -197,9 +197,9 @@ def delta_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    besides: Events = NOTHING,
+    prior_events: Events = NOTHING,
 ) -> float:
-    """Delta of these steps and of what is released besides: an upper bound, like every price of the accountant.
+    """Delta of these steps and of what is released prior_events: an upper bound, like every price of the accountant.
 
     Args:
         epsilon: the bound whose probability to fail is asked for, above 0.
@@ -207,7 +207,7 @@ def delta_for(
         noise_multiplier: standard deviation of the noise in units of the bound, above 0.
         steps: number of releases, at least 1.
         accountant: prices the releases; :class:`PldAccountant` unless given.
-        besides: what else is released about the same records.
+        prior_events: what else is released about the same records.
 
     Raises:
         TypeError, ValueError: a number is outside its range.
@@ -216,8 +216,8 @@ def delta_for(
     '4.25e-06'
     """
     count(steps=steps)
-    run = together(besides, PoissonGaussian(sampling_rate, noise_multiplier), steps)
-    return (accountant or PldAccountant()).price(run).delta(epsilon=epsilon)
+    run = together(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    return (accountant or PldAccountant()).compose(run).delta(epsilon=epsilon)
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,7 @@ class _Budget:
     epsilon: float
     delta: float
     accountant: Accountant
-    besides: Events
+    prior_events: Events
 
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon)
@@ -235,8 +235,8 @@ class _Budget:
 
     @cached_property
     def spent(self) -> float:
-        """Epsilon of what is released besides."""
-        return self.accountant.price(self.besides).epsilon(delta=self.delta) if self.besides else 0.0
+        """Epsilon of what is released prior_events."""
+        return self.accountant.compose(self.prior_events).epsilon(delta=self.delta) if self.prior_events else 0.0
 
     @cached_property
     def distance_left(self) -> float:
@@ -266,7 +266,7 @@ class _Budget:
 
         @cache
         def excess(number: int) -> float:
-            price = accountant.price(together(self.besides, *plan(number))).epsilon(delta=self.delta)
+            price = accountant.compose(together(self.prior_events, *plan(number))).epsilon(delta=self.delta)
             logarithm = math.log(min(max(price / self.epsilon, 0.1), 10.0))
             return logarithm if price <= self.epsilon else max(logarithm, 1e-16)  # where the quotient is rounded to 1
 
@@ -278,7 +278,7 @@ class _Budget:
                 f"the {self.accountant.name} accountant prices what was released before at epsilon={self.spent:.4g}, "
                 f"which leaves nothing of epsilon={self.epsilon} at delta={self.delta}; ask for a larger epsilon"
             )
-        beside = " beside what was released before" if self.besides else ""
+        beside = " beside what was released before" if self.prior_events else ""
         return (
             f"the {self.accountant.name} accountant cannot promise epsilon={self.epsilon} at delta={self.delta} for "
             f"{plan}{beside}; ask for a larger epsilon or delta, or another accountant"

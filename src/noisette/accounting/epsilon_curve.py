@@ -17,7 +17,7 @@ def epsilon_curve(
     checkpoints: Sequence[int],
     delta: float,
     accountant: Accountant | None = None,
-    besides: Events = NOTHING,
+    prior_events: Events = NOTHING,
 ) -> list[float]:
     """Epsilon after each of these numbers of steps, all of the same event.
 
@@ -26,7 +26,7 @@ def epsilon_curve(
         checkpoints: numbers of steps, each at least 1.
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
         accountant: ``PldAccountant(coarseness=4)`` unless given: quick, and up to 0.3 % above the default accountant.
-        besides: what was released before and is paid for together with these steps.
+        prior_events: what was released before and is paid for together with these steps.
 
     Guarantee: each value is an upper bound, like every price of the accountant.
 
@@ -40,4 +40,4 @@ def epsilon_curve(
     """
     accountant = PldAccountant(coarseness=4) if accountant is None else accountant
     count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
-    return [accountant.price(together(besides, event, steps)).epsilon(delta=delta) for steps in checkpoints]
+    return [accountant.compose(together(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]

@@ -186,7 +186,7 @@ class FixedSizeGaussian(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class SeenByGroup(Event):
+class GroupPrivacy(Event):
     """Another event, as it looks when a whole group of records is added or removed at once.
 
     Args:
@@ -196,7 +196,7 @@ class SeenByGroup(Event):
     Raises:
         TypeError, ValueError: ``records`` is not a whole number of at least 1, or the event has another relation.
 
-    >>> SeenByGroup(PoissonGaussian(0.01, 4.0), records=3).relation
+    >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
     'add or remove a group of 3 records'
     """
 
@@ -223,7 +223,7 @@ class SeenByGroup(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatedRuns(Event):
+class RepeatAndSelect(Event):
     """A search: the same run repeated a random number of times, of which the best result alone is released.
 
     The number of runs is drawn from a truncated negative binomial distribution before the search; ``shape=0`` is the
@@ -239,7 +239,7 @@ class RepeatedRuns(Event):
 
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
 
-    >>> RepeatedRuns(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
+    >>> RepeatAndSelect(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
     'add or remove one record'
     """
 

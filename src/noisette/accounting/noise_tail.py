@@ -13,9 +13,9 @@ from noisette.accounting.events import (
     Events,
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     PoissonGaussian,
-    RepeatedRuns,
-    SeenByGroup,
+    RepeatAndSelect,
 )
 
 # The largest magnitude that Box-Muller makes of a uniform number with 53 random bits, in standard deviations.
@@ -82,12 +82,12 @@ def _tail_of_one(event: Event, dimensions: int) -> float:
             noise, rate = event.noise_multiplier, event.sampling_rate
         case FixedSizeGaussian():  # one example goes and another comes
             noise, rate = event.noise_multiplier / 2, event.batch_size / event.size
-        case SeenByGroup():  # all of a group at once is the most that a step can see of it
+        case GroupPrivacy():  # all of a group at once is the most that a step can see of it
             release, rate = event.event, 1.0
             if isinstance(release, PoissonGaussian):
                 rate = min(1.0, event.records * release.sampling_rate)
             noise = release.noise_multiplier / event.records
-        case RepeatedRuns():
+        case RepeatAndSelect():
             return event.mean * tail_delta_of(dict(event.run), dimensions=dimensions)
         case _:
             raise TypeError(f"expected an event of this package, got {event!r}")

@@ -81,5 +81,5 @@ def with_noise(
 def _priced(
     batch_size: int, epochs: float, sampling_rate: float, steps: int, noise_multiplier: float, delta: float
 ) -> Setting:
-    curve = ACCOUNTANT.price({PoissonGaussian(sampling_rate, noise_multiplier): steps})
+    curve = ACCOUNTANT.compose({PoissonGaussian(sampling_rate, noise_multiplier): steps})
     return Setting(batch_size, epochs, sampling_rate, steps, noise_multiplier, curve.epsilon(delta=delta))

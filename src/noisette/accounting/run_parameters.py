@@ -12,7 +12,7 @@ from noisette.accounting.serialization import event_of, facts_of
 
 
 @dataclass(frozen=True)
-class Terms:
+class RunParameters:
     """What a run may do, and what was spent before it began.
 
     Args:

@@ -9,10 +9,10 @@ from noisette.accounting.events import (
     Event,
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     PoissonGaussian,
-    RepeatedRuns,
+    RepeatAndSelect,
     Sampled,
-    SeenByGroup,
 )
 
 
@@ -41,11 +41,11 @@ def event_of(facts: Mapping[str, Any]) -> Event:
             return PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"], _parts(facts))
         case FixedSizeGaussian.mechanism:
             return FixedSizeGaussian(facts["batch_size"], facts["size"], facts["noise_multiplier"])
-        case SeenByGroup.mechanism:
-            return SeenByGroup(_release_of(facts["event"]), facts["records"])
-        case RepeatedRuns.mechanism:
+        case GroupPrivacy.mechanism:
+            return GroupPrivacy(_release_of(facts["event"]), facts["records"])
+        case RepeatAndSelect.mechanism:
             run = tuple((_release_of(of_one), times) for of_one, times in facts["run"])
-            return RepeatedRuns(run, facts["mean"], float(facts["shape"]))
+            return RepeatAndSelect(run, facts["mean"], float(facts["shape"]))
         case unknown:
             raise ValueError(f"no event has the mechanism {unknown!r}")
 
@@ -66,9 +66,9 @@ def _numbers(event: Event) -> dict[str, Any]:
                 "size": event.size,
                 "noise_multiplier": float(event.noise_multiplier),
             }
-        case SeenByGroup():
+        case GroupPrivacy():
             return {"event": facts_of(event.event), "records": event.records}
-        case RepeatedRuns():
+        case RepeatAndSelect():
             run = [[facts_of(of_one), times] for of_one, times in event.run]
             # An infinite shape is no JSON number; float() reads the word.
             return {"run": run, "mean": float(event.mean), "shape": str(float(event.shape))}

@@ -20,7 +20,7 @@ LENGTH = 1000.0
 _ELSEWHERE = 8  # axes of the ordinary records
 
 
-class Arena(Protocol):
+class CanaryModel(Protocol):
     """A model and its records."""
 
     @property

@@ -21,7 +21,7 @@ from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
 from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
 from noisette.mechanisms.gaussian import shares_of
 from noisette.run.private import privatize
-from noisette.validation.deterministic import Stilled, stilled_again
+from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
 
 Records = tuple[Tensor, ...]  # columns, each with the records on its first axis
 Draw = Callable[[int], Records]
@@ -96,7 +96,7 @@ def audit_neighbours(
 
     Raises:
         ValueError: a number outside its domain.
-        PrivacyRefusal: the preflight refuses the model, or the bound the losses.
+        PrivacyError: the preflight refuses the model, or the bound the losses.
     """
     checks.all_of(
         lambda: checks.positive(noise_multiplier=noise_multiplier),
@@ -139,7 +139,7 @@ def _climbed(model: nn.Module, record: Records, losses: Losses) -> Records:
     for _ in range(_ROUNDS):
         at.requires_grad_()
         try:
-            with Stilled():
+            with DisableRandomness():
                 [loss] = losses(model, (at, *rest))
             grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
             size = torch.stack([g.square().sum() for g in grads if g is not None]).sum()
@@ -152,11 +152,11 @@ def _climbed(model: nn.Module, record: Records, losses: Losses) -> Records:
 
 def _sum(bound: GradientBound, records: Records, losses: Losses) -> Tensor:
     """What the bound hands on, flat, in units of the noise at multiplier one: a record moves it by at most one."""
-    with torch.enable_grad(), Stilled():
+    with torch.enable_grad(), DisableRandomness():
         found = losses(bound.model, records)
-    with stilled_again(bound.model):
+    with randomness_disabled_in_recomputation(bound.model):
         bound.backward(found)
-    sums = bound.take()
+    sums = bound.pop_sums()
     return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
 
 
@@ -204,11 +204,11 @@ def _run(
         noise_multiplier=noise_multiplier,
     ) as run:
         for batch in run.batches():
-            weights = _weights(bound.take())
-            for piece in batch.pieces(expected):
-                with Stilled():
+            weights = _weights(bound.pop_sums())
+            for piece in batch.microbatches(expected):
+                with DisableRandomness():
                     found = losses(bound.model, piece)
-                with stilled_again(bound.model):
+                with randomness_disabled_in_recomputation(bound.model):
                     run.backward(found)
             optimizer.step()
             released = torch.cat([_grad(p).flatten() * w for part, w in weights for p in part.params])

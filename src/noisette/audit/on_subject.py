@@ -17,7 +17,7 @@ _CANARIES, _DENSE_CANARIES = 20_000, 4_096
 def play_step(subject: Subject, *, steps: int) -> StepAudit:
     """The step audit under the subject's way of bounding, and its noise."""
     noise = subject.claim.noise_multiplier
-    return audit_bound(subject.bound_of, noise_multiplier=noise, arena=subject.arena(), steps=steps)
+    return audit_bound(subject.bound_of, noise_multiplier=noise, canary_model=subject.canary_model(), steps=steps)
 
 
 def play_neighbours(subject: Subject, *, pairs: int) -> NeighbourAudit:
@@ -25,7 +25,7 @@ def play_neighbours(subject: Subject, *, pairs: int) -> NeighbourAudit:
 
     Raises:
         ValueError: the recipe is not known.
-        PrivacyRefusal: the preflight refuses the model.
+        PrivacyError: the preflight refuses the model.
     """
     learner = subject.learner()
     inputs, targets = (column.clone() for column in learner.examples.tensors)
@@ -53,6 +53,6 @@ def play_runs(subject: Subject, *, on_step: Progress) -> RunAudit:
         noise_multiplier=subject.claim.noise_multiplier,
         sampling_rate=subject.claim.sampling_rate,
         steps=subject.steps,
-        arena=lambda: LipschitzAxes(_DENSE_CANARIES) if subject.lipschitz else Rows(_CANARIES),
+        canary_model=lambda: LipschitzAxes(_DENSE_CANARIES) if subject.lipschitz else Rows(_CANARIES),
         on_step=on_step,
     )

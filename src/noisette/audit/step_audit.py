@@ -12,10 +12,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from noisette._internal import checks
-from noisette.audit.canary_models import Arena, Canaries
+from noisette.audit.canary_models import Canaries, CanaryModel
 from noisette.audit.certificate import certified_mu, epsilon_of
 from noisette.audit.scores import Scores
-from noisette.audit.step_game import MakesBound, Step, play, play_step
+from noisette.audit.step_game import MakesBound, Step, play_step, run_step_game
 
 FALSE_ALARM = 1e-9
 _LAGS_LEFT_OUT = 20  # the longest ones, of which there is next to nothing in a step
@@ -121,7 +121,7 @@ def audit_bound(
     bound_of: MakesBound,
     *,
     noise_multiplier: float,
-    arena: Arena | None = None,
+    canary_model: CanaryModel | None = None,
     steps: int = 24,
     false_alarm: float = FALSE_ALARM,
 ) -> StepAudit:
@@ -134,7 +134,7 @@ def audit_bound(
     >>> audit.verdict
     <Verdict.CONSISTENT: 'consistent'>
     """
-    scores = play(bound_of, noise_multiplier=noise_multiplier, arena=arena, steps=steps)
+    scores = run_step_game(bound_of, noise_multiplier=noise_multiplier, canary_model=canary_model, steps=steps)
     return StepAudit(scores, false_alarm=false_alarm)
 
 

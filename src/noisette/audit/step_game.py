@@ -13,55 +13,59 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.audit.canary_models import Arena, Axes, Canaries
+from noisette.audit.canary_models import Axes, Canaries, CanaryModel
 from noisette.audit.scores import Scores
 from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
 from noisette.mechanisms.gaussian import shares_of
 from noisette.run.private import privatize
 
-_PIECE = 200
+_MICROBATCH = 200
 _LR = 0.1
 
 MakesBound = Callable[[nn.Module], GradientBound]
 Step = Callable[[Tensor], Tensor]
 
 
-def play(bound_of: MakesBound, *, noise_multiplier: float, arena: Arena | None = None, steps: int = 24) -> Scores:
+def run_step_game(
+    bound_of: MakesBound, *, noise_multiplier: float, canary_model: CanaryModel | None = None, steps: int = 24
+) -> Scores:
     """Play the game through the real loop of :func:`noisette.privatize`.
 
     Args:
-        bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0, engine=Loop())``.
+        bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0)``.
         noise_multiplier: of the run.
-        arena: model, records and losses; ``Axes()`` unless given.
+        canary_model: model, records and losses; ``Axes()`` unless given.
         steps: how many; each gives a score for every canary.
 
     Raises:
         ValueError: a number outside its domain.
-        PrivacyRefusal: the preflight, or the bound, refuses.
+        PrivacyError: the preflight, or the bound, refuses.
     """
     checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
-    arena = arena if arena is not None else Axes()
-    bound = bound_of(arena.model)
+    canary_model = canary_model if canary_model is not None else Axes()
+    bound = bound_of(canary_model.model)
     optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=_LR)
-    expected = len(arena.records) / 2
+    expected = len(canary_model.records) / 2
     values, coins, shift = [], [], 0.0
     with privatize(
         bound,
         optimizer,
-        arena.records,
+        canary_model.records,
         sampling_rate=0.5,
         expected_batch_size=expected,
         steps=steps,
         noise_multiplier=noise_multiplier,
     ) as run:
         for batch in run.batches():
-            axes = Axis.of(bound.take(), bound.parameters)  # nothing is pending yet, but the bounds of the batch stand
-            for piece in batch.pieces(_PIECE):
-                run.backward(arena.losses(bound.model(piece)))
+            axes = Axis.of(
+                bound.pop_sums(), bound.parameters
+            )  # nothing is pending yet, but the bounds of the batch stand
+            for piece in batch.microbatches(_MICROBATCH):
+                run.backward(canary_model.losses(bound.model(piece)))
             optimizer.step()
             shift = axes.shift / noise_multiplier
-            values.append(axes.scores(arena.canaries, expected) / noise_multiplier)
-            coins.append(np.isin(np.arange(arena.canaries), batch.indices))
+            values.append(axes.scores(canary_model.canaries, expected) / noise_multiplier)
+            coins.append(np.isin(np.arange(canary_model.canaries), batch.indices))
             optimizer.zero_grad()
     return Scores(np.array(values), np.array(coins), noise_multiplier, shift)
 

@@ -14,15 +14,15 @@ from torch import nn
 
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.accounting.ledger.ledger import LEDGER_FILE
-from noisette.audit.canary_models import Arena, Axes, BehindPublicNorm, LipschitzAxes
-from noisette.clipping.clipping_rules import ClippingRule, Flat, PerLayer
+from noisette.audit.canary_models import Axes, BehindPublicNorm, CanaryModel, LipschitzAxes
+from noisette.clipping.clipping_rules import ClippingRule, FlatClipping, PerLayerClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet, Split, names
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.run.private import privatize
-from noisette.training.build import Learner, principal_components_of
+from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.cost import length
 from noisette.training.recipe import (
     ACCOUNTANTS,
@@ -90,7 +90,7 @@ class Subject:
 
         Raises:
             ValueError: the recipe makes no claim, or does not fit the data.
-            PrivacyRefusal: the budget does not pay for the run.
+            PrivacyError: the budget does not pay for the run.
         """
         if recipe.model.couples:
             raise ValueError("a recipe that couples its examples makes no claim, so there is nothing to audit")
@@ -114,13 +114,13 @@ class Subject:
             )
             run.close()
         lipschitz, clip = recipe.lipschitz.used, recipe.lipschitz.logit_clip
-        rule = PerLayer(privacy.max_grad_norm) if privacy.per_layer else Flat(privacy.max_grad_norm)
+        rule = PerLayerClipping(privacy.max_grad_norm) if privacy.per_layer else FlatClipping(privacy.max_grad_norm)
         return cls(
             run.event,
             steps,
             privacy.budget,
             privacy.delta,
-            (Flat(clip) if clip else None) if lipschitz else rule,
+            (FlatClipping(clip) if clip else None) if lipschitz else rule,
             lipschitz,
             recipe.model.batch_norm == "public",
             shapes,
@@ -155,7 +155,7 @@ class Subject:
             facts["steps"],
             facts["epsilon"],
             facts["delta"],
-            (PerLayer(clip) if facts["layers"] > 1 else Flat(clip)) if clip else None,
+            (PerLayerClipping(clip) if facts["layers"] > 1 else FlatClipping(clip)) if clip else None,
             bool(bounds),
             facts["batch_norm"] == "public",
             Shapes(
@@ -169,7 +169,7 @@ class Subject:
             unknown,
         )
 
-    def arena(self) -> Arena:
+    def canary_model(self) -> CanaryModel:
         """Canaries that fit the way in which one record is bounded."""
         if self.lipschitz:
             return LipschitzAxes()
@@ -182,7 +182,7 @@ class Subject:
         shape = LipschitzAxes().input_shape
         return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=self.clipping)
 
-    def learner(self) -> Learner:
+    def learner(self) -> TrainingSetup:
         """The run's own model and bound, always with the same weights, on random records.
 
         Raises:
@@ -230,10 +230,10 @@ class Subject:
         return self.recipe
 
 
-def _learner(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> Learner:
+def _learner(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
     records, examples = shapes.stand_in(0), recipe.public.examples
     public = shapes.stand_in(1, examples) if recipe.public.data else None
-    return Learner(recipe, records, public, lambda: principal_components_of(recipe, records, ledger))
+    return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger))
 
 
 def _facts(folder: Path) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
             seed=facts["seed"],
             **{key: facts["learning"][key] for key in ("lr", "momentum", "cosine", "lr_end", "lr_epochs")},
             averaging=facts["learning"]["averaging"],
-            piece_size=facts["learning"]["piece_size"],
+            microbatch_size=facts["learning"]["microbatch_size"],
         ),
         ProjectionSection(facts["components"], facts["components_noise_multiplier"]),
         public if facts["public_data"] else PublicSection(),

@@ -15,13 +15,13 @@ import torch
 
 from noisette._internal import checks
 from noisette.accounting import Accountant
-from noisette.audit.canary_models import Arena, Rows
+from noisette.audit.canary_models import CanaryModel, Rows
 from noisette.audit.certificate import certified_epsilon
 from noisette.audit.step_audit import Verdict
 from noisette.audit.step_game import Axis, MakesBound
 from noisette.run.private import privatize
 
-_PIECE = 4096
+_MICROBATCH = 4096
 _CANARIES = 20_000
 DELTAS = (1e-2, 1e-5)  # rates prove most where delta is large
 
@@ -112,7 +112,7 @@ def audit_run(
     noise_multiplier: float,
     sampling_rate: float,
     steps: int,
-    arena: Callable[[], Arena] = lambda: Rows(_CANARIES),
+    canary_model: Callable[[], CanaryModel] = lambda: Rows(_CANARIES),
     score: RunScore = LikelihoodRatio(),
     runs: int = 1,
     deltas: Sequence[float] = DELTAS,
@@ -127,7 +127,7 @@ def audit_run(
         noise_multiplier: of the runs.
         sampling_rate: of the runs.
         steps: of each run.
-        arena: makes model, records and losses.
+        canary_model: makes model, records and losses.
         score: how a canary's steps become one score.
         runs: how many, each with all canaries.
         deltas: at which the run is priced.
@@ -140,7 +140,7 @@ def audit_run(
 
     Raises:
         ValueError: a number outside its domain.
-        PrivacyRefusal: the preflight, or the bound, refuses.
+        PrivacyError: the preflight, or the bound, refuses.
     """
     checks.all_of(
         lambda: checks.count(runs=runs),
@@ -151,7 +151,7 @@ def audit_run(
     outside: list[np.ndarray] = []
     claimed: list[float] = []
     for k in range(runs):
-        made = arena()
+        made = canary_model()
         half = made.canaries // 2
         records = torch.cat([made.records[:half], made.records[made.canaries :]])
         bound = bound_of(made.model)
@@ -169,8 +169,8 @@ def audit_run(
             accountant=accountant,
         ) as run:
             for step, batch in enumerate(run.batches(), 1):
-                axis = Axis.of(bound.take(), bound.parameters)
-                for piece in batch.pieces(_PIECE):
+                axis = Axis.of(bound.pop_sums(), bound.parameters)
+                for piece in batch.microbatches(_MICROBATCH):
                     run.backward(made.losses(bound.model(piece)))
                 optimizer.step()
                 seen = axis.scores(made.canaries, expected) / noise_multiplier

@@ -14,8 +14,8 @@ from noisette.bench.step_time import step_times
 Rows = dict[str, dict[str, Any]]
 Measure = Callable[[Cell, Sequence[str], Settings, Callable[[float], None]], Rows]
 
-# The methods of the paper, nxBP being its baseline and Reweight its own, and noisette's default.
-_PAPER = tuple(name for name in ("plain", "BookKeeping", "Reweight", "MultiLoss", "nxBP") if name in METHODS)
+# The methods of the paper, nxBP being its baseline and TwoPass its own, and noisette's default.
+_PAPER = ("plain", "BookKeeping", "TwoPass", "MultiLoss", "nxBP")
 _ALL = tuple(METHODS)
 _CLIPLESS = ("plain", "Clipless", "BookKeeping", *(name for name in ("Opacus-functorch",) if name in METHODS))
 _LIPSCHITZ = ("lipschitz-dense", "lipschitz-mixer", "lipschitz-conv")

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-import noisette
 from noisette._internal.keystream import SecretKey
 from noisette.bench.peers import opacus_methods
 from noisette.bench.step import LEARNING_RATE, MAX_GRAD_NORM, NOISE_MULTIPLIER, Method, Step
+from noisette.clipping import engines
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.lipschitz.bound import LipschitzBound
@@ -44,7 +44,7 @@ def by_engine(engine: Callable[[], Engine]) -> Method:
 
         def step() -> None:
             clip.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
-            release(clip.take(), names, step=next(steps))
+            release(clip.pop_sums(), names, step=next(steps))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -64,7 +64,7 @@ def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 
     def step() -> None:
         bound.backward(loss(model(inputs), targets))
-        release(bound.take(), names, step=next(steps))
+        release(bound.pop_sums(), names, step=next(steps))
         optimizer.step()
         bound.after_step()
         optimizer.zero_grad()
@@ -91,10 +91,10 @@ def nxbp(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     return step
 
 
-ENGINES = tuple(name for name in ("BookKeeping", "Reweight", "MultiLoss", "Loop", "Vmap") if hasattr(noisette, name))
+ENGINES = ("BookKeeping", "TwoPass", "MultiLoss", "PerExampleLoop", "Vmap")
 METHODS: dict[str, Method] = {
     "plain": plain,
-    **{name: by_engine(getattr(noisette, name)) for name in ENGINES},
+    **{name: by_engine(getattr(engines, name)) for name in ENGINES},
     "Clipless": clipless,
     "nxBP": nxbp,
     **opacus_methods(),

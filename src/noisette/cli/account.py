@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from noisette._internal import checks
-from noisette.accounting import FixedSizeGaussian, PoissonGaussian, SeenByGroup
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian
 from noisette.cli.accountants import ACCOUNTANTS, AccountantName
 from noisette.cli.errors import plain_errors
 from noisette.cli.plot import PlotFile, check_plot
@@ -53,7 +53,7 @@ def account(
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
         partial(check_plot, plot),
     )
-    event: PoissonGaussian | FixedSizeGaussian | SeenByGroup
+    event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy
     if sampling_rate is None:
         assert batch_size is not None
         assert size is not None
@@ -61,8 +61,8 @@ def account(
     else:
         event = PoissonGaussian(sampling_rate, noise_multiplier)
         if group_size > 1:
-            event = SeenByGroup(event, group_size)
-    curve = ACCOUNTANTS[accountant][0].price({event: steps})
+            event = GroupPrivacy(event, group_size)
+    curve = ACCOUNTANTS[accountant][0].compose({event: steps})
     if delta is None:
         assert epsilon is not None
         price = Price(event, steps, accountant, epsilon, curve.delta(epsilon=epsilon), found="delta")

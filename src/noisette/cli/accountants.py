@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from noisette.accounting import (
     Accountant,
-    GdpExact,
+    GdpAccountant,
     MomentsAccountant,
     NaiveComposition,
     PldAccountant,
@@ -24,7 +24,7 @@ class AccountantName(StrEnum):
     STRONG = StrongComposition().name
     STRONG_PAPER = StrongComposition(as_printed=True).name
     NAIVE = NaiveComposition().name
-    GDP = GdpExact.name
+    GDP = GdpAccountant.name
 
 
 ACCOUNTANTS: dict[AccountantName, tuple[Accountant, str]] = {
@@ -34,7 +34,7 @@ ACCOUNTANTS: dict[AccountantName, tuple[Accountant, str]] = {
     AccountantName.STRONG: (StrongComposition(), "strong composition"),
     AccountantName.STRONG_PAPER: (StrongComposition(as_printed=True), "the printed, optimistic form: no guarantee"),
     AccountantName.NAIVE: (NaiveComposition(), "sum of all epsilons"),
-    AccountantName.GDP: (GdpExact(), "closed form for releases over all records"),
+    AccountantName.GDP: (GdpAccountant(), "closed form for releases over all records"),
 }
 
 OPTIMISTIC = frozenset({AccountantName.STRONG_PAPER})

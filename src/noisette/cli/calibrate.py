@@ -97,5 +97,5 @@ def _found(given: Mapping[str, float | None], name: AccountantName) -> Price:
     event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
     if missing in ("epsilon", "delta"):
         return Price(event, steps, name, run["epsilon"], run["delta"], missing)
-    epsilon = accountant.price({event: steps}).epsilon(delta=run["delta"])
+    epsilon = accountant.compose({event: steps}).epsilon(delta=run["delta"])
     return Price(event, steps, name, epsilon, run["delta"], missing, budget=run["epsilon"])

@@ -143,11 +143,11 @@ def _examined(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> lis
 
 
 def _line(name: str, look: Callable[[], str]) -> _Line:
-    from noisette.errors import PrivacyRefusal
+    from noisette.errors import PrivacyError
 
     try:
         return _Line(name, True, look())
-    except PrivacyRefusal as refusal:
+    except PrivacyError as refusal:
         return _Line(name, False, str(refusal))
 
 
@@ -160,24 +160,24 @@ def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
     """What is trained, each of it with a rule or a bound.
 
     Raises:
-        PrivacyRefusal: naming every use of a parameter that has none.
+        PrivacyError: naming every use of a parameter that has none.
     """
-    from noisette.errors import PrivacyRefusal
+    from noisette.errors import PrivacyError
     from noisette.lipschitz.bound import LipschitzBound
-    from noisette.validation import mixing_modules
+    from noisette.validation import batch_mixing_modules
     from noisette.validation.explain import explain
 
     parameters = bound.parameters
     trained = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters.values()):,} numbers"
     left = sorted(_trainable(bound.model) - parameters.keys())
     if left:
-        raise PrivacyRefusal(f"{', '.join(left)} would be trained without a bound; freeze them or bound them")
+        raise PrivacyError(f"{', '.join(left)} would be trained without a bound; freeze them or bound them")
     if isinstance(bound, LipschitzBound):
         return trained
     explanation = explain(bound.model, *inputs)
-    mixing = mixing_modules(bound.model)
+    mixing = batch_mixing_modules(bound.model)
     if problems := [problem for problem in explanation.problems if problem not in mixing]:
-        raise PrivacyRefusal("\n".join(problems))
+        raise PrivacyError("\n".join(problems))
     idle = ", ".join(explanation.unused)
     return f"{trained}; not used here, but noised all the same: {idle}" if idle else trained
 

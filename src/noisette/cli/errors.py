@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 EXIT_CODE = 2
 INTERRUPTED = 130  # what shells expect of a command that was stopped with Ctrl-C
@@ -22,6 +22,6 @@ def plain_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, TypeError, OverflowError, OSError, PrivacyRefusal) as error:
+    except (ValueError, TypeError, OverflowError, OSError, PrivacyError) as error:
         typer.echo("\n".join([f"Error: {error}", *getattr(error, "__notes__", [])]), err=True)
         raise typer.Exit(EXIT_CODE) from None

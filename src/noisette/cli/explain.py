@@ -49,7 +49,7 @@ def explain(
 
     Nothing is trained and no data is read. Exit code 1 if the model is refused.
     """
-    from noisette.errors import PrivacyRefusal
+    from noisette.errors import PrivacyError
     from noisette.lipschitz.bound import LipschitzBound
     from noisette.validation.explain import explain as explain_model
 
@@ -62,7 +62,7 @@ def explain(
         if batch_norm is not None:
             _replace_batch_norm(model, batch_norm, inputs)
         explanation = explain_model(model, *inputs)
-    except PrivacyRefusal:
+    except PrivacyError:
         raise
     except (RuntimeError, TypeError) as error:
         raise ValueError(

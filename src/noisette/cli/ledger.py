@@ -18,10 +18,10 @@ from noisette.accounting import (
     Events,
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     Ledger,
     PoissonGaussian,
-    RepeatedRuns,
-    SeenByGroup,
+    RepeatAndSelect,
     tail_delta_of,
 )
 from noisette.accounting.events import Event, check_events
@@ -30,7 +30,7 @@ from noisette.accounting.serialization import facts_of
 from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
 from noisette.cli.errors import plain_errors
 from noisette.cli.prices import rounded_down, rounded_up
-from noisette.errors import Unpriceable
+from noisette.errors import UnsupportedEventError
 
 ledger = typer.Typer(
     name="ledger",
@@ -154,7 +154,7 @@ def _file(place: Path) -> Path:
 
 
 def _seen_by_group(events: Events, records: int) -> Events:
-    return events if records == 1 else {SeenByGroup(event, records): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses what has no group
+    return events if records == 1 else {GroupPrivacy(event, records): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses what has no group
 
 
 def _prices(
@@ -163,18 +163,18 @@ def _prices(
     """Epsilon by each accountant that has a price, infinite where no delta is left, and why the others have none.
 
     Raises:
-        Unpriceable: the one that was chosen has none, or none of all has.
+        UnsupportedEventError: the one that was chosen has none, or none of all has.
     """
     prices: dict[AccountantName, float] = {}
     refusals: dict[AccountantName, str] = {}
     for name in [chosen] if chosen else AccountantName:
         try:
-            curve = ACCOUNTANTS[name][0].price(events)
+            curve = ACCOUNTANTS[name][0].compose(events)
             prices[name] = curve.epsilon(delta=delta) if delta > 0 else math.inf
-        except Unpriceable as refusal:
+        except UnsupportedEventError as refusal:
             refusals[name] = str(refusal)
     if not prices:
-        raise Unpriceable("\n".join(refusals.values()))
+        raise UnsupportedEventError("\n".join(refusals.values()))
     return prices, refusals
 
 
@@ -194,9 +194,9 @@ def _in_words(event: Event) -> str:
         case FixedSizeGaussian():
             batch = f"{event.batch_size:,} of {event.size:,} records"
             return f"fixed-size Gaussian, {batch}, noise {rounded_down(event.noise_multiplier)}"
-        case SeenByGroup():
+        case GroupPrivacy():
             return f"{_in_words(event.event)}, for a group of {event.records:,}"
-        case RepeatedRuns():
+        case RepeatAndSelect():
             run = " and ".join(f"{times:,} × {_in_words(of_one)}" for of_one, times in event.run)
             return f"best of about {rounded_up(event.mean)} runs (shape {event.shape:g}) of {run}"
         case _:

@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette.accounting import Accountant, FixedSizeGaussian, PldAccountant, PoissonGaussian, SeenByGroup
+from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PldAccountant, PoissonGaussian
 from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
-from noisette.errors import Unpriceable
+from noisette.errors import UnsupportedEventError
 
 if TYPE_CHECKING:
     from noisette.training.report.plan_figures import Panel
@@ -52,7 +52,7 @@ _QUICK = PldAccountant(coarseness=4)  # for the course of a line, at most 0.3 % 
 class Price:
     """A run, what it costs, which of its numbers was asked for, and the budget it had to keep, if any."""
 
-    event: PoissonGaussian | FixedSizeGaussian | SeenByGroup
+    event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy
     steps: int
     accountant: AccountantName
     epsilon: float
@@ -74,7 +74,7 @@ class Price:
 
     @property
     def _release(self) -> PoissonGaussian | FixedSizeGaussian:
-        return self.event.event if isinstance(self.event, SeenByGroup) else self.event  # pyright: ignore[reportReturnType]
+        return self.event.event if isinstance(self.event, GroupPrivacy) else self.event  # pyright: ignore[reportReturnType]
 
     def _facts(self) -> dict[str, Any]:
         release = self._release
@@ -165,8 +165,8 @@ class Price:
     def _value(self, accountant: Accountant, steps: int) -> float | None:
         """What an accountant says of so many steps, if it has a price for them."""
         try:
-            curve = accountant.price({self.event: steps})
-        except Unpriceable:
+            curve = accountant.compose({self.event: steps})
+        except UnsupportedEventError:
             return None
         return curve.delta(epsilon=self.epsilon) if self.found == "delta" else curve.epsilon(delta=self.delta)
 

@@ -13,7 +13,7 @@ from noisette.cli.errors import TERMINATED
 from noisette.training.report import percent, upward
 
 if TYPE_CHECKING:
-    from noisette.run.dp_sgd import NoisyRun
+    from noisette.run.dp_sgd import DpSgdRun
     from noisette.training.outcome import Point
 
 
@@ -42,7 +42,7 @@ class Watch:
         self._asked_to_stop: BaseException | None = None
         self._stepping = False
 
-    def on_step(self, run: NoisyRun, point: Point) -> None:
+    def on_step(self, run: DpSgdRun, point: Point) -> None:
         """A step is done.
 
         Raises:

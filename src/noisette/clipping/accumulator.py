@@ -26,7 +26,7 @@ class Pending:
         # That memory is there, so nothing can fail any more.
         self._sums |= {name: held[name].add_(sum) if name in held else sum for name, sum in sums.items()}
 
-    def take(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def pop_sums(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What is pending for these parameters, zeros where nothing reached them; then start anew."""
         sums, self._sums = self._sums, {}
         return {name: sums[name] if name in sums else torch.zeros_like(p) for name, p in parameters.items()}

@@ -67,7 +67,7 @@ def factors_within(groups: Sequence[Group], norms: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatClipping:
     """One norm over all trainable parameters, and one bound: factor min(1, C / norm).
 
     Args:
@@ -76,7 +76,7 @@ class Flat:
     Guarantee: one example moves the sum by at most C.
     Source: Abadi et al. 2016, algorithm 1.
 
-    >>> [(group.names, group.bound) for group in Flat(1.0).groups(["w", "b"])]
+    >>> [(group.names, group.bound) for group in FlatClipping(1.0).groups(["w", "b"])]
     [(('w', 'b'), 1.0)]
     """
 
@@ -90,7 +90,7 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class PerLayer:
+class PerLayerClipping:
     """A norm for the parameters of each module, each clipped to C / sqrt(K) where there are K modules.
 
     Args:
@@ -100,7 +100,7 @@ class PerLayer:
     Source: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", section 2.3.
 
     >>> names = ["0.weight", "0.bias", "2.weight", "scale", "4.weight"]
-    >>> [(group.names, group.bound) for group in PerLayer(3.0).groups(names)]
+    >>> [(group.names, group.bound) for group in PerLayerClipping(3.0).groups(names)]
     [(('0.weight', '0.bias'), 1.5), (('2.weight',), 1.5), (('scale',), 1.5), (('4.weight',), 1.5)]
     """
 
@@ -118,7 +118,7 @@ class PerLayer:
 
 
 @dataclass(frozen=True)
-class PerGroup:
+class GroupwiseClipping:
     """A norm and a bound of its own for each group of parameters.
 
     Args:
@@ -128,7 +128,7 @@ class PerGroup:
     Guarantee: one example moves the sum of each group by at most its bound.
     Source: Abadi et al. 2016, section 4 (a norm for each layer).
 
-    >>> rule = PerGroup({"body": 1.0, "head": 0.1})
+    >>> rule = GroupwiseClipping({"body": 1.0, "head": 0.1})
     >>> [(group.names, group.bound) for group in rule.groups(["body.0.weight", "body.1.weight", "head.bias"])]
     [(('body.0.weight', 'body.1.weight'), 1.0), (('head.bias',), 0.1)]
     """
@@ -150,7 +150,7 @@ class PerGroup:
                 problems.append(f"{name} is in {' and '.join(prefixes) or 'no group'}")
         if problems:
             raise ValueError(
-                "PerGroup needs every trainable parameter in exactly one group:\n  " + "\n  ".join(problems)
+                "GroupwiseClipping needs every trainable parameter in exactly one group:\n  " + "\n  ".join(problems)
             )
         return [Group(held[prefix], float(bound)) for prefix, bound in self.bounds.items()]
 
@@ -160,7 +160,7 @@ def _lies_under(name: str, prefix: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Automatic:
+class AutomaticClipping:
     """Every gradient is brought near the bound, small ones too: factor C / (norm + stability).
 
     The learning rate then need not be tuned with C.
@@ -172,7 +172,7 @@ class Automatic:
     Guarantee: one example moves the sum by at most C.
     Source: Bu et al. 2022, "Automatic Clipping", AUTO-S.
 
-    >>> [group] = Automatic(1.0).groups(["w"])
+    >>> [group] = AutomaticClipping(1.0).groups(["w"])
     >>> [round(factor, 4) for factor in group.factor(torch.tensor([0.0, 0.01, 1.99])).tolist()]
     [100.0, 50.0, 0.5]
     """
@@ -195,7 +195,7 @@ _GRID = (0.0, *(10.0 ** (k / 10) for k in range(-120, 121)))
 
 
 @dataclass(frozen=True)
-class OwnFactor:
+class CustomClipping:
     """A factor of your own, a function of the norm.
 
     It is tried on norms from 1e-12 to 1e12 and zero when the rule is made, and held to min(factor, C / norm) always.
@@ -211,8 +211,8 @@ class OwnFactor:
     Raises:
         ValueError: the function returned something else; the message says at which norm.
 
-    >>> rule = OwnFactor(lambda norms: 0.5 / (1 + norms), max_grad_norm=1.0)
-    >>> OwnFactor(lambda norms: 1 / (norms - 3), max_grad_norm=1.0)
+    >>> rule = CustomClipping(lambda norms: 0.5 / (1 + norms), max_grad_norm=1.0)
+    >>> CustomClipping(lambda norms: 1 / (norms - 3), max_grad_norm=1.0)
     Traceback (most recent call last):
       ...
     ValueError: the factor at norm 0 is -0.333333: expected a finite number that is not negative

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 _TOLERANCE = 1e-3
 
@@ -17,16 +17,16 @@ def check_one_per_example(losses: Tensor) -> None:
     """The losses are a vector that depends on the model.
 
     Raises:
-        PrivacyRefusal: a scalar, a matrix, or losses without a graph.
+        PrivacyError: a scalar, a matrix, or losses without a graph.
     """
     if losses.dim() == 0:
-        raise PrivacyRefusal('expected one loss per example, got a scalar: pass reduction="none" to the loss')
+        raise PrivacyError('expected one loss per example, got a scalar: pass reduction="none" to the loss')
     if losses.dim() > 1:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"expected one loss per example, got shape {tuple(losses.shape)}: sum each example's own losses first"
         )
     if losses.shape[0] and not losses.requires_grad:
-        raise PrivacyRefusal("the losses depend on no trainable parameter: was the model called under no_grad?")
+        raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
 
 
 def check_independent(losses: Tensor, outputs: Sequence[GradientEdge]) -> None:
@@ -35,7 +35,7 @@ def check_independent(losses: Tensor, outputs: Sequence[GradientEdge]) -> None:
     Flips the sign of every other loss: with independent losses exactly the gradients at those examples' outputs flip.
 
     Raises:
-        PrivacyRefusal: some loss looks at another example, as a contrastive or in-batch loss does.
+        PrivacyError: some loss looks at another example, as a contrastive or in-batch loss does.
     """
     b = losses.shape[0]
     signs = torch.ones_like(losses)
@@ -48,7 +48,7 @@ def check_independent(losses: Tensor, outputs: Sequence[GradientEdge]) -> None:
         rows, turned_rows = plain.reshape(b, -1), turned.reshape(b, -1)
         error = (turned_rows - rows * signs.to(rows.dtype).unsqueeze(1)).abs()
         if (error > _TOLERANCE * rows.abs().amax()).any():
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "a loss depends on the output of another example, so one record would move the gradients of others; "
                 "compute each loss from its own example (no in-batch negatives, no normalisation over the batch)"
             )

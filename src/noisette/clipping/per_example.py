@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.clipping.accumulator import Pending
-from noisette.clipping.clipping_rules import ClippingRule, Flat, Group, factors_within
+from noisette.clipping.clipping_rules import ClippingRule, FlatClipping, Group, factors_within
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.norms import Clipping, Engine
-from noisette.clipping.quantile_count import counted_within, twice_the_count
-from noisette.errors import PrivacyRefusal
+from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import follow
-from noisette.gradients.batch_axis import Layouts
+from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.rules import rewrites
 from noisette.gradients.tape import Record, Tape
-from noisette.mechanisms.bounded_sum import BoundedSum, Learns
+from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 
 
 class PerExampleClip:
@@ -30,8 +30,8 @@ class PerExampleClip:
 
     Args:
         model: any module whose examples do not mix; its trainable parameters are those that require gradients now.
-        max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; the same as ``clipping=Flat(C)``.
-        clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayer(1.0)`` or ``AdaptiveClip(0.1)``.
+        max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; as ``clipping=FlatClipping(C)``.
+        clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayerClipping(1.0)`` or ``AdaptiveClip(0.1)``.
         engine: how the clipped sum is computed; every engine gives the same sum.
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
@@ -46,7 +46,7 @@ class PerExampleClip:
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> clip = PerExampleClip(model, max_grad_norm=1.0)
     >>> clip.backward(model(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).squeeze(1))
-    >>> [sum] = clip.take()
+    >>> [sum] = clip.pop_sums()
     >>> [round(value, 3) for value in sum.grads[0].flatten().tolist()]
     [0.6, 1.3]
     """
@@ -62,11 +62,11 @@ class PerExampleClip:
         checks.exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
         if clipping is None:
             assert max_grad_norm is not None
-            clipping = Flat(max_grad_norm)
+            clipping = FlatClipping(max_grad_norm)
         self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
-        self._layouts = Layouts()
+        self._layouts = BatchAxisFinder()
         self._tape = Tape(model, rewrites())
         self._groups: list[Group] | None = None  # of the batch under way: all its pieces have the same bounds
         self._pending = Pending()
@@ -92,16 +92,16 @@ class PerExampleClip:
             losses: one value per example, shape (b,), computed from calls of the model.
 
         Raises:
-            PrivacyRefusal: a scalar, a tensor that is not one value per example, or (checked on the first batch) losses
+            PrivacyError: a scalar, a tensor that is not one value per example, or (checked on the first batch) losses
                 that look at each other's outputs.
-            MissingRule: an operation uses a parameter in a way that has no rule.
+            MissingRuleError: an operation uses a parameter in a way that has no rule.
         """
         record = self._tape.clear()
         check_one_per_example(losses)
         if losses.shape[0] == 0:
             return
         if not record.outputs:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "the losses do not come from a call of the model: call the module itself (not its forward, not a part "
                 "of it), with gradients enabled, before each backward"
             )
@@ -144,28 +144,28 @@ class PerExampleClip:
             )
         return groups
 
-    def take(self) -> list[BoundedSum]:
+    def pop_sums(self) -> list[BoundedSum]:
         """The clipped sum of each group that is pending, zeros where no example reached; then start anew.
 
         A group that counts has its count beside it, as a sum of its own.
         """
-        groups, pending, counted = self._batch_groups(), self._pending.take(self.parameters), self._counted
+        groups, pending, counted = self._batch_groups(), self._pending.pop_sums(self.parameters), self._counted
         self._groups, self._counted = None, {}
         sums: list[BoundedSum] = []
         for k, group in enumerate(groups):
             params = tuple(self.parameters[name] for name in group.names)
             sums.append(BoundedSum(params, tuple(pending[name] for name in group.names), group.bound))
             if group.count is not None:
-                sums.append(counted_within(group.count, counted.get(k)))
+                sums.append(count_within_norm(group.count, counted.get(k)))
         return sums
 
     def state(self) -> Mapping[str, float]:
         """What the clipping rule has learned from released values; empty for one that learns nothing."""
-        return self.clipping.state() if isinstance(self.clipping, Learns) else {}
+        return self.clipping.state() if isinstance(self.clipping, Stateful) else {}
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from what :meth:`state` gave, with a clipping rule like the one that it was taken from."""
-        if isinstance(self.clipping, Learns):
+        if isinstance(self.clipping, Stateful):
             self.clipping.restore(state)
 
     def after_step(self) -> None:

@@ -14,7 +14,7 @@ def twice_the_count(norms: Tensor, bound: float) -> Tensor:
     return torch.where(norms.isfinite(), torch.where(norms <= bound, 1, -1), 0).sum()
 
 
-def counted_within(count: Count, twice: Tensor | None) -> BoundedSum:
+def count_within_norm(count: Count, twice: Tensor | None) -> BoundedSum:
     """The sum that is released; nothing was counted if ``None``."""
     total = (twice if twice is not None else torch.zeros(())).to(count.released) / 2
     return BoundedSum((count.released,), (total,), 0.5, count.share, "clipping count")

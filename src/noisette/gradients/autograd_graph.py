@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.gradients.tape import Record
 
 
@@ -27,7 +27,7 @@ def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> 
     where the tape did not see it at work.
 
     Raises:
-        PrivacyRefusal: a part of the model runs without a graph until the backward pass.
+        PrivacyError: a part of the model runs without a graph until the backward pass.
     """
     upstream: dict[Any, list[Any]] = {}
     for use in record.uses:
@@ -43,7 +43,7 @@ def follow(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> 
             continue
         seen.add(node)
         if type(node).__name__ == "CheckpointFunctionBackward":
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "torch.utils.checkpoint with use_reentrant=True hides the parameters inside of it; pass "
                 "use_reentrant=False, which gives the same activations"
             )

@@ -26,7 +26,7 @@ _FAINT = 1e-6
 Profiles = dict[int, Tensor]  # axis -> norm of each of its rows
 
 
-class Layouts:
+class BatchAxisFinder:
     """Locates the examples in the output of each use, and remembers what it found for passes of the same structure.
 
     A structure is the operations in their order, their numbers of axes, and which of them the losses depend on.

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, add, kept
+from noisette.gradients.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, add, compact
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.public_statistics import OPERANDS
 from noisette.gradients.tape import DerivedWeight
@@ -70,9 +70,9 @@ class Slices:
         return Slices(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
 
 
-@kept.register
+@compact.register
 def _(form: Slices) -> Slices:
-    return Slices(form.parameter, tuple((at, kept(part)) for at, part in form.parts))
+    return Slices(form.parameter, tuple((at, compact(part)) for at, part in form.parts))
 
 
 @lru_cache(maxsize=256)
@@ -100,7 +100,7 @@ def _overlaps_itself(view: Tensor) -> bool:
     return False
 
 
-def onto_parameters(
+def to_parameters(
     gradients: Sequence[tuple[Tensor, ExampleGradients]], derived: Mapping[int, DerivedWeight]
 ) -> list[tuple[Tensor, ExampleGradients]]:
     """The gradients of each parameter, given those of each tensor that a use saw in its place.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.errors import MissingRule, PrivacyRefusal
+from noisette.errors import MissingRuleError, PrivacyError
 from noisette.gradients.autograd_graph import Paths
-from noisette.gradients.derived_weights import onto_parameters
+from noisette.gradients.derived_weights import to_parameters
 from noisette.gradients.output_gradients import visit_output_gradients
-from noisette.gradients.rule_check import check_third_party
+from noisette.gradients.rule_check import check_custom_rule
 from noisette.gradients.rules import (
     ExampleGradients,
     Examples,
@@ -41,24 +41,24 @@ def example_gradients(
     One backward pass computes gradients of activations only; no weight gradient is formed in it.
 
     Raises:
-        MissingRule: an operation has no rule for the parameter it uses; all such uses are listed.
-        PrivacyRefusal: a parameter reaches the losses outside the recorded forward pass.
+        MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
+        PrivacyError: a parameter reaches the losses outside the recorded forward pass.
     """
     paths: Paths = record.paths
     if paths.uncovered:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"{len(paths.uncovered)} parameters reach the losses by a way that was not recorded: "
             f"{', '.join(paths.uncovered)}. Compute the losses from a call of the module itself, with no penalty on "
             "its parameters added (weight decay belongs to the optimizer)."
         )
     if not record.uses:
         return
-    arrivals = _Arrivals(losses.shape[0], record, parameters, settle)
+    arrivals = GradientCollector(losses.shape[0], record, parameters, settle)
     visit_output_gradients(losses, torch.ones_like(losses), arrivals.uses, arrivals.visit, retain_graph=retain_graph)
     arrivals.finish()
 
 
-class _Arrivals:
+class GradientCollector:
     """Collects the gradients that reach each parameter, and settles it when the last one has come.
 
     A use, and the activations it holds, is let go once its gradient has come; the record is left without uses.
@@ -96,15 +96,16 @@ class _Arrivals:
         """Settle what is left: parameters that other weights come from, and those with uses that no loss reached."""
         if problems := list(dict.fromkeys(self._problems)):
             listed = "\n  ".join(problems)
-            raise MissingRule(
+            raise MissingRuleError(
                 f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
                 "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule "
-                "with noisette.rule, or use an engine that needs none: noisette.MultiLoss(), noisette.Loop() (less "
-                "memory) or noisette.Vmap() (repeats the call, which must not be random)."
+                "with noisette.rule, or use an engine that needs none: noisette.engines.MultiLoss(), "
+                "noisette.engines.PerExampleLoop() (less memory) or noisette.engines.Vmap() (repeats the call, which must "
+                "not be random)."
             )
         left = [pair for held in self._held.values() for pair in held]
         with torch.no_grad():
-            for parameter, form in onto_parameters(left, self._derived):
+            for parameter, form in to_parameters(left, self._derived):
                 self._settle(self._names[id(parameter)], form)
 
     def _apply_rules(self, examples: Examples | None, dy: Any, use: Use) -> list[tuple[Tensor, ExampleGradients]]:
@@ -154,7 +155,7 @@ def _apply_rule(
     if unknown := [name for name in arguments if name not in operands(use.operation)]:
         raise ValueError(f"its rule does not know {', '.join(unknown)}")
     dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in arguments.items()}
-    check_third_party(rule, examples, dy, use, operand, arguments)
+    check_custom_rule(rule, examples, dy, use, operand, arguments)
     return rule(examples, dy, **arguments)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.gradients.rules import ExampleGradients, Examples, operation_name
 from noisette.gradients.tape import Use
 
@@ -22,7 +22,7 @@ _LARGE = 1e3
 _AGREED: set[Hashable] = set()
 
 
-def check_third_party(
+def check_custom_rule(
     rule: Callable[..., Any], examples: Examples, dy: Any, use: Use, operand: str, arguments: Mapping[str, Any]
 ) -> None:
     """Compare a rule that is not noisette's own with autograd, on its first batch of a shape.
@@ -30,7 +30,7 @@ def check_third_party(
     The operation is repeated, and each example's gradient taken with the output gradients of all others silent.
 
     Raises:
-        PrivacyRefusal: gradients, norms or weighted sum of the rule are not those of autograd.
+        PrivacyError: gradients, norms or weighted sum of the rule are not those of autograd.
     """
     if getattr(rule, "__module__", "").startswith("noisette."):
         return
@@ -47,10 +47,10 @@ def check_third_party(
         error = _relative_error(form, truth)
         if not error <= _TOLERANCE[truth.dtype]:
             name, operation = f"{rule.__module__}.{operation_name(rule)}", operation_name(use.operation)
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"the rule {name} for {operand} of {operation} differs from autograd by {error:.3g} of the gradient's "
                 "norm, so what it clips would not be what it adds up; correct it, or use "
-                "engine=noisette.MultiLoss(), which needs no rules"
+                "engine=noisette.engines.MultiLoss(), which needs no rules"
             )
     if examples.count > 1:  # one example alone does not show what a rule does to several
         _AGREED.add(key)

@@ -2,8 +2,8 @@
 
 from noisette.lipschitz.protocols import Bounded as Bounded
 from noisette.lipschitz.protocols import Constrained as Constrained
+from noisette.lipschitz.protocols import NormBound as NormBound
 from noisette.lipschitz.protocols import Projection as Projection
-from noisette.lipschitz.protocols import Reach as Reach
 from noisette.lipschitz.protocols import Sensitivities as Sensitivities
 from noisette.lipschitz.protocols import is_bounded as is_bounded
 from noisette.lipschitz.protocols import is_constrained as is_constrained

@@ -16,12 +16,12 @@ from noisette.clipping.accumulator import Pending
 from noisette.clipping.clipping_rules import ClippingRule, Group, factors_within
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.norms import hooks_off
-from noisette.clipping.quantile_count import counted_within, twice_the_count
-from noisette.errors import PrivacyRefusal
-from noisette.lipschitz import Reach, is_constrained, propagation
+from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.errors import PrivacyError
+from noisette.lipschitz import NormBound, is_constrained, propagation
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
-from noisette.mechanisms.bounded_sum import BoundedSum, Learns
+from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 
 _SCORES = "scores"
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes; their sums are exact in any order
@@ -59,8 +59,8 @@ class LipschitzBound:
         loss: a loss of ``noisette.nn.lipschitz``; what you hand to ``backward`` is held to its bound.
         input_shape: of one example, without the batch.
         allocation: how noise is shared out among the parameters.
-        logit_clipping: clips each example's gradient at the scores to less than the loss allows: ``Flat(C)``, or
-            ``AdaptiveClip(C)``, which costs a part of the budget.
+        logit_clipping: clips each example's gradient at the scores to less than the loss allows: ``FlatClipping(C)``,
+            or ``AdaptiveClip(C)``, which costs a part of the budget.
         slack: relative, on every sensitivity, for what rounding may add.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
@@ -70,7 +70,7 @@ class LipschitzBound:
 
     Raises:
         ValueError: a number outside its domain, or nothing to train.
-        PrivacyRefusal: a module that trains and has no bound, or a trainable parameter that no module answers for.
+        PrivacyError: a module that trains and has no bound, or a trainable parameter that no module answers for.
 
     >>> from noisette.nn.lipschitz import BoundedInput, SpectralLinear, TauCrossEntropy
     >>> model = nn.Sequential(BoundedInput(2.0), SpectralLinear(4, 3))
@@ -93,7 +93,7 @@ class LipschitzBound:
             raise ValueError(f"expected a finite slack >= 0, got slack={slack}")
         self.model = model
         self.loss = loss
-        self.input = Reach(math.inf, tuple(input_shape))
+        self.input = NormBound(math.inf, tuple(input_shape))
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
         self.logit_clipping = logit_clipping
         self.slack = float(slack)
@@ -123,15 +123,15 @@ class LipschitzBound:
         """The most one example adds to the gradient of each parameter, by name, under the weights of now.
 
         Raises:
-            PrivacyRefusal: there is no such bound.
+            PrivacyError: there is no such bound.
         """
         _, found = propagation.backward(self.model, self.input, self.score_limit())
-        unclaimed = [name for name, p in self._parameters.items() if p not in found]
+        non_private = [name for name, p in self._parameters.items() if p not in found]
         boundless = [name for name, p in self._parameters.items() if not found.get(p, 0.0) < math.inf]
-        if unclaimed:
-            raise PrivacyRefusal(f"no module says what one example does to {', '.join(unclaimed)}")
+        if non_private:
+            raise PrivacyError(f"no module says what one example does to {', '.join(non_private)}")
         if boundless:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"one example may do anything to {', '.join(boundless)}: put a noisette.nn.lipschitz.BoundedInput in "
                 "front of the first module that trains, and only modules with a bound behind it"
             )
@@ -156,7 +156,7 @@ class LipschitzBound:
             losses: one value per example, shape (b,), computed from the scores of the model's last call alone.
 
         Raises:
-            PrivacyRefusal: a scalar, a tensor that is not one value per example, losses that look at each other's
+            PrivacyError: a scalar, a tensor that is not one value per example, losses that look at each other's
                 scores, or a way to the weights that does not lead through the scores.
         """
         scores, self._scores = self._scores, None
@@ -164,7 +164,7 @@ class LipschitzBound:
         if losses.shape[0] == 0:
             return
         if scores is None:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "the losses do not come from a call of the model: call the module itself, with gradients enabled, "
                 "before each backward"
             )
@@ -175,7 +175,7 @@ class LipschitzBound:
             grads = torch.autograd.grad([scores], list(self._parameters.values()), [gradient], allow_unused=True)
         found = {name: g for name, g in zip(self._parameters, grads, strict=True) if g is not None}
         if not all(g.sum().isfinite() or g.isfinite().all() for g in found.values()):  # a sum is quicker
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "a gradient is not finite though every input is bounded: the weights have overflowed. Lower the "
                 "learning rate, or start from finite weights"
             )
@@ -183,7 +183,7 @@ class LipschitzBound:
         if twice_counted is not None:
             self._counted = twice_counted + (self._counted if self._counted is not None else 0)
 
-    def take(self) -> list[BoundedSum]:
+    def pop_sums(self) -> list[BoundedSum]:
         """The sum of each part of the allocation, zeros where no example reached; then start anew.
 
         Logit clipping that counts has its count beside it, as a sum of its own.
@@ -192,7 +192,7 @@ class LipschitzBound:
         count = self._batch_group().count
         left = 1.0 if count is None else 1.0 - count.share
         parts = self.allocation.parts(self.sensitivities(), self._parameters)
-        sums, counted = self._pending.take(self._parameters), self._counted
+        sums, counted = self._pending.pop_sums(self._parameters), self._counted
         self._group, self._counted = None, None
         taken = [
             BoundedSum(
@@ -203,16 +203,16 @@ class LipschitzBound:
             )
             for part in parts
         ]
-        return taken if count is None else [*taken, counted_within(count, counted)]
+        return taken if count is None else [*taken, count_within_norm(count, counted)]
 
     def after_step(self) -> None:
         """Project the weights.
 
         Raises:
-            PrivacyRefusal: they are in half precision.
+            PrivacyError: they are in half precision.
         """
         if coarse := [name for name, p in self._parameters.items() if p.dtype not in (torch.float32, torch.float64)]:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"{', '.join(coarse)}: half precision rounds more than the slack of the bounds allows for; call "
                 "model.float()"
             )
@@ -221,11 +221,11 @@ class LipschitzBound:
 
     def state(self) -> Mapping[str, float]:
         """What logit clipping has learned from released values; empty where it learns nothing."""
-        return self.logit_clipping.state() if isinstance(self.logit_clipping, Learns) else {}
+        return self.logit_clipping.state() if isinstance(self.logit_clipping, Stateful) else {}
 
     def restore(self, state: Mapping[str, float]) -> None:
         """Go on from what :meth:`state` gave."""
-        if isinstance(self.logit_clipping, Learns):
+        if isinstance(self.logit_clipping, Stateful):
             self.logit_clipping.restore(state)
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class LipschitzBound:
 
     def _refuse_moved(self) -> None:
         if self._projected != self._versions():
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "the weights were changed after the model's last call and before optimizer.step(): the bounds of the "
                 "batch are those of the weights it began with. Change weights between batches"
             )
@@ -297,15 +297,15 @@ class LipschitzBound:
     def _called(self, output: Any) -> None:
         """The model has answered, with gradients enabled."""
         if not isinstance(output, Tensor) or not output.requires_grad:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"the model must return one tensor of scores, got {type(output).__name__}: bounds walk back from there"
             )
         if torch.is_autocast_enabled(output.device.type):
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "autocast rounds more than the slack of the bounds allows for; call the model outside of it"
             )
         if output.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "TF32 rounds more than the slack of the bounds allows for; set torch.backends.cuda.matmul.allow_tf32 = "
                 "False"
             )
@@ -345,7 +345,9 @@ def _content_marks(tensors: Sequence[Tensor]) -> list[int]:
 def _only(rule: ClippingRule) -> Group:
     groups = rule.groups([_SCORES])
     if len(groups) != 1:
-        raise ValueError(f"logit clipping takes a rule of one bound, such as Flat(0.1), got {type(rule).__name__}")
+        raise ValueError(
+            f"logit clipping takes a rule of one bound, such as FlatClipping(0.1), got {type(rule).__name__}"
+        )
     return groups[0]
 
 
@@ -353,11 +355,11 @@ def _finite(norm: float) -> float | None:
     return norm if norm < math.inf else None
 
 
-def _chain(name: str, module: nn.Module, x: Reach) -> list[tuple[str, nn.Module, Reach]]:
+def _chain(name: str, module: nn.Module, x: NormBound) -> list[tuple[str, nn.Module, NormBound]]:
     """The parts of nested sequences in order, each with its name and the reach of its input."""
     if type(module) is not nn.Sequential:
         return [(name, module, x)]
-    chain: list[tuple[str, nn.Module, Reach]] = []
+    chain: list[tuple[str, nn.Module, NormBound]] = []
     for k, part in enumerate(module):  # a part that stands in two places is two parts
         chain += _chain(f"{name}.{k}" if name else str(k), part, x)
         x = propagation.forward(part, x)
@@ -368,7 +370,7 @@ def _check_only_through(losses: Tensor, scores: GradientEdge, parameters: Mappin
     """Every way from the losses to the weights leads through the scores of the last call.
 
     Raises:
-        PrivacyRefusal: one does not, so the bound says nothing about it.
+        PrivacyError: one does not, so the bound says nothing about it.
     """
     names = {id(p): name for name, p in parameters.items()}
     seen, stack, met = {scores.node}, [losses.grad_fn], False
@@ -379,10 +381,10 @@ def _check_only_through(losses: Tensor, scores: GradientEdge, parameters: Mappin
             continue
         seen.add(node)
         if id(getattr(node, "variable", None)) in names:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"the losses reach {names[id(node.variable)]} by a way around the scores of the model's last call: "  # pyright: ignore[reportAttributeAccessIssue]
                 "compute them from these scores alone; penalties on the weights belong into the optimizer"
             )
         stack += [child for child, _ in node.next_functions]
     if not met:
-        raise PrivacyRefusal("the losses do not depend on the scores of the model's last call")
+        raise PrivacyError("the losses do not depend on the scores of the model's last call")

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from noisette.errors import PrivacyRefusal
-from noisette.lipschitz.protocols import Reach, Sensitivities, is_bounded
+from noisette.errors import PrivacyError
+from noisette.lipschitz.protocols import NormBound, Sensitivities, is_bounded
 from noisette.lipschitz.torch_modules import find_bounds, output_shape
 
 _INSTEAD = {
@@ -29,11 +29,11 @@ _INSTEAD = {
 }
 
 
-def forward(module: nn.Module, x: Reach) -> Reach:
+def forward(module: nn.Module, x: NormBound) -> NormBound:
     """The reach of the module's output. What has no bound and nothing to train may answer anything: it is infinite.
 
     Raises:
-        PrivacyRefusal: nothing is known of a module that trains.
+        PrivacyError: nothing is known of a module that trains.
     """
     _refuse_parametrized(module)
     if is_bounded(module):
@@ -43,17 +43,17 @@ def forward(module: nn.Module, x: Reach) -> Reach:
     if handler := find_bounds(module):
         return handler.bound_forward(module, x)
     _refuse_trained(module)
-    return Reach(math.inf, output_shape(module, x.shape))
+    return NormBound(math.inf, output_shape(module, x.shape))
 
 
-def backward(module: nn.Module, x: Reach, g: float) -> tuple[float, Sensitivities]:
+def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
     """Bounds on one example's gradients, where the norm of its gradient at the output is at most ``g``.
 
     Returns:
         A bound on its gradient at the input, and one for each parameter.
 
     Raises:
-        PrivacyRefusal: nothing is known of a module that trains.
+        PrivacyError: nothing is known of a module that trains.
     """
     _refuse_parametrized(module)
     if is_bounded(module):
@@ -78,7 +78,7 @@ def added(sensitivities: Iterable[Sensitivities]) -> Sensitivities:
     return total
 
 
-def _reaches(parts: nn.Sequential, x: Reach) -> list[Reach]:
+def _reaches(parts: nn.Sequential, x: NormBound) -> list[NormBound]:
     """In front of each part, and behind the last."""
     reaches = [x]
     for part in parts:
@@ -88,7 +88,7 @@ def _reaches(parts: nn.Sequential, x: Reach) -> list[Reach]:
 
 def _refuse_parametrized(module: nn.Module) -> None:
     if parametrize.is_parametrized(module):
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"{type(module).__name__} has a parametrized weight: how far its map moves the gradient is not known. Take "
             "the parametrization off (torch.nn.utils.parametrize.remove_parametrizations); weights are projected"
         )
@@ -98,7 +98,7 @@ def _refuse_trained(module: nn.Module) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         return
     instead = next((way for kind, way in _INSTEAD.items() if isinstance(module, kind)), None)
-    raise PrivacyRefusal(
+    raise PrivacyError(
         f"there is no bound on what one example does to the parameters of {type(module).__name__}: "
         + (f"put {instead} in its place" if instead else "write bound_forward and bound_backward for it")
         + ", or freeze it (requires_grad_(False)) in front of a BoundedInput"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Reach:
+class NormBound:
     """The tensor of any one example at a place of a network: how long it can be at most, and its shape.
 
     Args:
@@ -28,7 +28,7 @@ Sensitivities = Mapping[Tensor, float]  # parameter -> the most one example adds
 class Bounded(Protocol):
     """A module that can say how far its outputs and its gradients reach, for every input within a reach."""
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         """The reach of the output.
 
         Raises:
@@ -36,7 +36,7 @@ class Bounded(Protocol):
         """
         ...
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         """Bounds on one example's gradients where its gradient at the output has a norm of at most ``g``.
 
         Returns:

@@ -14,16 +14,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from noisette.errors import PrivacyRefusal
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.errors import PrivacyError
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 
 class Handler(Protocol):
     """What :class:`noisette.lipschitz.Bounded` asks of a module, for a class that cannot say it itself."""
 
-    def bound_forward(self, module: Any, x: Reach) -> Reach: ...
+    def bound_forward(self, module: Any, x: NormBound) -> NormBound: ...
 
-    def bound_backward(self, module: Any, x: Reach, g: float) -> tuple[float, Sensitivities]: ...
+    def bound_backward(self, module: Any, x: NormBound, g: float) -> tuple[float, Sensitivities]: ...
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Stretch:
     at_zero: Callable[[Any], float] = lambda module: 0.0
     reshapes: bool = False
 
-    def bound_forward(self, module: nn.Module, x: Reach) -> Reach:
+    def bound_forward(self, module: nn.Module, x: NormBound) -> NormBound:
         shape = output_shape(module, x.shape) if self.reshapes else x.shape
-        return Reach(self.factor(module) * x.norm + self.at_zero(module) * math.sqrt(math.prod(shape)), shape)
+        return NormBound(self.factor(module) * x.norm + self.at_zero(module) * math.sqrt(math.prod(shape)), shape)
 
-    def bound_backward(self, module: nn.Module, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return self.factor(module) * g, {}
 
 
@@ -89,7 +89,7 @@ def _of_whole_windows(factor: Callable[[int], float]) -> Callable[[Any], float]:
             or not plain
             or getattr(module, "divisor_override", None)
         ):
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"{type(module).__name__} has no bound where windows overlap or reach over the edge; give it stride = "
                 "kernel_size and no padding, dilation, ceil_mode or divisor"
             )

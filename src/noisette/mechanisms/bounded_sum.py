@@ -32,7 +32,7 @@ class BoundedSum:
 
 
 @runtime_checkable
-class Learns(Protocol):
+class Stateful(Protocol):
     """A part of a bound that learns from released values, such as a clipping norm that follows the gradients."""
 
     def state(self) -> Mapping[str, float]:
@@ -49,7 +49,7 @@ class Learns(Protocol):
 
 
 @runtime_checkable
-class Derived(Protocol):
+class DerivedBound(Protocol):
     """A bound that follows from the network and its weights, so that an example may be sought that exceeds it."""
 
     def score_limit(self) -> float:
@@ -61,7 +61,7 @@ class Derived(Protocol):
         ...
 
 
-class GradientBound(Learns, Protocol):
+class GradientBound(Stateful, Protocol):
     """Bounds what one example can do to the gradient sum of one logical batch."""
 
     @property
@@ -81,7 +81,7 @@ class GradientBound(Learns, Protocol):
         """
         ...
 
-    def take(self) -> list[BoundedSum]:
+    def pop_sums(self) -> list[BoundedSum]:
         """Hand over what is pending and start anew; zeros where there was no example."""
         ...
 

@@ -53,25 +53,25 @@ class GaussianRelease:
         deviations = [
             self.noise_multiplier * part.bound / math.sqrt(share) for part, share in zip(sums, shares, strict=True)
         ]
-        for deviation in deviations:
-            if not 0 < deviation < math.inf:
-                raise ValueError(f"noise of standard deviation {deviation} hides nothing")
+        for std in deviations:
+            if not 0 < std < math.inf:
+                raise ValueError(f"expected a finite noise standard deviation above 0, got {std}")
         # No parameter's name begins with a dot.
         named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
         tensors = sum(len(part.params) for part in sums)
         if len(set(named.values())) < tensors:
             raise ValueError(f"{tensors} tensors have {len(set(named.values()))} names: each needs noise of its own")
-        for part, deviation in zip(sums, deviations, strict=True):
-            self._release(part, named, deviation / self.expected_batch_size, step)
+        for part, std in zip(sums, deviations, strict=True):
+            self._release(part, named, std / self.expected_batch_size, step)
 
-    def _release(self, bounded: BoundedSum, names: Mapping[int, str], deviation: float, step: int) -> None:
+    def _release(self, bounded: BoundedSum, names: Mapping[int, str], std: float, step: int) -> None:
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         gradients = [(p, _at_least_single(g).contiguous()) for p, g in zip(bounded.params, bounded.grads, strict=True)]
         for p, g in gradients:
             groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
         for group in groups.values():
             torch._foreach_div_(list(group.values()), self.expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
-            self._noise.add_(group, step=step, deviation=deviation)
+            self._noise.add_(group, step=step, std=std)
         for p, g in gradients:
             p.grad = g.to(p.dtype)
 

@@ -43,7 +43,7 @@ class GaussianNoise:
         self._key = key
         self._scratch: dict[tuple[torch.dtype, torch.device], _Scratch] = {}
 
-    def add_(self, tensors: Mapping[str, Tensor], *, step: int, deviation: float = 1.0, start: int = 0) -> None:
+    def add_(self, tensors: Mapping[str, Tensor], *, step: int, std: float = 1.0, start: int = 0) -> None:
         """Add noise of mean zero and this standard deviation to each tensor, in place.
 
         Args:
@@ -59,7 +59,7 @@ class GaussianNoise:
         sizes = tuple((name, len(tensor)) for name, tensor in flat.items())
         for part in self._scratch_for(first.dtype, first.device).parts(sizes, start):
             part.draw(self._key, step)
-            torch._foreach_add_(part.within(flat), part.values, alpha=deviation)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_add_(part.within(flat), part.values, alpha=std)  # pyright: ignore[reportPrivateImportUsage]
 
     def _scratch_for(self, dtype: torch.dtype, device: torch.device) -> _Scratch:
         if (dtype, device) not in self._scratch:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
-from noisette.accounting import TAIL_SHARE, Gaussian, GdpExact, Ledger, noise_multiplier_for, tail_delta
-from noisette.errors import PrivacyRefusal
+from noisette.accounting import TAIL_SHARE, Gaussian, GdpAccountant, Ledger, noise_multiplier_for, tail_delta
+from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease
 
@@ -97,7 +97,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
 
         Raises:
             ValueError: a number outside its domain, one too many or missing, or X is no table of numbers.
-            PrivacyRefusal: the noise is so small that the tail of its generator would show.
+            PrivacyError: the noise is so small that the tail of its generator would show.
         """
         rows = _table(X)
         features = rows.shape[1]
@@ -160,11 +160,11 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
                 delta=delta * (1 - TAIL_SHARE),
                 sampling_rate=1.0,
                 steps=1,
-                accountant=GdpExact(),
+                accountant=GdpAccountant(),
             )
         tail = tail_delta(noise_multiplier=noise, sampling_rate=1.0, steps=1, dimensions=features**2)
         if tail > TAIL_SHARE * delta:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"noise_multiplier={noise:.4g} is so small that the tail of the noise generator alone costs "
                 f"delta={tail:.2g}, more than {TAIL_SHARE:.0%} of delta={delta:.2g}; ask for more noise"
             )
@@ -184,7 +184,7 @@ def private_pca(data: Any, components: int, noise_multiplier: float, *, ledger: 
 
     Raises:
         ValueError: a number outside its domain, or the data is no table of numbers.
-        PrivacyRefusal: the noise is so small that the tail of its generator would show.
+        PrivacyError: the noise is so small that the tail of its generator would show.
 
     >>> digits = torch.rand(100, 64)
     >>> private_pca(digits, components=8, noise_multiplier=4.0).components_.shape
@@ -235,7 +235,7 @@ def _kind(data: Any) -> str:
 def _second_moment(rows: Any) -> np.ndarray:
     """The sum of the outer products of all rows at unit length, exact, in whole numbers of the unit squared."""
     if rows.shape[0] >= _MOST_ROWS:
-        raise PrivacyRefusal(f"a sum over {_MOST_ROWS} records or more is not exact; fit a public part of the table")
+        raise PrivacyError(f"a sum over {_MOST_ROWS} records or more is not exact; fit a public part of the table")
     total = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
     for part in _dense_parts(rows):
         unit = _unit_rows(part)

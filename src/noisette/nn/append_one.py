@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 F = nn.functional
 
@@ -28,10 +28,10 @@ class AppendOne(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.pad(x, (0, 1), value=1.0)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         if len(x.shape) != 1:
             raise ValueError(f"AppendOne takes rows of numbers, got an example of shape {x.shape}")
-        return Reach(math.hypot(x.norm, 1.0), (x.shape[0] + 1,))
+        return NormBound(math.hypot(x.norm, 1.0), (x.shape[0] + 1,))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from noisette._internal import checks
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.nn.channel_norm import ChannelNorm, FrozenBatchNorm, PublicBatchNorm, PublicNorm
 from noisette.nn.evaluation import in_evaluation
 from noisette.nn.joint_batch import ExactPerExampleBatchNorm, JointBatch
@@ -45,7 +45,7 @@ def convert_batch_norm(
     Raises:
         ValueError: ``public`` is missing, is given for nothing, has fewer than two examples or values that are not
             finite, or ``to`` is not one of these; all problems are listed.
-        PrivacyRefusal: an example stands in ``public`` and in ``private``.
+        PrivacyError: an example stands in ``public`` and in ``private``.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     >>> type(convert_batch_norm(model, to=nn.GroupNorm)[1]).__name__
@@ -149,11 +149,11 @@ def refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
     """Both are positional inputs, each with the examples on its first axis.
 
     Raises:
-        PrivacyRefusal: a public example is a private record too.
+        PrivacyError: a public example is a private record too.
     """
     places = {_row(rows): k for k, rows in enumerate(zip(*public, strict=True))}
     if shared := {places[row] for rows in zip(*private, strict=True) if (row := _row(rows)) in places}:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"{len(shared)} public examples are private records too (the first is number {min(shared)}): nothing is "
             "promised to what is taken to be public; take other examples"
         )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 
 class DctCut(nn.Module):
@@ -41,16 +41,16 @@ class DctCut(nn.Module):
         down, across = (_cosines(self.k, side).to(x) for side in x.shape[-2:])
         return down @ x @ across.T
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         """No longer than before.
 
         Raises:
             ValueError: there is no image of k x k pixels or more.
         """
         self._check_sides(x.shape[-2:])
-        return Reach(x.norm, (*x.shape[:-2], self.k, self.k))
+        return NormBound(x.norm, (*x.shape[:-2], self.k, self.k))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def _check_sides(self, sides: tuple[int, ...]) -> None:

@@ -112,7 +112,7 @@ class MixtureBatchNorm(ExactPerExampleBatchNorm):
 
     For reproduction only. One record moves the statistics, and so the gradients of all others in its batch: clipping
     each to C bounds what L of them change together by (2 L - 1) C, not by C. :func:`noisette.privatize` refuses it; it
-    trains, without any claim, through :func:`noisette.run.non_private.unclaimed`. In evaluation mode it is
+    trains, without any claim, through :func:`noisette.run.non_private.non_private`. In evaluation mode it is
     :class:`ExactPerExampleBatchNorm`.
 
     Guarantee: none.

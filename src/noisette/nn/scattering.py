@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.scattering_stretch import stretch
 
 F = nn.functional
@@ -85,11 +85,11 @@ class Scattering2d(nn.Module):
         ]
         return torch.cat(features, 1).view(b, c * self.channels, h // STRIDE, w // STRIDE)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         c, h, w = x.shape
-        return Reach(self._stretch(h, w) * x.norm, (c * self.channels, h // STRIDE, w // STRIDE))
+        return NormBound(self._stretch(h, w) * x.norm, (c * self.channels, h // STRIDE, w // STRIDE))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return self._stretch(*x.shape[1:]) * g, {}
 
     def _stretch(self, h: int, w: int) -> float:

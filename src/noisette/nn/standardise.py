@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 _STILL = 1e-6  # a deviation below that part of the largest one is none
 
@@ -61,11 +61,11 @@ class Standardise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         moved = self.mean.double().broadcast_to(x.shape).norm().item()
-        return Reach((x.norm + moved) / self._smallest, x.shape)
+        return NormBound((x.norm + moved) / self._smallest, x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g / self._smallest, {}
 
     @property

@@ -39,8 +39,8 @@ class WeightNoise:
     The noise is drawn before any other hook on the model, so statistics that are taken from a public batch before a
     call (:class:`PublicBatchNorm`) are those of the weights of that call. Running averages of batch norm belong to no
     weights in particular: in evaluation mode they do not fit. Checkpointed parts run again with the noise of the last
-    call, so take the backward pass before the next one. ``noisette.Vmap`` repeats calls and therefore refuses noise;
-    every other engine takes it.
+    call, so take the backward pass before the next one. ``noisette.engines.Vmap`` repeats calls and therefore refuses
+    noise; every other engine takes it.
 
     Args:
         model: any module; its calls draw. A part of it that is called on its own works with the noise of the last call.

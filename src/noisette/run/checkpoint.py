@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 
 from noisette._internal import atomic_files, checks
 from noisette.accounting import Ledger
-from noisette.accounting.run_parameters import Terms
-from noisette.errors import PrivacyRefusal
+from noisette.accounting.run_parameters import RunParameters
+from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import parts_of
 from noisette.run import checkpoint_file
-from noisette.run.model_state import check_fits, learned, put_back
+from noisette.run.model_state import capture_state, check_fits, restore_state
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class SavedRun:
         extras: what the caller gave.
     """
 
-    terms: Terms
+    terms: RunParameters
     steps_taken: int
     ledger: str
     dataset: str
@@ -53,7 +53,7 @@ class SavedRun:
         bound: GradientBound,
         optimizer: Optimizer,
         *,
-        terms: Terms,
+        terms: RunParameters,
         steps_taken: int,
         ledger: Ledger,
         extras: Mapping[str, Any],
@@ -75,7 +75,7 @@ class SavedRun:
             head=ledger.head,
             trained=list(bound.parameters),
             bound=bound.state(),
-            learned=learned(bound.model, optimizer),
+            learned=capture_state(bound.model, optimizer),
             extras=extras,
         )
         content = {known.name: getattr(saved, known.name) for known in fields(cls)}
@@ -91,7 +91,7 @@ class SavedRun:
         """
         content = checkpoint_file.read(folder)
         try:
-            terms = Terms.of(content.pop("terms"))
+            terms = RunParameters.of(content.pop("terms"))
             checks.count(steps_taken=content["steps_taken"] + 1)
             return cls(terms=terms, **content)
         except (KeyError, TypeError, ValueError) as error:
@@ -106,10 +106,10 @@ class SavedRun:
         check_fits(self.learned, bound.model, optimizer)
         if self.trained != list(bound.parameters):
             raise ValueError("the checkpoint is of a run that trained other parameters; freeze the same ones")
-        if self.terms.event.parts != parts_of(bound.take()) or self.bound.keys() != bound.state().keys():
+        if self.terms.event.parts != parts_of(bound.pop_sums()) or self.bound.keys() != bound.state().keys():
             raise ValueError("the checkpoint is of a run with another clipping rule; give the bound the same one")
 
-    def put_back(self, bound: GradientBound, optimizer: Optimizer) -> None:
+    def restore_state(self, bound: GradientBound, optimizer: Optimizer) -> None:
         """Give bound, model and optimizer what they had learned.
 
         Raises:
@@ -118,7 +118,7 @@ class SavedRun:
         """
         self.check_fits(bound, optimizer)
         bound.restore(self.bound)  # first: it alone has values left to refuse
-        put_back(self.learned, bound.model, optimizer)
+        restore_state(self.learned, bound.model, optimizer)
 
     def open_ledger(self, folder: Path) -> Ledger:
         """The ledger of the run, open for writing.
@@ -126,7 +126,7 @@ class SavedRun:
         Raises:
             FileNotFoundError: it is not where it lay.
             ValueError: a line was cut or altered.
-            PrivacyRefusal: it is open elsewhere.
+            PrivacyError: it is open elsewhere.
         """
         path = folder / self.ledger
         if not path.is_file():
@@ -139,11 +139,11 @@ class SavedRun:
         """How many steps the ledger holds of the run beyond those that moved the saved weights.
 
         Raises:
-            PrivacyRefusal: the ledger does not go on from where the run was saved.
+            PrivacyError: the ledger does not go on from where the run was saved.
         """
         lost = self.terms.spent(ledger.events) - self.steps_taken
         if not ledger.holds(self.head) or lost < 0:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "the ledger does not go on from where the checkpoint was made: it is that of another run, or an older "
                 "copy was put in its place, and what was spent since would not count. Give the run its own ledger"
             )

@@ -39,7 +39,7 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / f"tensors-{1 + max(map(_number, _tensor_files(folder)), default=0)}.safetensors"
     try:
-        with atomic_files.whole_file(place, mode=_PRIVATE) as beside:
+        with atomic_files.atomic_write(place, mode=_PRIVATE) as beside:
             save_file(tensors, beside)
     except SafetensorError as error:
         raise OSError(f"{place} cannot be written: {error}") from error

@@ -28,7 +28,7 @@ _AT_ONCE = 2**24  # elements
 
 
 @runtime_checkable
-class Derived(Protocol):
+class DerivedBound(Protocol):
     """A data set that was computed from records, and is known by them."""
 
     @property
@@ -95,7 +95,7 @@ class Fingerprint:
 
 
 def _digest(key: bytes, dataset: Any) -> bytes:
-    if isinstance(dataset, Derived):
+    if isinstance(dataset, DerivedBound):
         dataset = dataset.known_by
     if isinstance(dataset, TensorDataset):
         dataset = dataset.tensors

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
@@ -20,7 +20,7 @@ from noisette.sampling.poisson import Batch, PoissonSampler, gatherer
 from noisette.validation.optimizer import check_coverage, held_by
 
 
-class NoisyRun(ABC):
+class DpSgdRun(ABC):
     """A training run under way: draws its batches, bounds their gradients and releases them with noise.
 
     A ``with`` block, or ``close()``, leaves model and optimizer as they were. Of its planned ``steps``, ``steps_taken``
@@ -88,7 +88,7 @@ class NoisyRun(ABC):
         """The logical batches that remain, drawn by Poisson sampling; each may be empty and each needs one step.
 
         Raises:
-            PrivacyRefusal: a batch was left without ``optimizer.step()``.
+            PrivacyError: a batch was left without ``optimizer.step()``.
         """
         while self.steps_left:
             self._check_step_done()
@@ -101,30 +101,30 @@ class NoisyRun(ABC):
     def backward(self, losses: Tensor) -> None:
         """Add the bounded gradients of the piece in hand to the pending sum.
 
-        Where memory runs out in a piece of ``batch.pieces("auto")``, nothing is added and the piece comes again in
-        halves.
+        Where memory runs out in a piece of ``batch.microbatches("auto")``, nothing is added and the piece comes
+        again in halves.
 
         Args:
             losses: one value per example of the piece, shape (b,).
 
         Raises:
-            PrivacyRefusal: losses that are not those of the piece in hand, a second backward of one piece, or what the
+            PrivacyError: losses that are not those of the piece in hand, a second backward of one piece, or what the
                 bound refuses.
         """
         if self._batch is None or self._batch.piece is None:
-            raise PrivacyRefusal(
-                "backward needs a piece of a batch: call it once for each piece in `for ... in batch.pieces(size)`, "
-                "within `for batch in run.batches()`. Examples drawn in another way carry no claim."
+            raise PrivacyError(
+                "backward needs a piece of a batch: call it once for each piece in "
+                "`for ... in batch.microbatches(size)`, within `for batch in run.batches()`. Examples drawn in another way carry no claim."
             )
         if losses.dim() == 1 and losses.shape[0] != self._batch.piece:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"the piece in hand has {self._batch.piece} examples, but there are {losses.shape[0]} losses: "
                 "give one loss for each example of the piece"
             )
         try:
             self.bound.backward(losses)
         except torch.OutOfMemoryError:
-            if not self._batch.give_back():
+            if not self._batch.retry_smaller():
                 raise
             if not losses._is_view():
                 losses.detach_()  # the caller holds on to the losses, and so to all activations of the piece
@@ -134,7 +134,7 @@ class NoisyRun(ABC):
 
     def _check_step_done(self) -> None:
         if self._step_due:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
                 "whether a step happens must not depend on the data"
             )
@@ -142,11 +142,11 @@ class NoisyRun(ABC):
     def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Release the batch: what the optimizer finds in ``.grad`` is noised."""
         if args[1:] or kwargs.get("closure") is not None:  # the first argument is the optimizer
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "optimizer.step(closure) computes gradients that are not private; call step() without a closure"
             )
         if not self._step_due:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
         self._check_gradients()
@@ -158,14 +158,14 @@ class NoisyRun(ABC):
         step = self.steps_taken
         self._step_due, self._batch = False, None
         self.steps_taken += 1
-        self._release(self.bound.take(), self._names, step=step)
+        self._release(self.bound.pop_sums(), self._names, step=step)
         for p in self.bound.parameters.values():
             self._written[id(p)] = _call_gradient_hooks(p)
 
     def _before_any_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Another optimizer must not move parameters that this run answers for."""
         if optimizer is not self.optimizer and (shared := held_by(optimizer) & self._names.keys()):
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"a second optimizer ({type(optimizer).__name__}) steps {self._listed(shared)}, which a run of noised "
                 "steps trains; give it other parameters, or close the run first"
             )
@@ -177,7 +177,7 @@ class NoisyRun(ABC):
             if p.grad is not None and p.grad is not self._written.get(id(p))
         }
         if stray:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f".grad of {self._listed(stray)} holds a gradient that is not private: losses.backward() was called, "
                 "or .grad was set. Call run.backward(losses) instead, and clear these with optimizer.zero_grad()"
             )

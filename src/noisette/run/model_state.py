@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-def learned(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Weights, buffers and the optimizer's state, with what it takes to tell whether they fit another pair."""
     return {
         "weights": dict(model.state_dict()),
@@ -41,7 +41,7 @@ def check_fits(kept: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) 
         raise ValueError("the checkpoint is of another model:\n  " + "\n  ".join(problems[:5] + more))
 
 
-def put_back(kept: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+def restore_state(kept: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
     """Give a model and an optimizer what :func:`learned` took from a pair like them.
 
     Raises:

@@ -9,20 +9,20 @@ from torch.optim.optimizer import Optimizer
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.accounting.sampling_plan import check_numbers, schedule
-from noisette.clipping.engines.per_example_loop import Loop, MultiLoss
+from noisette.clipping.engines.per_example_loop import MultiLoss, PerExampleLoop
 from noisette.clipping.per_example import PerExampleClip
-from noisette.errors import PrivacyRefusal
-from noisette.run.dp_sgd import NoisyRun
+from noisette.errors import PrivacyError
+from noisette.run.dp_sgd import DpSgdRun
 from noisette.validation.optimizer import check_optimizer
 
-NO_CLAIM = (
+NO_GUARANTEE = (
     "this run has no privacy claim: nothing was checked about its model, whose examples may share statistics. Then one "
     "record moves the gradients of all others of its batch, each up to its bound, and noise for one gradient hides "
     "nothing of that"
 )
 
 
-def unclaimed(
+def non_private(
     bound: PerExampleClip,
     optimizer: Optimizer,
     dataset: Any,
@@ -33,16 +33,16 @@ def unclaimed(
     steps: int | None = None,
     public_size: int | None = None,
     epochs: float | None = None,
-) -> UnclaimedRun:
+) -> NonPrivateRun:
     """Train as :func:`noisette.privatize` does, with a model that it refuses and without any claim of privacy.
 
     Sampling, clipping and noise are those of a private run, and so is its loop. There is no preflight, no ledger and no
     accountant. A model that couples its examples, such as one with batch norm in training mode, has the statistics of
-    the piece it is called with: call it with a whole batch, ``batch.pieces(max(1, len(batch.indices)))``.
+    the piece it is called with: call it with a whole batch, ``batch.microbatches(max(1, len(batch.indices)))``.
 
     Args:
-        bound: clips with the engine ``Loop()`` or ``MultiLoss()``, which give each example the gradient of its own loss
-            through all that the examples share; so one step costs as many backward passes of a batch as it has
+        bound: clips with the engine ``PerExampleLoop()`` or ``MultiLoss()``, which give each example the gradient of its
+            own loss through all that the examples share; so one step costs as many backward passes of a batch as it has
             examples.
         optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
         dataset: tensors, arrays, or anything with ``len`` and indexing.
@@ -57,17 +57,17 @@ def unclaimed(
 
     Raises:
         ValueError: numbers outside their domain, contradicting or missing, or another engine; all are listed.
-        PrivacyRefusal: the optimizer does not fit the bound.
+        PrivacyError: the optimizer does not fit the bound.
 
     >>> import torch
-    >>> from noisette import Loop, PerExampleClip
+    >>> from noisette import PerExampleClip, engines
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> clip = PerExampleClip(model, max_grad_norm=1.0, engine=Loop())
+    >>> clip = PerExampleClip(model, max_grad_norm=1.0, engine=engines.PerExampleLoop())
     >>> records = torch.arange(16.0).reshape(8, 2)
-    >>> run = unclaimed(clip, sgd, records, expected_batch_size=8, sampling_rate=1, steps=2, noise_multiplier=1.0)
+    >>> run = non_private(clip, sgd, records, expected_batch_size=8, sampling_rate=1, steps=2, noise_multiplier=1.0)
     >>> for batch in run.batches():
-    ...     for x in batch.pieces(max(1, len(batch.indices))):
+    ...     for x in batch.microbatches(max(1, len(batch.indices))):
     ...         run.backward(model(x).square().sum(1))
     ...     sgd.step()
     ...     sgd.zero_grad()
@@ -90,7 +90,7 @@ def unclaimed(
     )
     sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
     check_optimizer(optimizer, bound)
-    return UnclaimedRun(
+    return NonPrivateRun(
         bound,
         optimizer,
         dataset,
@@ -103,25 +103,25 @@ def unclaimed(
 
 
 def _check_engine(bound: PerExampleClip) -> None:
-    if not isinstance(bound.engine, Loop | MultiLoss):
+    if not isinstance(bound.engine, PerExampleLoop | MultiLoss):
         raise ValueError(
             f"engine {type(bound.engine).__name__} takes each example's gradient as if the others were not there, "
-            "which is wrong where they share statistics; give the bound engine=Loop() or engine=MultiLoss()"
+            "which is wrong where they share statistics; give the bound engine=PerExampleLoop() or engine=MultiLoss()"
         )
 
 
-class UnclaimedRun(NoisyRun):
-    """A training run without a claim, made by :func:`unclaimed`."""
+class NonPrivateRun(DpSgdRun):
+    """A training run without a claim, made by :func:`non_private`."""
 
     def epsilon(self, *, delta: float) -> NoReturn:
         """No number: there is none.
 
         Raises:
-            PrivacyRefusal: always.
+            PrivacyError: always.
         """
-        raise PrivacyRefusal(
-            f"{NO_CLAIM}. So there is no epsilon at delta={delta:g} or any other. For a run with one take a norm that "
-            "keeps examples apart, such as noisette.nn.PublicBatchNorm, and noisette.privatize"
+        raise PrivacyError(
+            f"{NO_GUARANTEE}. So there is no epsilon at delta={delta:g} or any other. For a run with one take a norm "
+            "that keeps examples apart, such as noisette.nn.PublicBatchNorm, and noisette.privatize"
         )
 
     def _before_batch(self) -> None:

@@ -12,15 +12,15 @@ from torch.optim.optimizer import Optimizer
 
 from noisette._internal.keystream import SecretKey
 from noisette.accounting import Accountant, Ledger, PldAccountant, PoissonGaussian, noise_multiplier_for
-from noisette.accounting.budget import Spending, delta_to_calibrate
-from noisette.accounting.run_parameters import Terms
+from noisette.accounting.budget import PrivacyBudget, delta_left_for_noise
+from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import parts_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
-from noisette.run.dp_sgd import NoisyRun
-from noisette.validation import ProvenFirst, refuse_mixing_modules
+from noisette.run.dp_sgd import DpSgdRun
+from noisette.validation import ValidateOnFirstCall, check_no_batch_norm
 from noisette.validation.optimizer import check_optimizer
 
 # Steps reserved at once in a ledger on disk: what a crash may count too many, for one fsync in so many steps.
@@ -72,7 +72,7 @@ def privatize(
 
     Raises:
         ValueError: numbers outside their domain, contradicting or missing; all problems are listed.
-        PrivacyRefusal: the model mixes examples, the optimizer does not fit the bound, or the budget does not pay for
+        PrivacyError: the model mixes examples, the optimizer does not fit the bound, or the budget does not pay for
             the steps with the given noise.
     """
     check_numbers(
@@ -88,7 +88,7 @@ def privatize(
     sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
     check_delta(delta, sampling_rate / expected_batch_size, allow_large_delta)
     accountant = accountant if accountant is not None else PldAccountant()
-    refuse_mixing_modules(bound.model)
+    check_no_batch_norm(bound.model)
     check_optimizer(optimizer, bound)
     ledger = ledger if ledger is not None else Ledger()
     given = noise_multiplier is not None
@@ -97,15 +97,15 @@ def privatize(
         assert delta is not None
         noise_multiplier = noise_multiplier_for(
             epsilon=epsilon,
-            delta=delta_to_calibrate(delta, ledger),
+            delta=delta_left_for_noise(delta, ledger),
             sampling_rate=sampling_rate,
             steps=steps,
             accountant=accountant,
-            besides=ledger.events,
+            prior_events=ledger.events,
         )
-    event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.take()))
+    event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.pop_sums()))
     before = ledger.events.get(event, 0)
-    terms = Terms(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
+    terms = RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
     run = PrivateRun(bound, optimizer, dataset, terms=terms, accountant=accountant, ledger=ledger)
     if given:
         try:
@@ -116,7 +116,7 @@ def privatize(
     return run
 
 
-class PrivateRun(NoisyRun):
+class PrivateRun(DpSgdRun):
     """A training run with a claim: each of its steps is on record before its batch is drawn, and has its price.
 
     Made by :func:`privatize`, or by :meth:`resume` from what :meth:`save` kept. The ``steps_lost`` with a process that
@@ -129,15 +129,15 @@ class PrivateRun(NoisyRun):
         optimizer: Optimizer,
         dataset: Any,
         *,
-        terms: Terms,
+        terms: RunParameters,
         accountant: Accountant,
         ledger: Ledger,
         steps_taken: int = 0,
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        dimensions = sum(p.numel() for part in bound.take() for p in part.params)
-        self._spending = Spending(terms, accountant, ledger, dimensions)
+        dimensions = sum(p.numel() for part in bound.pop_sums() for p in part.params)
+        self._spending = PrivacyBudget(terms, accountant, ledger, dimensions)
         super().__init__(
             bound,
             optimizer,
@@ -160,7 +160,7 @@ class PrivateRun(NoisyRun):
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
-        first = bound.model.register_forward_pre_hook(ProvenFirst(bound), prepend=True, with_kwargs=True)
+        first = bound.model.register_forward_pre_hook(ValidateOnFirstCall(bound), prepend=True, with_kwargs=True)
         self._handles.append(first)
 
     @property
@@ -248,12 +248,12 @@ class PrivateRun(NoisyRun):
             FileNotFoundError: the checkpoint or the ledger is not there.
             ValueError: a file was cut or altered, or model, optimizer or data set are not those of the run; all are
                 left as they were.
-            PrivacyRefusal: the ledger does not go on from where the run was saved, is in use, or holds so much else by
+            PrivacyError: the ledger does not go on from where the run was saved, is in use, or holds so much else by
                 now that the rest of the run would exceed its budget; and what :func:`privatize` refuses.
         """
         folder = Path(folder)
         saved = SavedRun.read(folder)
-        refuse_mixing_modules(bound.model)
+        check_no_batch_norm(bound.model)
         check_optimizer(optimizer, bound)
         saved.check_fits(bound, optimizer)
         with ExitStack() as undone:
@@ -275,7 +275,7 @@ class PrivateRun(NoisyRun):
             if run.steps_left:
                 run._check_data(folder)
                 run.check_budget()
-            saved.put_back(bound, optimizer)
+            saved.restore_state(bound, optimizer)
             undone.pop_all()
         run._own_ledger, run._saved_in = own, folder
         return run
@@ -290,7 +290,7 @@ class PrivateRun(NoisyRun):
         """The steps that are left fit in the budget, beside all that stands in the ledger by now.
 
         Raises:
-            PrivacyRefusal: they do not.
+            PrivacyError: they do not.
         """
         self._spending.check_budget(self.steps_left)
         self._beside = self.terms.beside(self.ledger.events)

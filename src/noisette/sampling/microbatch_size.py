@@ -24,7 +24,7 @@ _MOST_ON_PROCESSOR = 256
 _MOST_UNMEASURED = 32
 
 
-class PieceSize(Protocol):
+class MicrobatchSize(Protocol):
     """Says how large the next piece is, and hears how the last one went."""
 
     @property
@@ -86,7 +86,7 @@ class MeasuredSize:
             self.now = 2 * examples
 
     def halve(self, examples: int) -> bool:
-        self._memory.give_back()
+        self._memory.retry_smaller()
         self.now = self._most = max(1, examples // 2)
         return examples > 1
 
@@ -104,7 +104,7 @@ class Memory(Protocol):
         """How many times over the memory that it took at most would have found a place."""
         ...
 
-    def give_back(self) -> None:
+    def retry_smaller(self) -> None:
         """Memory that ran out is no longer needed and may be put together anew."""
         ...
 
@@ -137,7 +137,7 @@ class CudaMemory:
         taken = {d: torch.cuda.max_memory_allocated(d) - self._before[d] for d in self._devices}
         return min(_SHARE_ON_CUDA * self._free[d] / max(1, taken[d]) for d in self._devices)
 
-    def give_back(self) -> None:
+    def retry_smaller(self) -> None:
         self._scattered = True
 
 
@@ -162,7 +162,7 @@ class ProcessMemory:
         taken = _kilobytes("/proc/self/status", "VmHWM") - self._at_first
         return _SHARE_ON_PROCESSOR * self._free / max(1, taken)
 
-    def give_back(self) -> None:
+    def retry_smaller(self) -> None:
         pass
 
 
@@ -177,7 +177,7 @@ class UnmeasuredMemory:
     def fits(self) -> float:
         return math.inf
 
-    def give_back(self) -> None:
+    def retry_smaller(self) -> None:
         pass
 
 

@@ -17,8 +17,8 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
-from noisette.errors import PrivacyRefusal
-from noisette.sampling.microbatch_size import FixedSize, PieceSize
+from noisette.errors import PrivacyError
+from noisette.sampling.microbatch_size import FixedSize, MicrobatchSize
 
 _CHUNK = 2**20  # records whose coins are tossed at once
 
@@ -63,12 +63,12 @@ class Batch:
 
     indices: np.ndarray
     gather: Gather
-    measured: PieceSize  # what ``pieces("auto")`` goes by
+    measured: MicrobatchSize  # what ``microbatches("auto")`` goes by
     piece: int | None = None  # examples in the piece that is in hand
     bounded: int = 0  # examples that went through backward
-    cut: PieceSize | None = None  # what the pieces in hand go by
+    cut: MicrobatchSize | None = None  # what the pieces in hand go by
 
-    def pieces(self, size: int | Literal["auto"]) -> Iterator[Any]:
+    def microbatches(self, size: int | Literal["auto"]) -> Iterator[Any]:
         """The batch in pieces of at most ``size`` examples, which only bounds memory: the sum is the same.
 
         A piece has the form in which the data set gives its examples, collated. An empty batch has no piece. The next
@@ -77,11 +77,11 @@ class Batch:
         With ``"auto"`` pieces begin with one example and double while the memory that the last one took would be there
         twice; the size is kept for the batches to come. Where memory runs out in ``run.backward``, nothing of the piece
         is counted and the same examples come again in halves. Where it runs out in the model's own call, that error is
-        yours: catch it and call ``pieces("auto")`` again, which goes on with half the size where it was left.
+        yours: catch it and call ``microbatches("auto")`` again, which goes on with half the size where it was left.
 
         Raises:
             TypeError, ValueError: ``size`` is neither a whole number of at least one nor ``"auto"``.
-            PrivacyRefusal: a piece would leave out examples, or bring some a second time.
+            PrivacyError: a piece would leave out examples, or bring some a second time.
         """
         if isinstance(size, str) and size != "auto":
             raise ValueError(f'expected size to be a whole number or "auto", got size={size!r}')
@@ -106,7 +106,7 @@ class Batch:
                 start = end
         self.piece = None
 
-    def give_back(self) -> bool:
+    def retry_smaller(self) -> bool:
         """Memory ran out in the backward pass of the piece in hand: let its examples come again, fewer at once.
 
         Returns:
@@ -121,12 +121,12 @@ class Batch:
         """So many examples of the batch went through backward until now.
 
         Raises:
-            PrivacyRefusal: some were left out or came twice.
+            PrivacyError: some were left out or came twice.
         """
         if self.bounded != expected:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"{self.bounded} examples of this batch went through run.backward() where {expected} should have: each "
-                "belongs to its step once. Call backward once for each piece, and pieces() once for each batch"
+                "belongs to its step once. Call backward once for each piece, and microbatches() once for each batch"
             )
 
 

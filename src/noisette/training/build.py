@@ -17,9 +17,9 @@ from torch.utils.data import TensorDataset
 
 from noisette import models
 from noisette.accounting import Ledger
-from noisette.clipping.clipping_rules import Flat, Group, PerLayer
+from noisette.clipping.clipping_rules import FlatClipping, Group, PerLayerClipping
 from noisette.clipping.engines.book_keeping import BookKeeping
-from noisette.clipping.engines.per_example_loop import Loop
+from noisette.clipping.engines.per_example_loop import PerExampleLoop
 from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet, Split
 from noisette.lipschitz import is_constrained
@@ -42,7 +42,7 @@ _FEATURES_AT_ONCE = 100
 _EVALUATED_AT_ONCE = 2000
 
 
-class Learner:
+class TrainingSetup:
     """What a recipe trains, and on what.
 
     Args:
@@ -53,7 +53,7 @@ class Learner:
 
     Raises:
         ValueError: model, weights or public examples do not fit the records or each other.
-        PrivacyRefusal: a public example is one of the records.
+        PrivacyError: a public example is one of the records.
     """
 
     def __init__(
@@ -186,7 +186,7 @@ def replace_batch_norm(
 
     Raises:
         ValueError: the model has no batch norm, or one that the norm cannot stand for.
-        PrivacyRefusal: a public example is one of the private ones.
+        PrivacyError: a public example is one of the private ones.
     """
     kinds = {type(part) for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
     if not kinds:
@@ -225,7 +225,7 @@ def _bound(
         loss=loss,
         input_shape=shape,
         allocation=_ALLOCATIONS[lipschitz.allocation](),
-        logit_clipping=Flat(lipschitz.logit_clip) if lipschitz.logit_clip else None,
+        logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier
 
@@ -245,18 +245,18 @@ def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | Non
     Noise of sigma C on each of K layers that are clipped to C is one Gaussian mechanism: bound C sqrt(K), noise
     multiplier sigma / sqrt(K).
     """
-    privacy, engine = recipe.privacy, Loop() if recipe.model.couples else BookKeeping()
+    privacy, engine = recipe.privacy, PerExampleLoop() if recipe.model.couples else BookKeeping()
     if not privacy.per_layer:
         return PerExampleClip(model, max_grad_norm=privacy.max_grad_norm, engine=engine), privacy.noise_multiplier
     layers = len(layers_of(model))
-    clip = PerExampleClip(model, clipping=PerLayer(privacy.max_grad_norm * math.sqrt(layers)), engine=engine)
+    clip = PerExampleClip(model, clipping=PerLayerClipping(privacy.max_grad_norm * math.sqrt(layers)), engine=engine)
     noise = privacy.noise_multiplier
     return clip, noise if noise is None else noise / math.sqrt(layers)
 
 
 def layers_of(model: nn.Module) -> list[Group]:
     """The trainable parameters of each module, as they are clipped where layers are clipped on their own."""
-    return PerLayer(1.0).groups([name for name, p in model.named_parameters() if p.requires_grad])
+    return PerLayerClipping(1.0).groups([name for name, p in model.named_parameters() if p.requires_grad])
 
 
 def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:

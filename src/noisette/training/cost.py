@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
-from noisette.accounting.budget import delta_to_calibrate
+from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.sampling_plan import schedule
 from noisette.run.private import PrivateRun
 from noisette.training.recipe import ACCOUNTANTS, Recipe
@@ -17,11 +17,11 @@ def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Le
         return sampling_rate, steps
     affordable = steps_for(
         epsilon=privacy.budget,
-        delta=delta_to_calibrate(privacy.delta, ledger),
+        delta=delta_left_for_noise(privacy.delta, ledger),
         sampling_rate=sampling_rate,
         noise_multiplier=noise_multiplier,
         accountant=ACCOUNTANTS[privacy.accountant],
-        besides=ledger.events,
+        prior_events=ledger.events,
     )
     if affordable == 0:
         raise ValueError(
@@ -40,6 +40,6 @@ def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]
         checkpoints=steps,
         delta=run.delta_for_noise(recipe.privacy.delta),
         accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
-        besides=run.terms.beside(run.ledger.events),
+        prior_events=run.terms.beside(run.ledger.events),
     )
     return {step: min(epsilon, recipe.privacy.budget) for step, epsilon in zip(steps, epsilons, strict=True)}

@@ -17,10 +17,10 @@ from noisette.data import DataSet
 from noisette.lipschitz.project import project
 from noisette.nn.evaluation import in_evaluation
 from noisette.run.checkpoint import SavedRun
-from noisette.run.dp_sgd import NoisyRun
-from noisette.run.non_private import unclaimed
+from noisette.run.dp_sgd import DpSgdRun
+from noisette.run.non_private import non_private
 from noisette.run.private import PrivateRun, privatize
-from noisette.training.build import Learner, principal_components_of
+from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.certified import certified_curve
 from noisette.training.cost import costs, length
 from noisette.training.outcome import Outcome, Point, Watch
@@ -57,14 +57,14 @@ def train(
 
     Raises:
         ValueError: a model, a number or public examples that do not fit.
-        PrivacyRefusal: the model mixes examples though the recipe does not ask for that, or public examples are private
+        PrivacyError: the model mixes examples though the recipe does not ask for that, or public examples are private
             records too.
     """
     start = time.perf_counter()
     if recipe.model.couples:
         return _train_unclaimed(recipe, data, public, on_step, start, points)
     with Ledger(ledger_path, dataset=data.name) as ledger:
-        learner = Learner(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
+        learner = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
         sampling_rate, steps = length(recipe, data.declared_size, learner.noise_multiplier, ledger)
         run = privatize(
             learner.bound,
@@ -89,10 +89,10 @@ def _train_unclaimed(
     recipe: Recipe, data: DataSet, public: DataSet | None, on_step: Watch, start: float, points: int
 ) -> Outcome:
     """The recipe asks for a model that couples its examples."""
-    learner = Learner(recipe, data, public)
+    learner = TrainingSetup(recipe, data, public)
     assert isinstance(learner.bound, PerExampleClip), "what couples examples has no other bound"
     assert learner.noise_multiplier is not None
-    with unclaimed(
+    with non_private(
         learner.bound,
         learner.optimizer,
         learner.examples,
@@ -122,11 +122,11 @@ def resume(
     Raises:
         FileNotFoundError: nothing was saved there, or the ledger is gone.
         ValueError: a file was cut or altered, or recipe, data or public examples are not those of the run.
-        PrivacyRefusal: the ledger is not that of the run, or is in use.
+        PrivacyError: the ledger is not that of the run, or is in use.
     """
     start = time.perf_counter()
     kept = SavedRun.read(checkpoint).extras
-    learner = Learner(recipe, data, public, lambda: kept["principal components"])
+    learner = TrainingSetup(recipe, data, public, lambda: kept["principal components"])
     if learner.public_digest != kept["public examples"]:
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     accountant = ACCOUNTANTS[recipe.privacy.accountant]
@@ -157,7 +157,9 @@ class _Training:
         places: how many places in the run a point is taken at.
     """
 
-    def __init__(self, learner: Learner, outcome: Outcome, checkpoint: Path | None, start: float, places: int) -> None:
+    def __init__(
+        self, learner: TrainingSetup, outcome: Outcome, checkpoint: Path | None, start: float, places: int
+    ) -> None:
         self._learner, self._outcome, self._checkpoint, self._start = learner, outcome, checkpoint, start
         self._places = places
         self._taken_before = outcome.run.steps_taken
@@ -191,8 +193,8 @@ class _Training:
         model, optimizer, averaged = run.bound.model, run.optimizer, self._learner.averaged
         _set_learning_rate(run, settings)
         for batch in run.batches():
-            together = len(batch.indices) if self._outcome.recipe.model.couples else settings.piece_size
-            for inputs, targets in batch.pieces(max(1, together)):
+            together = len(batch.indices) if self._outcome.recipe.model.couples else settings.microbatch_size
+            for inputs, targets in batch.microbatches(max(1, together)):
                 run.backward(self._learner.loss(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
@@ -235,7 +237,7 @@ def _evenly_spaced(steps: int, places: int) -> list[int]:
     return sorted({max(1, round(steps * k / places)) for k in range(1, places + 1)})
 
 
-def _set_learning_rate(run: NoisyRun, settings: TrainingSection) -> None:
+def _set_learning_rate(run: DpSgdRun, settings: TrainingSection) -> None:
     """For the next step: a line to another learning rate, half a cosine to zero, or a constant.
 
     It follows the steps that are paid for, so a run that lost some ends where it was meant to.

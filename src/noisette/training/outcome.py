@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from noisette.data import DataSet
-from noisette.run.dp_sgd import NoisyRun
+from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.private import PrivateRun
 from noisette.training.build import layers_of
 from noisette.training.recipe import Recipe
@@ -34,7 +34,7 @@ class Outcome:
     recipe: Recipe
     data: DataSet
     model: nn.Module
-    run: NoisyRun
+    run: DpSgdRun
     points: list[Point] = field(default_factory=list)
     seconds: float = 0.0  # of calibration, training and evaluation
     interrupted: bool = False
@@ -57,4 +57,4 @@ class Outcome:
         return self.run.epsilon(delta=self.recipe.privacy.delta) if isinstance(self.run, PrivateRun) else None
 
 
-Watch = Callable[[NoisyRun, Point], None]
+Watch = Callable[[DpSgdRun, Point], None]

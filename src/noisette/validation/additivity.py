@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 from torch.utils._pytree import tree_flatten
 
-from noisette.errors import MissingRule, PrivacyRefusal
+from noisette.errors import MissingRuleError, PrivacyError
 from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
 from noisette.mechanisms.gaussian import shares_of
-from noisette.validation.buffers import buffers_kept
-from noisette.validation.deterministic import Stilled, stilled_again
-from noisette.validation.locate_module import first_mixing_module
+from noisette.validation.buffers import buffers_restored
+from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
+from noisette.validation.locate_module import locate_mixing_module
 from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, batched, doubled, in_double, plain, public_batch, row
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
@@ -32,13 +32,13 @@ _MIXING_UNSEEN = (
 )
 
 
-def refuse_coupling(bound: GradientBound, example: Call) -> None:
+def check_additivity(bound: GradientBound, example: Call) -> None:
     """Both properties hold for inputs shaped like the example, unlike one another and all alike.
 
     Raises:
-        PrivacyRefusal: one does not.
+        PrivacyError: one does not.
     """
-    with torch.random.fork_rng(), buffers_kept(bound.model) as put_back:
+    with torch.random.fork_rng(), buffers_restored(bound.model) as put_back:
         torch.manual_seed(SEED)
         public = public_batch(example)
         _refuse_mixing(bound, public)
@@ -54,14 +54,14 @@ def _refuse_mixing(bound: GradientBound, public: Call) -> None:
         with in_double(bound.model), suppress(RuntimeError):
             problem = _problem(bound, public.map(doubled))
     if problem:
-        raise PrivacyRefusal(problem)
+        raise PrivacyError(problem)
 
 
 def _problem(bound: GradientBound, public: Call) -> str:
     """What speaks against additivity, "" if it holds.
 
     Raises:
-        PrivacyRefusal: one example alone is above the bound, which no other precision excuses.
+        PrivacyError: one example alone is above the bound, which no other precision excuses.
     """
     loss = _Projection()
     raw = [_singleton(bound, public, i, loss, 1.0) for i in range(EXAMPLES)]
@@ -71,17 +71,17 @@ def _problem(bound: GradientBound, public: Call) -> str:
     tolerance = _tolerance(bound.model)
     for part in (part for single in singles for part in single):
         if not (moved := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"one example alone moves the sum by {moved:.6g}, above the bound {part.bound:.6g}: the norm that "
                 "was clipped is not the norm of what was added. Do not train with this model; it uses an operation "
-                "in a way that its rule does not expect. engine=noisette.Loop() needs no rule."
+                "in a way that its rule does not expect. engine=noisette.engines.PerExampleLoop() needs no rule."
             )
     apart = float((_joint_vector(together) - torch.stack([_joint_vector(s) for s in singles]).sum(0)).norm())
     if apart <= tolerance:
         return ""
     return (
         f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
-        f"{first_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
+        f"{locate_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
     )
 
 
@@ -119,7 +119,7 @@ class _Projection:
         leaves = [leaf for leaf in tree_flatten(plain(output))[0] if isinstance(leaf, Tensor)]
         batched = [leaf for leaf in leaves if leaf.requires_grad and leaf.dim() and leaf.shape[0] % b == 0]
         if not batched:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 "the model returns no tensor with the examples on its first axis, so it cannot be checked; "
                 "return one row per example"
             )
@@ -138,12 +138,12 @@ def _sums_of(
 ) -> list[BoundedSum]:
     """What the bound hands on for this batch."""
     with torch.enable_grad():
-        with Stilled():
+        with DisableRandomness():
             output = bound.model(*batch.args, **batch.kwargs)
         losses = loss(output, examples) * scale
-    with stilled_again(bound.model):
+    with randomness_disabled_in_recomputation(bound.model):
         bound.backward(losses)
-    return bound.take()
+    return bound.pop_sums()
 
 
 def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, scale: float) -> list[BoundedSum]:
@@ -152,7 +152,7 @@ def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, sca
     except ValueError as error:
         if "Expected more than 1" not in str(error):
             raise
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"the model cannot answer for one example alone: {error}. It takes statistics over the batch, which mixes "
             "examples; use a GroupNorm, or noisette.nn.PublicBatchNorm"
         ) from error
@@ -161,9 +161,9 @@ def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, sca
 def _together(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> list[BoundedSum]:
     try:
         return _sums_of(bound, batch, range(EXAMPLES), loss, scale)
-    except MissingRule as error:
+    except MissingRuleError as error:
         # Each example alone has passed, so what stands in the way is what they share.
-        raise PrivacyRefusal(first_mixing_module(bound.model, batch) or f"{_MIXING_UNSEEN}\n{error}") from error
+        raise PrivacyError(locate_mixing_module(bound.model, batch) or f"{_MIXING_UNSEEN}\n{error}") from error
 
 
 def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: Sequence[list[BoundedSum]]) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 
-def mixing_modules(model: nn.Module) -> list[str]:
+def batch_mixing_modules(model: nn.Module) -> list[str]:
     """What to say of each module known to normalise over the batch, empty if there is none."""
     return [
         f"{name or 'the model itself'}  {type(module).__name__} {problem}"
@@ -28,11 +28,11 @@ def _mixing(module: nn.Module) -> str:
     return getattr(module, "mixes_examples", "")
 
 
-def refuse_mixing_modules(model: nn.Module) -> None:
+def check_no_batch_norm(model: nn.Module) -> None:
     """No module of the model normalises over the batch.
 
     Raises:
-        PrivacyRefusal: listing every module that does.
+        PrivacyError: listing every module that does.
     """
-    if problems := mixing_modules(model):
-        raise PrivacyRefusal(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))
+    if problems := batch_mixing_modules(model):
+        raise PrivacyError(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))

@@ -7,9 +7,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from noisette.errors import PrivacyRefusal
-from noisette.validation.buffers import buffers_kept
-from noisette.validation.deterministic import Stilled
+from noisette.errors import PrivacyError
+from noisette.validation.buffers import buffers_restored
+from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import (
     EXAMPLES,
     SEED,
@@ -25,13 +25,13 @@ from noisette.validation.probe_inputs import (
 _CROWD = 32
 
 
-def refuse_crowding(model: nn.Module, example: Call) -> None:
+def check_batch_size_independence(model: nn.Module, example: Call) -> None:
     """The first and the last of many examples, half of which are alike, answer as they do by themselves.
 
     Experts that serve so many examples, or statistics of so many at least, let a small batch pass.
 
     Raises:
-        PrivacyRefusal: they answer otherwise.
+        PrivacyError: they answer otherwise.
     """
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
@@ -41,7 +41,7 @@ def refuse_crowding(model: nn.Module, example: Call) -> None:
         with in_double(model), suppress(RuntimeError):
             crowded = _crowded(model, crowd.map(doubled))
     if crowded:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"an example answers otherwise among {_CROWD} others than among {EXAMPLES}. Every operation must look at "
             "one example at a time, whatever the size of the batch: no experts with a capacity, no statistics of it"
         )
@@ -64,5 +64,5 @@ def _crowded(model: nn.Module, crowd: Call) -> bool:
 
 def _answers(model: nn.Module, batch: Call, b: int) -> tuple[Tensor, ...]:
     """What the model returns for b examples, each tensor with the examples on its first axis."""
-    with buffers_kept(model), torch.random.fork_rng(), torch.no_grad(), Stilled():
+    with buffers_restored(model), torch.random.fork_rng(), torch.no_grad(), DisableRandomness():
         return by_example(model(*batch.args, **batch.kwargs), b)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, batched, public_batch
 
 
-def refuse_remembering(model: nn.Module, example: Call) -> None:
+def check_buffers(model: nn.Module, example: Call) -> None:
     """The state that is published with the weights must not know what came by."""
     left, other, fewer = (
         _state_after(model, example, seed, count)
@@ -25,7 +25,7 @@ def refuse_remembering(model: nn.Module, example: Call) -> None:
         for name in sorted(left | other | fewer)
         if not all(_same(left.get(name), state.get(name)) for state in (other, fewer))
     ]:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"the model keeps something of its inputs in {', '.join(told)}, which would be saved with the weights "
             "without any noise. Freeze what writes it (eval mode), or take it out of the model's state "
             "(register_buffer(..., persistent=False))"
@@ -34,7 +34,7 @@ def refuse_remembering(model: nn.Module, example: Call) -> None:
 
 def _state_after(model: nn.Module, example: Call, seed: int, count: int) -> dict[str, Any]:
     """The state of the model after one call with the first of the public inputs that this seed draws."""
-    with torch.random.fork_rng(), buffers_kept(model), torch.no_grad():
+    with torch.random.fork_rng(), buffers_restored(model), torch.no_grad():
         torch.manual_seed(seed)
         call = batched(public_batch(example), lambda tensor: tensor[:count])
         torch.manual_seed(seed - seed % 10)  # the model's own random numbers are the same for both
@@ -50,7 +50,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def buffers_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
+def buffers_restored(model: nn.Module) -> Iterator[Callable[[], None]]:
     """What puts the model's buffers back to what they are now; it is called at the end."""
     before = [
         (module, name, buffer, buffer.clone())

@@ -9,20 +9,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from noisette.errors import PrivacyRefusal
-from noisette.mechanisms.bounded_sum import Derived, GradientBound
-from noisette.validation.additivity import refuse_coupling
-from noisette.validation.batch_norm import refuse_mixing_modules
-from noisette.validation.batch_size_independence import refuse_crowding
-from noisette.validation.buffers import buffers_kept, refuse_remembering
-from noisette.validation.deterministic import Stilled
+from noisette.errors import PrivacyError
+from noisette.mechanisms.bounded_sum import DerivedBound, GradientBound
+from noisette.validation.additivity import check_additivity
+from noisette.validation.batch_norm import check_no_batch_norm
+from noisette.validation.batch_size_independence import check_batch_size_independence
+from noisette.validation.buffers import buffers_restored, check_buffers
+from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import SEED, Call, public_batch
-from noisette.validation.worst_case_search import steepest_found
+from noisette.validation.worst_case_search import max_gradient_ratio
 
 _SOUGHT_FROM = 2  # examples that a search for a steeper one starts from
 
 
-class ProvenFirst:
+class ValidateOnFirstCall:
     """A hook before the calls of a model: proves the bound inside the first recorded call in each of its modes.
 
     A mode is which modules train and which evaluate: ``model.train()`` can wake a batch norm that was proven asleep.
@@ -32,11 +32,11 @@ class ProvenFirst:
         self._bound = bound
         self._proven: set[tuple[bool, ...]] = set()
 
-    def __deepcopy__(self, memo: dict[int, object]) -> ProvenFirst:
-        return ProvenFirst(None)
+    def __deepcopy__(self, memo: dict[int, object]) -> ValidateOnFirstCall:
+        return ValidateOnFirstCall(None)
 
-    def __reduce__(self) -> tuple[type[ProvenFirst], tuple[None]]:
-        return ProvenFirst, (None,)
+    def __reduce__(self) -> tuple[type[ValidateOnFirstCall], tuple[None]]:
+        return ValidateOnFirstCall, (None,)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = self._bound
@@ -62,23 +62,23 @@ def prove(bound: GradientBound, example: Call) -> None:
     Guarantee: a model whose gradients, or their clipping, depend on other examples of the batch does not pass.
 
     Raises:
-        PrivacyRefusal: naming the first module whose output for one example changes with the others, or what the model
+        PrivacyError: naming the first module whose output for one example changes with the others, or what the model
             keeps of its inputs.
     """
     for check in CHECKS:
         check.run(bound, example)
 
 
-def _refuse_steeper(bound: GradientBound, example: Call) -> None:
+def _check_worst_case(bound: GradientBound, example: Call) -> None:
     """Where the bound follows from the network, no example that a short ascent finds exceeds it."""
-    with torch.random.fork_rng(), buffers_kept(bound.model), Stilled():
+    with torch.random.fork_rng(), buffers_restored(bound.model), DisableRandomness():
         torch.manual_seed(SEED)
         inputs = public_batch(example).tensors()
-        if not isinstance(bound, Derived) or len(inputs) != 1 or not inputs[0].is_floating_point():
+        if not isinstance(bound, DerivedBound) or len(inputs) != 1 or not inputs[0].is_floating_point():
             return
-        reached = steepest_found(bound.model, inputs[0][:_SOUGHT_FROM], bound.score_limit(), bound.sensitivities())
+        reached = max_gradient_ratio(bound.model, inputs[0][:_SOUGHT_FROM], bound.score_limit(), bound.sensitivities())
     if not reached <= 1 + 1e-5:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"an example was found whose gradient is {reached:.4g} times its bound: a module of the model states a "
             "bound of itself that does not hold. Do not train with this model"
         )
@@ -86,16 +86,19 @@ def _refuse_steeper(bound: GradientBound, example: Call) -> None:
 
 @dataclass(frozen=True)
 class Check:
-    """One of the things that a bound is checked for on a model; ``run`` raises ``PrivacyRefusal`` where it fails."""
+    """One of the things that a bound is checked for on a model; ``run`` raises ``PrivacyError`` where it fails."""
 
     name: str
     run: Callable[[GradientBound, Call], None]
 
 
 CHECKS = (
-    Check("no module normalises over the batch", lambda bound, example: refuse_mixing_modules(bound.model)),
-    Check("one example stays within the bound, a batch is the sum of its examples", refuse_coupling),
-    Check("an example among many answers as among few", lambda bound, example: refuse_crowding(bound.model, example)),
-    Check("no example is steeper than its layers allow", _refuse_steeper),
-    Check("nothing of the inputs is kept", lambda bound, example: refuse_remembering(bound.model, example)),
+    Check("no module normalises over the batch", lambda bound, example: check_no_batch_norm(bound.model)),
+    Check("one example stays within the bound, a batch is the sum of its examples", check_additivity),
+    Check(
+        "an example among many answers as among few",
+        lambda bound, example: check_batch_size_independence(bound.model, example),
+    ),
+    Check("no example is steeper than its layers allow", _check_worst_case),
+    Check("nothing of the inputs is kept", lambda bound, example: check_buffers(bound.model, example)),
 )

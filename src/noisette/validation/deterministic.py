@@ -18,7 +18,7 @@ _DROPOUT = {
 _CONSTANT = {torch.rand: 0.5, torch.rand_like: 0.5, torch.randn: 0.0, torch.randn_like: 0.0}
 
 
-class Stilled(TorchFunctionMode):
+class DisableRandomness(TorchFunctionMode):
     """Random operations answer with a constant, so that an example alone meets what it meets in a batch."""
 
     def __torch_function__(
@@ -46,12 +46,12 @@ def _no_dropout(kwargs: Mapping[str, Any]) -> dict[str, float]:
 
 
 @contextmanager
-def stilled_again(model: nn.Module) -> Iterator[None]:
+def randomness_disabled_in_recomputation(model: nn.Module) -> Iterator[None]:
     """Checkpointed parts of a model run again in the backward pass, which is out of reach of a mode around it."""
-    opened: list[Stilled] = []
+    opened: list[DisableRandomness] = []
 
     def open(module: nn.Module, args: Any) -> None:
-        opened.append(Stilled())
+        opened.append(DisableRandomness())
         opened[-1].__enter__()
 
     def shut(module: nn.Module, args: Any, output: Any) -> None:

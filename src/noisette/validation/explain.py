@@ -14,7 +14,7 @@ from noisette.gradients.autograd_graph import follow
 from noisette.gradients.rules import find_rule, named_arguments, operation_name, rewrites
 from noisette.gradients.tape import Tape
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
-from noisette.validation import mixing_modules
+from noisette.validation import batch_mixing_modules
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
     [('weight', 'linear_weight'), ('bias', 'linear_bias')]
     """
     if isinstance(model, LipschitzBound):
-        mixing = tuple(mixing_modules(model.model))
+        mixing = tuple(batch_mixing_modules(model.model))
         return Explanation((), (), mixing, tuple(_remarks(model.model)), tuple(model.layers()))
     tape = Tape(model, rewrites())
     try:
@@ -77,7 +77,7 @@ def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
     finally:
         tape.close()
     problems = [
-        *mixing_modules(model),
+        *batch_mixing_modules(model),
         *dict.fromkeys(f"{u.parameter}: {u.problem}" for u in lines if u.problem),
         *stray,
     ]
@@ -109,7 +109,9 @@ def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: d
         shape=tuple(first.shape),
         rule=getattr(rule, "__name__", "") if rule else "",
         per_example_numbers=weight.numel(),
-        problem="" if rule else f"{label} has no rule for its operand {operand!r}; engine=noisette.Loop() needs none",
+        problem=""
+        if rule
+        else f"{label} has no rule for its operand {operand!r}; engine=noisette.engines.PerExampleLoop() needs none",
     )
 
 

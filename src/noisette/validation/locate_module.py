@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette.validation.deterministic import Stilled
+from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import EXAMPLES, Call, by_example, differ, row
 
 
-def first_mixing_module(model: nn.Module, batch: Call) -> str:
+def locate_mixing_module(model: nn.Module, batch: Call) -> str:
     """What to say of the innermost module, first in order, whose output for an example changes when the others leave.
 
     Its inputs do not: a module whose inputs change as well got that from elsewhere. Empty where no output shows it.
@@ -58,7 +58,7 @@ def _answers(model: nn.Module, batch: Call, b: int) -> list[_Answer]:
         module.register_forward_hook(partial(hook, name), with_kwargs=True) for name, module in model.named_modules()
     ]
     try:
-        with torch.no_grad(), Stilled():
+        with torch.no_grad(), DisableRandomness():
             model(*batch.args, **batch.kwargs)
     finally:
         for handle in handles:

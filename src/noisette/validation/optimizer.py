@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import Optimizer
 
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 
 
@@ -13,10 +13,10 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
     """The optimizer can be used for a private run of this bound.
 
     Raises:
-        PrivacyRefusal: it needs a closure, or its parameters are not those of the bound.
+        PrivacyError: it needs a closure, or its parameters are not those of the bound.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise PrivacyRefusal("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
+        raise PrivacyError("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
     check_coverage(optimizer, bound)
 
 
@@ -24,7 +24,7 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
     """The optimizer moves the parameters that the bound covers, and no others that are trainable.
 
     Raises:
-        PrivacyRefusal: it does not; every problem is listed.
+        PrivacyError: it does not; every problem is listed.
     """
     covered = {id(p): name for name, p in bound.parameters.items()}
     held = held_by(optimizer)
@@ -38,7 +38,7 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
     if outside:
         problems.append(f"{outside} trainable parameters of the optimizer are not in the model that is bounded")
     if problems:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             "the optimizer and the bound differ:\n  " + "\n  ".join(problems) + "\n"
             "Freeze what is not trained (requires_grad=False) before PerExampleClip, and give the optimizer the rest."
         )

@@ -12,7 +12,7 @@ _STEPS = 30
 _STRIDE = 0.3  # of a step, in units of what moves
 
 
-def steepest_found(model: nn.Module, inputs: Tensor, limit: float, sensitivities: Mapping[str, float]) -> float:
+def max_gradient_ratio(model: nn.Module, inputs: Tensor, limit: float, sensitivities: Mapping[str, float]) -> float:
     """The largest gradient of one example over its bound that was met, over all parameters.
 
     Args:

@@ -5,12 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisette.accounting import FixedSizeGaussian, Gaussian, GdpExact, PoissonGaussian, RepeatedRuns, SeenByGroup
-from noisette.errors import Unpriceable
+from noisette.accounting import (
+    FixedSizeGaussian,
+    Gaussian,
+    GdpAccountant,
+    GroupPrivacy,
+    PoissonGaussian,
+    RepeatAndSelect,
+)
+from noisette.errors import UnsupportedEventError
 
 
 def price(*releases, times=1):
-    return GdpExact().price(dict.fromkeys(releases, times))
+    return GdpAccountant().compose(dict.fromkeys(releases, times))
 
 
 def exact_delta(mu, epsilon):
@@ -91,8 +98,10 @@ def test_epsilon_is_exact_and_never_too_small(mu, delta):
 def test_releases_over_all_records_are_one_whatever_they_are_called():
     one = price(Gaussian(1.0)).epsilon(delta=1e-6)
     assert price(PoissonGaussian(1.0, 10.0), times=100).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
-    assert price(SeenByGroup(Gaussian(5.0), records=5)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
-    assert price(SeenByGroup(PoissonGaussian(1, 10.0), 5), times=4).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+    assert price(GroupPrivacy(Gaussian(5.0), records=5)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
+    assert price(GroupPrivacy(PoissonGaussian(1, 10.0), 5), times=4).epsilon(delta=1e-6) == pytest.approx(
+        one, rel=1e-12
+    )
     assert price(Gaussian(1 / 0.6), Gaussian(1 / 0.8)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
 
 
@@ -100,13 +109,13 @@ def test_releases_over_all_records_are_one_whatever_they_are_called():
     ("event", "way_out"),
     [
         (PoissonGaussian(0.5, 1.0), "pld"),
-        (SeenByGroup(PoissonGaussian(0.5, 1.0), 2), "pld or the rdp"),
+        (GroupPrivacy(PoissonGaussian(0.5, 1.0), 2), "pld or the rdp"),
         (FixedSizeGaussian(10, 10, 1.0), "rdp"),
-        (RepeatedRuns(((Gaussian(1.0), 1),), 2.0, 1.0), "rdp"),
+        (RepeatAndSelect(((Gaussian(1.0), 1),), 2.0, 1.0), "rdp"),
     ],
 )
 def test_sampled_releases_are_refused_by_name(event, way_out):
-    with pytest.raises(Unpriceable) as refusal:
+    with pytest.raises(UnsupportedEventError) as refusal:
         price(event)
     assert "gdp accountant" in str(refusal.value)
     assert repr(event) in str(refusal.value)

@@ -5,7 +5,7 @@ import mpmath
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from noisette.accounting import PldAccountant, PoissonGaussian, RdpAccountant, SeenByGroup
+from noisette.accounting import GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
 from noisette.accounting.accountants import pld
 
 
@@ -45,7 +45,7 @@ def one_release_delta(rate, noise, epsilon, *, added):
     ],
 )
 def test_full_batch_against_the_exact_gaussian(noise, steps, epsilon):
-    run = PldAccountant().price({PoissonGaussian(1.0, float(noise)): steps})
+    run = PldAccountant().compose({PoissonGaussian(1.0, float(noise)): steps})
     ours = run.epsilon(delta=1e-5)
     assert ours == pytest.approx(epsilon, rel=1e-3)
     assert gaussian_delta(noise, steps, ours) <= 1e-5  # never too small
@@ -57,12 +57,12 @@ def test_full_batch_against_the_exact_gaussian(noise, steps, epsilon):
 def test_one_release_covers_both_directions(rate, noise, epsilon):
     removed = one_release_delta(rate, noise, epsilon, added=False)
     added = one_release_delta(rate, noise, epsilon, added=True)
-    ours = PldAccountant().price({PoissonGaussian(rate, noise): 1}).delta(epsilon=epsilon)
+    ours = PldAccountant().compose({PoissonGaussian(rate, noise): 1}).delta(epsilon=epsilon)
     assert max(removed, added) * (1 - 1e-6) <= ours <= max(removed, added) * (1 + 1e-3)
 
 
 def test_delta_of_the_oracle_table():
-    run = PldAccountant().price({PoissonGaussian(0.01, 4.0): 10_000})
+    run = PldAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000})
     for epsilon, delta in [(0.5, 3.030e-3), (1, 4.253e-6), (1.26, 3.658e-8)]:
         assert run.delta(epsilon=epsilon) == pytest.approx(delta, rel=5e-3)
 
@@ -70,10 +70,10 @@ def test_delta_of_the_oracle_table():
 def test_several_kinds_of_release():
     for steps, epsilon in [(10, 0.5043), (1000, 0.6645), (10_000, 1.5285)]:
         events = {PoissonGaussian(1.0, 7.0): 1, PoissonGaussian(0.01, 4 / math.sqrt(2)): steps}
-        ours = PldAccountant().price(events).epsilon(delta=1e-5)
+        ours = PldAccountant().compose(events).epsilon(delta=1e-5)
         assert ours == pytest.approx(epsilon, rel=1e-3)
         reversed_events = dict(reversed(events.items()))
-        assert PldAccountant().price(reversed_events).epsilon(delta=1e-5) == pytest.approx(ours, rel=1e-9)
+        assert PldAccountant().compose(reversed_events).epsilon(delta=1e-5) == pytest.approx(ours, rel=1e-9)
 
 
 def test_against_the_library_on_its_own_path():
@@ -81,14 +81,14 @@ def test_against_the_library_on_its_own_path():
     library = PLDAccountant(value_discretization_interval=3e-5)
     library.compose(dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(3.0)), 200)
     library.compose(dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(2.0)), 300)
-    ours = PldAccountant().price({PoissonGaussian(0.1, 3.0): 200, PoissonGaussian(0.02, 2.0): 300})
+    ours = PldAccountant().compose({PoissonGaussian(0.1, 3.0): 200, PoissonGaussian(0.02, 2.0): 300})
     assert library.get_epsilon(1e-6) <= ours.epsilon(delta=1e-6) <= library.get_epsilon(1e-6) * 1.001
 
 
 @pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 4.0, 2000), (0.1, 2.0, 500), (0.002, 1.2, 5000)])
 def test_a_coarser_grid_errs_upwards_and_a_finer_one_by_less(rate, noise, steps):
     prices = [
-        PldAccountant(coarseness=c).price({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
+        PldAccountant(coarseness=c).compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
         for c in (0.5, 1, 2, 4, 8)
     ]
     assert prices == sorted(prices)
@@ -97,56 +97,58 @@ def test_a_coarser_grid_errs_upwards_and_a_finer_one_by_less(rate, noise, steps)
 
 
 def test_the_grid_fits_epsilon_and_the_release():
-    single = PldAccountant().price({PoissonGaussian(1.0, 8.0): 1})
+    single = PldAccountant().compose({PoissonGaussian(1.0, 8.0): 1})
     assert single._interval(0.29) <= 1e-5
     assert single._interval(1.0) <= 1e-4
     assert single._interval(200.0) <= 1e-3
-    many = PldAccountant().price({PoissonGaussian(1e-4, 2.0): 1000})  # a release loses about 5e-5
+    many = PldAccountant().compose({PoissonGaussian(1e-4, 2.0): 1000})  # a release loses about 5e-5
     assert many._interval(1.0) <= 5e-6
 
 
 def test_a_hopeless_grid_is_no_worse_than_rdp():
     events = {PoissonGaussian(0.01, 4.0): 1000}
-    hopeless = PldAccountant(coarseness=1e4).price(events)
-    assert hopeless.epsilon(delta=1e-5) == RdpAccountant().price(events).epsilon(delta=1e-5)
-    assert hopeless.delta(epsilon=0.1) == RdpAccountant().price(events).delta(epsilon=0.1)
+    hopeless = PldAccountant(coarseness=1e4).compose(events)
+    assert hopeless.epsilon(delta=1e-5) == RdpAccountant().compose(events).epsilon(delta=1e-5)
+    assert hopeless.delta(epsilon=0.1) == RdpAccountant().compose(events).delta(epsilon=0.1)
 
 
 def test_pricing_changes_nothing():
     events = {PoissonGaussian(0.02, 1.5): 300}
-    run = PldAccountant().price(events)
+    run = PldAccountant().compose(events)
     first = run.epsilon(delta=1e-5)
     events[PoissonGaussian(0.02, 1.5)] = 10_000
     assert run.epsilon(delta=1e-5) == first
     assert run.delta(epsilon=first) <= 1e-5 * 1.001
-    assert PldAccountant().price({PoissonGaussian(0.02, 1.5): 300}).epsilon(delta=1e-5) == first
+    assert PldAccountant().compose({PoissonGaussian(0.02, 1.5): 300}).epsilon(delta=1e-5) == first
 
 
 def test_what_the_distribution_cannot_resolve_is_priced_by_rdp():
     """Rounding moves the distribution's delta by more than this delta, so its own answer would mean nothing."""
     events = {PoissonGaussian(0.01, 4.0): 10_000}
     for delta in (1e-13, 1e-30):
-        assert PldAccountant().price(events).epsilon(delta=delta) == RdpAccountant().price(events).epsilon(delta=delta)
-        assert PldAccountant().price(events).answered_by(delta=delta) == "rdp"
-    assert PldAccountant().price(events).answered_by(delta=1e-5) == "pld"
+        assert PldAccountant().compose(events).epsilon(delta=delta) == RdpAccountant().compose(events).epsilon(
+            delta=delta
+        )
+        assert PldAccountant().compose(events).answered_by(delta=delta) == "rdp"
+    assert PldAccountant().compose(events).answered_by(delta=1e-5) == "pld"
     huge = {PoissonGaussian(0.5, 0.03): 1000}
-    assert PldAccountant().price(huge).epsilon(delta=1e-5) == RdpAccountant().price(huge).epsilon(delta=1e-5)
-    assert PldAccountant().price(huge).answered_by(delta=1e-5) == "rdp"
-    assert PldAccountant().price(huge).delta(epsilon=1.0) == 1
+    assert PldAccountant().compose(huge).epsilon(delta=1e-5) == RdpAccountant().compose(huge).epsilon(delta=1e-5)
+    assert PldAccountant().compose(huge).answered_by(delta=1e-5) == "rdp"
+    assert PldAccountant().compose(huge).delta(epsilon=1.0) == 1
 
 
 def test_a_rare_great_loss_is_priced_by_its_distribution():
     """Every divergence is in the thousands; yet the group is hardly ever in a batch, less often than delta."""
-    rare = {SeenByGroup(PoissonGaussian(1e-4, 0.5), records=60): 1}
-    assert RdpAccountant().price(rare).epsilon(delta=0.01) > 500
-    assert PldAccountant().price(rare).epsilon(delta=0.01) == 0
-    assert PldAccountant().price(rare).answered_by(delta=0.01) == "pld"
+    rare = {GroupPrivacy(PoissonGaussian(1e-4, 0.5), records=60): 1}
+    assert RdpAccountant().compose(rare).epsilon(delta=0.01) > 500
+    assert PldAccountant().compose(rare).epsilon(delta=0.01) == 0
+    assert PldAccountant().compose(rare).answered_by(delta=0.01) == "pld"
 
 
 @pytest.mark.parametrize("steps", [100, 10_000])
 def test_rounding_stays_below_its_allowance(steps):
     """At a tiny delta, through the Fourier transform: a rate just below 1 is nearly the exact Gaussian."""
-    run = PldAccountant().price({PoissonGaussian(1 - 1e-12, 5 * math.sqrt(steps)): steps})
+    run = PldAccountant().compose({PoissonGaussian(1 - 1e-12, 5 * math.sqrt(steps)): steps})
     for epsilon in (1.0, 1.25, 1.4):
         truth = float(gaussian_delta(5, 1, epsilon))
         assert truth * (1 - 1e-6) <= run.delta(epsilon=epsilon) <= truth * 1.01 + 2e-16 * steps
@@ -161,13 +163,13 @@ def test_coarseness_is_positive(coarseness):
 def test_ten_million_releases_of_much_noise_have_a_price():
     """A search would not end if the library composed so small a distribution in one go."""
     release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=300.0)
-    price = PldAccountant().price({release: 10**7}).epsilon(delta=1e-5)
-    assert price == pytest.approx(RdpAccountant().price({release: 10**7}).epsilon(delta=1e-5), rel=0.2)
-    assert 0 <= PldAccountant().price({}).epsilon(delta=1e-300) < 10
+    price = PldAccountant().compose({release: 10**7}).epsilon(delta=1e-5)
+    assert price == pytest.approx(RdpAccountant().compose({release: 10**7}).epsilon(delta=1e-5), rel=0.2)
+    assert 0 <= PldAccountant().compose({}).epsilon(delta=1e-300) < 10
 
 
 def test_composition_in_two_stages_is_that_in_one(monkeypatch):
     release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    whole = PldAccountant().price({release: 2_345}).epsilon(delta=1e-5)
+    whole = PldAccountant().compose({release: 2_345}).epsilon(delta=1e-5)
     monkeypatch.setattr(pld, "AT_ONCE", 100)
-    assert PldAccountant().price({release: 2_345}).epsilon(delta=1e-5) == pytest.approx(whole, rel=1e-4)
+    assert PldAccountant().compose({release: 2_345}).epsilon(delta=1e-5) == pytest.approx(whole, rel=1e-4)

@@ -14,7 +14,7 @@ from noisette.accounting import (
     MomentsAccountant,
     PoissonGaussian,
     RdpAccountant,
-    RepeatedRuns,
+    RepeatAndSelect,
 )
 from noisette.accounting.accountants.rdp import ORDERS
 
@@ -29,7 +29,7 @@ def improved_conversion(divergence, delta):
 
 @pytest.mark.parametrize(("noise", "steps"), [(16.0, 1), (7.0, 1), (4.0, 1), (10.0, 100), (5.0, 10)])
 def test_full_batch_against_the_closed_form(noise, steps):
-    ours = RdpAccountant().price({PoissonGaussian(1.0, noise): steps}).epsilon(delta=1e-5)
+    ours = RdpAccountant().compose({PoissonGaussian(1.0, noise): steps}).epsilon(delta=1e-5)
     assert ours == pytest.approx(improved_conversion(lambda a: steps * a / (2 * noise**2), 1e-5), rel=1e-3)
 
 
@@ -45,25 +45,25 @@ def test_fractional_orders_err_upwards_and_little(rate, noise, steps):
         divergence = steps * math.log(moment) / (a - 1)
         return divergence + math.log((a - 1) / a) - (math.log(1e-5) + math.log(a)) / (a - 1)
 
-    ours = RdpAccountant().price({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
+    ours = RdpAccountant().compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
     truth = min(converted(a) for a in ORDERS if 2 < a < 12)
     assert truth * (1 - 1e-7) <= ours <= truth * (1 + 5e-4)
 
 
 def test_delta_of_the_oracle_table():
-    run = RdpAccountant().price({PoissonGaussian(0.01, 4.0): 10_000})
+    run = RdpAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000})
     assert run.delta(epsilon=1.0) == pytest.approx(1.764e-5, rel=2e-3)
     assert run.delta(epsilon=1.26) == pytest.approx(1.836e-7, rel=2e-3)
 
 
 def test_a_tiny_price_is_not_rounded_to_zero():
     """At so small a delta, one release at so small a rate does cost something; the library alone says 0."""
-    assert RdpAccountant().price({PoissonGaussian(1e-9, 1e4): 1}).epsilon(delta=1e-12) > 0
+    assert RdpAccountant().compose({PoissonGaussian(1e-9, 1e4): 1}).epsilon(delta=1e-12) > 0
 
 
 def test_the_library_is_silenced_and_only_for_the_moment(caplog, capfd, monkeypatch):
     monkeypatch.setattr(logging.getLogger("absl"), "level", logging.INFO)
-    RdpAccountant().price({PoissonGaussian(0.5, 10.0): 10}).epsilon(delta=1e-5)
+    RdpAccountant().compose({PoissonGaussian(0.5, 10.0): 10}).epsilon(delta=1e-5)
     assert caplog.text == ""
     assert capfd.readouterr().err == ""
     assert logging.getLogger("absl").level == logging.INFO
@@ -84,15 +84,15 @@ NOISE_OF_2020 = [
 def test_the_classic_conversion_finds_the_noise_that_was_found_in_2020(rate, steps, noises):
     accountant = RdpAccountant(improved=False, orders=ORDERS_OF_2020)
     for epsilon, noise in noises.items():
-        priced = accountant.price({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
+        priced = accountant.compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
         assert priced == pytest.approx(epsilon, rel=5e-3)
 
 
 @pytest.mark.parametrize("event", [PoissonGaussian(0.01, 4.0), PoissonGaussian(0.08, 1.1), Gaussian(30.0)])
 def test_the_classic_conversion_of_whole_orders_is_the_moments_accountant(event):
     """Renyi's order is the moment's plus 1; the two libraries share no code."""
-    classic = RdpAccountant(improved=False, orders=range(2, 34)).price({event: 500})
-    moments = MomentsAccountant(orders=range(1, 33)).price({event: 500})
+    classic = RdpAccountant(improved=False, orders=range(2, 34)).compose({event: 500})
+    moments = MomentsAccountant(orders=range(1, 33)).compose({event: 500})
     for delta in (1e-3, 1e-5, 1e-12):
         assert classic.epsilon(delta=delta) == pytest.approx(moments.epsilon(delta=delta), rel=1e-9)
     for epsilon in (0.3, 1.0, 4.0):
@@ -101,7 +101,7 @@ def test_the_classic_conversion_of_whole_orders_is_the_moments_accountant(event)
 
 def test_the_classic_conversion_is_the_larger():
     for event in (PoissonGaussian(0.01, 1.0), Gaussian(5.0), FixedSizeGaussian(10, 1000, 3.0)):
-        improved, classic = RdpAccountant().price({event: 20}), RdpAccountant(improved=False).price({event: 20})
+        improved, classic = RdpAccountant().compose({event: 20}), RdpAccountant(improved=False).compose({event: 20})
         assert improved.epsilon(delta=1e-6) < classic.epsilon(delta=1e-6)
         assert improved.delta(epsilon=2.0) < classic.delta(epsilon=2.0)
 
@@ -136,7 +136,7 @@ def test_a_batch_of_fixed_size_costs_at_least_what_two_data_sets_show(size, nois
     """
     event = FixedSizeGaussian(batch_size=max(1, size // 4), size=size, noise_multiplier=noise)
     rate = event.batch_size / event.size
-    price = RdpAccountant(orders=(order,)).price({event: 1}).divergences[0]
+    price = RdpAccountant(orders=(order,)).compose({event: 1}).divergences[0]
     apart = divergence_of_mixtures(rate, 1.0, -1.0, noise, order)
     joined = divergence_of_mixtures(rate, 2.0, 0.0, noise, order)
     joining = divergence_of_mixtures(rate, 0.0, 2.0, noise, order)
@@ -146,13 +146,13 @@ def test_a_batch_of_fixed_size_costs_at_least_what_two_data_sets_show(size, nois
 def test_a_batch_of_fixed_size_costs_no_more_than_the_bound_promises():
     """At much noise the bound for any mechanism is four times the divergence of the Gaussian."""
     event = FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=40.0)
-    price = RdpAccountant(orders=(4,)).price({event: 1}).divergences[0]
+    price = RdpAccountant(orders=(4,)).compose({event: 1}).divergences[0]
     assert price == pytest.approx(4 * divergence_of_mixtures(0.01, 2.0, 0.0, 40.0, 4), rel=1e-2)
 
 
 def test_a_batch_of_all_records_is_the_gaussian_with_half_the_noise():
-    whole = RdpAccountant().price({FixedSizeGaussian(50, 50, 6.0): 4})
-    half = RdpAccountant().price({Gaussian(3.0): 4})
+    whole = RdpAccountant().compose({FixedSizeGaussian(50, 50, 6.0): 4})
+    half = RdpAccountant().compose({Gaussian(3.0): 4})
     assert whole.epsilon(delta=1e-5) == pytest.approx(half.epsilon(delta=1e-5), rel=1e-12)
 
 
@@ -175,8 +175,8 @@ def test_a_search_against_the_printed_formula():
         return run(order) + mean * delta + math.log(mean) / (order - 1)
 
     for shape, divergence in ((1.0, geometric), (math.inf, poisson)):
-        search = RepeatedRuns(((Gaussian(noise), steps),), mean, shape)
-        ours = RdpAccountant(orders=orders).price({search: 2}).epsilon(delta=1e-5)
+        search = RepeatAndSelect(((Gaussian(noise), steps),), mean, shape)
+        ours = RdpAccountant(orders=orders).compose({search: 2}).epsilon(delta=1e-5)
         truth = min(
             2 * divergence(o) + math.log((o - 1) / o) - (math.log(1e-5) + math.log(o)) / (o - 1) for o in orders
         )
@@ -202,30 +202,30 @@ def test_a_search_costs_at_least_what_its_best_run_shows(shape, mean, shift):
     ys = np.linspace(-12, 12, 200_001)
     here = slope(norm.cdf(ys)) * norm.pdf(ys)
     there = slope(norm.cdf(ys - shift)) * norm.pdf(ys - shift)
-    run = RdpAccountant().price({RepeatedRuns(((Gaussian(1 / abs(shift)), 1),), mean, shape): 1})
+    run = RdpAccountant().compose({RepeatAndSelect(((Gaussian(1 / abs(shift)), 1),), mean, shape): 1})
     shown = np.maximum(0, here - math.exp(run.epsilon(delta=1e-3)) * there).sum() * (ys[1] - ys[0])
     assert shown <= 1e-3
-    one = RdpAccountant().price({Gaussian(1 / abs(shift)): 1})
+    one = RdpAccountant().compose({Gaussian(1 / abs(shift)): 1})
     assert run.epsilon(delta=1e-3) > one.epsilon(delta=1e-3)
 
 
 def test_prices_of_different_kinds_add_up_in_any_order():
-    search = RepeatedRuns(((PoissonGaussian(0.01, 4.0), 100), (Gaussian(20.0), 1)), 3.0, 0.5)
+    search = RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 100), (Gaussian(20.0), 1)), 3.0, 0.5)
     events = {search: 1, PoissonGaussian(0.02, 3.0): 200, Gaussian(30.0): 2}
     prices = [
-        RdpAccountant().price(dict(order)).epsilon(delta=1e-6) for order in itertools.permutations(events.items())
+        RdpAccountant().compose(dict(order)).epsilon(delta=1e-6) for order in itertools.permutations(events.items())
     ]
     assert prices == pytest.approx([prices[0]] * 6, rel=1e-12)
-    assert prices[0] > RdpAccountant().price({search: 1}).epsilon(delta=1e-6)
+    assert prices[0] > RdpAccountant().compose({search: 1}).epsilon(delta=1e-6)
 
 
 @pytest.mark.parametrize(("rate", "order"), [(0.5, 1.1), (0.5, 1.5), (0.9, 1.3), (0.05, 1.7), (1e-3, 1.9)])
 def test_low_orders_are_exact_where_the_library_finds_no_sum(rate, order):
-    (ours,) = RdpAccountant(orders=(order,)).price({PoissonGaussian(rate, 1.0): 1}).divergences
+    (ours,) = RdpAccountant(orders=(order,)).compose({PoissonGaussian(rate, 1.0): 1}).divergences
     truth = max(divergence_of_mixtures(rate, 1.0, 0.0, 1.0, order), divergence_of_mixtures(rate, 0.0, 1.0, 1.0, order))
     assert ours == pytest.approx(truth, rel=1e-8, abs=5e-12)  # what the sum over the grid resolves
 
 
 def test_fixed_size_batches_with_hardly_any_noise_have_no_finite_price():
     event = FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=5e-4)
-    assert RdpAccountant().price({event: 10}).epsilon(delta=1e-5) == math.inf
+    assert RdpAccountant().compose({event: 10}).epsilon(delta=1e-5) == math.inf

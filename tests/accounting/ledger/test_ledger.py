@@ -12,17 +12,17 @@ import pytest
 from noisette.accounting import (
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     Ledger,
     MomentsAccountant,
     PldAccountant,
     PoissonGaussian,
     RdpAccountant,
-    RepeatedRuns,
-    SeenByGroup,
+    RepeatAndSelect,
 )
 from noisette.accounting.ledger.ledger import Tally
 from noisette.accounting.ledger.lines import End, Entry, Kind, mended
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
 OTHER = PoissonGaussian(1.0, 7.0)
@@ -31,8 +31,8 @@ EVENTS = [
     EVENT,
     QUERY,
     FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=2),
-    SeenByGroup(PoissonGaussian.quantile_query(0.01, 10.0), records=3),
-    RepeatedRuns(run=((EVENT, 100), (QUERY, 1)), mean=10.0, shape=math.inf),
+    GroupPrivacy(PoissonGaussian.quantile_query(0.01, 10.0), records=3),
+    RepeatAndSelect(run=((EVENT, 100), (QUERY, 1)), mean=10.0, shape=math.inf),
 ]
 
 
@@ -292,11 +292,11 @@ def test_another_data_set_is_refused(written):
 
 def test_a_step_without_a_reservation_is_refused():
     ledger = Ledger()
-    with pytest.raises(PrivacyRefusal, match="reserve"):
+    with pytest.raises(PrivacyError, match="reserve"):
         ledger.commit()
     ledger.reserve(EVENT, 1)
     ledger.commit()
-    with pytest.raises(PrivacyRefusal, match="reserve"):
+    with pytest.raises(PrivacyError, match="reserve"):
         ledger.commit()
 
 
@@ -330,7 +330,7 @@ def test_charges_are_on_disk_before_they_happen_and_are_never_given_back(path, m
 def test_a_charge_is_no_step_that_can_be_committed():
     ledger = Ledger()
     ledger.charge(EVENT)
-    with pytest.raises(PrivacyRefusal, match="reserve"):
+    with pytest.raises(PrivacyError, match="reserve"):
         ledger.commit()
 
 
@@ -338,10 +338,10 @@ def test_runs_that_take_turns_on_one_ledger_commit_their_own_steps():
     ledger = Ledger()
     ledger.reserve(EVENT, 1)
     ledger.reserve(OTHER, 4)
-    with pytest.raises(PrivacyRefusal, match=r"2 events.*commit\(event\)"):
+    with pytest.raises(PrivacyError, match=r"2 events.*commit\(event\)"):
         ledger.commit()  # a guess would give back a step that happened
     ledger.commit(EVENT)
-    with pytest.raises(PrivacyRefusal, match="no reserved step"):
+    with pytest.raises(PrivacyError, match="no reserved step"):
         ledger.commit(EVENT)
     ledger.commit()
     ledger.release()
@@ -439,7 +439,7 @@ def test_altered_parts_are_refused(path):
 
 @pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
 def test_parts_change_no_price(accountant):
-    assert accountant.price({PARTS: 30}).epsilon(delta=1e-5) == accountant.price({EVENT: 30}).epsilon(delta=1e-5)
+    assert accountant.compose({PARTS: 30}).epsilon(delta=1e-5) == accountant.compose({EVENT: 30}).epsilon(delta=1e-5)
 
 
 @pytest.mark.parametrize("parts", [(("a", 0.5),), (("a", 0.5), ("b", 0.6)), (("a", 0.0), ("b", 1.0)), (("a", "1"),)])
@@ -471,6 +471,6 @@ def test_a_ledger_is_never_copied():
 def test_a_forked_process_spends_nothing(tmp_path, monkeypatch):
     ledger = Ledger()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(PrivacyRefusal, match="forked"):
+    with pytest.raises(PrivacyError, match="forked"):
         ledger.charge(EVENT)
     assert ledger.events == {}

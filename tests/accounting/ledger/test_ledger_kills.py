@@ -12,7 +12,7 @@ from contextlib import suppress
 import pytest
 
 from noisette.accounting import Ledger, PoissonGaussian, RdpAccountant
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
 OTHER = PoissonGaussian(1.0, 7.0)
@@ -151,8 +151,8 @@ def test_two_hundred_kills_at_random_never_make_the_price_too_small(tmp_path):
         if not calls.exists() or not calls.stat().st_size:
             continue
         happened = {event: n for event, call in ((EVENT, b"e"), (OTHER, b"o")) if (n := calls.read_bytes().count(call))}
-        true = accountant.price(happened).epsilon(delta=1e-5)
-        assert accountant.price(Ledger.read(path).events).epsilon(delta=1e-5) >= true > 0
+        true = accountant.compose(happened).epsilon(delta=1e-5)
+        assert accountant.compose(Ledger.read(path).events).epsilon(delta=1e-5) >= true > 0
         steps.append(sum(happened.values()))
         with Ledger(path) as ledger:  # and the next process goes on from it
             ledger.reserve(EVENT, 1)
@@ -193,19 +193,19 @@ class Failing:
 def run_in_spite_of(path, failures):
     """What happened in a run whose owner goes on after each failure, and lets go of its lease at the end."""
     calls = {EVENT: 0, OTHER: 0}
-    with suppress(failures, PrivacyRefusal), Ledger(path) as ledger:
+    with suppress(failures, PrivacyError), Ledger(path) as ledger:
         for _ in range(2):
-            with suppress(failures, PrivacyRefusal):
+            with suppress(failures, PrivacyError):
                 ledger.reserve(EVENT, 3)
             for _ in range(2):
-                with suppress(failures, PrivacyRefusal):
+                with suppress(failures, PrivacyError):
                     ledger.commit()
                     calls[EVENT] += 1
-            with suppress(failures, PrivacyRefusal):
+            with suppress(failures, PrivacyError):
                 ledger.charge(OTHER)
                 calls[OTHER] += 1
         for _ in range(2):
-            with suppress(failures, PrivacyRefusal):
+            with suppress(failures, PrivacyError):
                 ledger.release()
     return calls
 
@@ -272,7 +272,7 @@ def test_a_line_that_can_neither_be_written_nor_taken_back_can_be_mended(tmp_pat
             patch.setattr(os, "ftruncate", Failing("ftruncate", at=0, once=True, after=False, error=OSError(5, "EIO")))
             with pytest.raises(OSError, match="EIO"):
                 ledger.reserve(EVENT, 3)
-        with pytest.raises(PrivacyRefusal, match="changed"):
+        with pytest.raises(PrivacyError, match="changed"):
             ledger.commit()
     assert Ledger.repair(path)
     assert Ledger.read(path).events == {EVENT: 3}
@@ -287,7 +287,7 @@ def test_a_ledger_whose_sync_failed_is_written_no_more(tmp_path, monkeypatch):
         with pytest.raises(OSError, match=r"no disk.*ledger\.jsonl"):
             ledger.reserve(EVENT, 3)
     for write in (lambda: ledger.reserve(EVENT, 1), ledger.commit, ledger.release):
-        with pytest.raises(PrivacyRefusal, match="closed"):
+        with pytest.raises(PrivacyError, match="closed"):
             write()
     assert ledger.events == {EVENT: 3}
     assert Ledger.read(path).events[EVENT] >= 3

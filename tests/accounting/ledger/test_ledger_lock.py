@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from noisette.accounting import Ledger, PoissonGaussian
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
 HOLD = """
@@ -39,9 +39,9 @@ def other_process(path):
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead_and_reads_without_a_lock(path, other_process):
-    with pytest.raises(PrivacyRefusal, match=r"ledger\.jsonl is open for writing elsewhere.*wait until"):
+    with pytest.raises(PrivacyError, match=r"ledger\.jsonl is open for writing elsewhere.*wait until"):
         Ledger(path)
-    with pytest.raises(PrivacyRefusal, match="open for writing elsewhere"):
+    with pytest.raises(PrivacyError, match="open for writing elsewhere"):
         Ledger.repair(path)
     assert Ledger.read(path).events == {EVENT: 16}
     other_process.kill()
@@ -53,7 +53,7 @@ def test_a_second_process_is_refused_until_the_first_is_dead_and_reads_without_a
 
 def test_a_second_object_is_refused_until_the_first_is_closed(path):
     first = Ledger(path)
-    with pytest.raises(PrivacyRefusal, match="share one Ledger"):
+    with pytest.raises(PrivacyError, match="share one Ledger"):
         Ledger(path)
     first.reserve(EVENT, 1)
     first.close()
@@ -66,7 +66,7 @@ def test_a_second_object_is_refused_until_the_first_is_closed(path):
 def test_reading_does_not_end_the_lock(path):
     with Ledger(path):
         Ledger.read(path)
-        with pytest.raises(PrivacyRefusal):
+        with pytest.raises(PrivacyError):
             Ledger(path)
 
 
@@ -90,7 +90,7 @@ def test_a_closed_ledger_is_priced_and_not_written(path):
         ledger.reserve(EVENT, 4)
     assert ledger.events == {EVENT: 4}
     for write in (lambda: ledger.reserve(EVENT, 1), lambda: ledger.charge(EVENT), ledger.commit, ledger.release):
-        with pytest.raises(PrivacyRefusal, match="closed"):
+        with pytest.raises(PrivacyError, match="closed"):
             write()
     assert Ledger.read(path).events == ledger.events == {EVENT: 4}
 
@@ -99,7 +99,7 @@ def test_a_ledger_that_was_read_is_not_written(path):
     with Ledger(path, dataset="digits") as ledger:
         ledger.reserve(EVENT, 4)
     for write in (lambda ledger: ledger.reserve(EVENT, 1), lambda ledger: ledger.charge(EVENT)):
-        with pytest.raises(PrivacyRefusal, match=r"was read to be priced.*dataset='digits'"):
+        with pytest.raises(PrivacyError, match=r"was read to be priced.*dataset='digits'"):
             write(Ledger.read(path))
     assert Ledger.read(path).events == {EVENT: 4}
 
@@ -122,7 +122,7 @@ def test_a_forked_process_cannot_write_and_takes_no_lock_along(path):
 import os, signal
 from pathlib import Path
 from noisette.accounting import Ledger, PoissonGaussian
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 path, event = Path({str(path)!r}), PoissonGaussian(0.01, 1.1)
 ledger = Ledger(path)
 ledger.reserve(event, 3)
@@ -135,7 +135,7 @@ child = os.fork()
 if child == 0:
     try:
         ledger.commit()
-    except PrivacyRefusal as refusal:
+    except PrivacyError as refusal:
         print(refusal, flush=True)
     ledger.close()  # lets go of the child's own descriptor, not of the parent's lock
     os.write(tell, b"closed")
@@ -143,7 +143,7 @@ if child == 0:
 os.read(done, 6)
 try:
     Ledger(path)
-except PrivacyRefusal as refusal:
+except PrivacyError as refusal:
     print(refusal, flush=True)
 ledger.commit()
 ledger.close()
@@ -164,7 +164,7 @@ def test_what_someone_else_wrote_is_noticed(path):
         content = path.read_bytes()
         with path.open("ab") as file:  # a lock binds those alone who ask for it
             file.write(b"x")
-        with pytest.raises(PrivacyRefusal, match="changed by someone else"):
+        with pytest.raises(PrivacyError, match="changed by someone else"):
             ledger.reserve(EVENT, 1)
         assert path.read_bytes() == content + b"x"
 
@@ -173,7 +173,7 @@ def test_a_ledger_that_was_removed_is_noticed(path):
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4)
         path.unlink()
-        with pytest.raises(PrivacyRefusal, match="removed"):
+        with pytest.raises(PrivacyError, match="removed"):
             ledger.reserve(EVENT, 1)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
 from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
-from noisette.clipping.engines.book_keeping import BookKeeping, Reweight
+from noisette.clipping.engines.book_keeping import BookKeeping, TwoPass
 from noisette.clipping.engines.vmap import Vmap
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
@@ -46,7 +46,7 @@ def test_no_example_leaves_zeros(engine: Engine) -> None:
 def measured_or_empty(model: nn.Module, engine: Engine, *inputs: Tensor) -> tuple[None, dict[str, Tensor]]:
     clip = PerExampleClip(model, 1.0, engine=engine)
     clip.backward(cross_entropy(model, *inputs))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     return None, dict(zip(clip.parameters, total.grads, strict=True))
 
@@ -59,8 +59,8 @@ def test_pieces_add_up_to_the_whole(engine: Engine, size: int) -> None:
     clip = PerExampleClip(model, 0.5, engine=engine)
     for piece in zip(x.split(size), y.split(size), strict=True):
         clip.backward(cross_entropy(model, *piece))
-    [total] = clip.take()
-    [after] = clip.take()
+    [total] = clip.pop_sums()
+    [after] = clip.pop_sums()
     clip.close()
     torch.testing.assert_close(torch.cat([g.flatten() for g in total.grads]), whole, rtol=1e-12, atol=1e-14)
     assert not any(g.any() for g in after.grads), "take() starts anew"
@@ -72,7 +72,7 @@ def test_zero_gradient_stays_zero(engine: Engine) -> None:
     x = torch.zeros(3, 6, dtype=torch.float64)
     clip = PerExampleClip(model, 1.0, engine=engine)
     clip.backward(cross_entropy(model, x, torch.zeros(3).long()))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     assert torch.equal(total.grads[0], torch.zeros_like(model.weight))
 
@@ -182,7 +182,7 @@ def test_model_that_uses_none_of_its_parameters(engine: Engine) -> None:
     model.forward = lambda x: x * 2
     clip = PerExampleClip(model, 1.0, engine=engine)
     clip.backward(model(torch.randn(4, 3, requires_grad=True)).sum(1))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     assert torch.equal(total.grads[0], torch.zeros(3))
 
@@ -201,7 +201,7 @@ def test_gradients_that_are_equal_have_memory_of_their_own(engine: Engine) -> No
     model = Forward(lambda m, x: (x + m.p + m.q).square(), p=parameter(1, 3), q=parameter(1, 3))
     clip = PerExampleClip(model, 1.0, engine=engine)
     clip.backward(model(torch.randn(1, 3)).sum(1))
-    [total] = clip.take()
+    [total] = clip.pop_sums()
     clip.close()
     assert torch.equal(*total.grads)
     total.grads[0].zero_()
@@ -218,5 +218,5 @@ def test_reweight_does_not_trust_a_backward_pass_that_is_wrong() -> None:
     ).double()
     for _ in range(10):
         x = torch.randn(1, 2, 6, 6, dtype=torch.float64)
-        _, sums = measured(model, squares, (x,), 0.5, Reweight())
+        _, sums = measured(model, squares, (x,), 0.5, TwoPass())
         assert float(torch.cat([g.flatten() for g in sums.values()]).norm()) <= 0.5

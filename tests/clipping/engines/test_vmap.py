@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from engine_check import check, measured
 from model_cases import Case, Forward, Scaling, cross_entropy, floats, mlp, parameter, squares
-from noisette import BookKeeping, Loop, MissingRule, MultiLoss, PerExampleClip, PrivacyRefusal, Vmap, privatize
+from noisette import MissingRuleError, PerExampleClip, PrivacyError, privatize
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, Vmap
 from oracle import clipped_sum
 
 
@@ -19,7 +20,7 @@ def clipped(model: nn.Module, losses: Callable[[], Tensor], engine=None) -> Tens
     clip = PerExampleClip(model, 0.5, engine=engine or Vmap())
     try:
         clip.backward(losses())
-        [total] = clip.take()
+        [total] = clip.pop_sums()
     finally:
         clip.close()
     return torch.cat([g.flatten() for g in total.grads])
@@ -43,7 +44,7 @@ def test_no_more_than_a_chunk_is_in_memory() -> None:
     assert len(seen) == 1 + 3, "the recorded call, then one for each chunk"
 
 
-@pytest.mark.parametrize("engine", [Vmap(2), Loop(), MultiLoss()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [Vmap(2), PerExampleLoop(), MultiLoss()], ids=lambda e: type(e).__name__)
 def test_operation_without_a_rule(engine) -> None:
     def forward(m: Forward, x: Tensor) -> Tensor:
         return torch.fft.irfft(torch.fft.rfft(m.w * x) * torch.fft.rfft(m.v), 4) + torch.logcumsumexp(m.v * x, 1)
@@ -57,12 +58,12 @@ def test_operation_without_a_rule(engine) -> None:
         torch.testing.assert_close(sums[name], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", [Vmap(2), Loop(), MultiLoss()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [Vmap(2), PerExampleLoop(), MultiLoss()], ids=lambda e: type(e).__name__)
 def test_bad_example_without_a_rule_contributes_nothing(engine) -> None:
     model = Forward(lambda m, x: torch.hypot(x, m.w), w=parameter(4)).double()
     x = torch.randn(5, 4, dtype=torch.float64)
     x[3] = float("nan")
-    with pytest.raises(MissingRule):
+    with pytest.raises(MissingRuleError):
         measured(model, squares, (x,), 0.5, BookKeeping())
     expected = measured(model, squares, (x[[0, 1, 2, 4]],), 0.5, engine)[1]["w"]
     torch.testing.assert_close(measured(model, squares, (x,), 0.5, engine)[1]["w"], expected, rtol=1e-10, atol=1e-12)
@@ -106,7 +107,7 @@ REPEATS_NOT = {
 @pytest.mark.parametrize("model", REPEATS_NOT.values(), ids=REPEATS_NOT)
 def test_call_that_does_not_repeat_is_refused(model: Callable[[], nn.Module]) -> None:
     net, x = model(), torch.randn(5, 6)
-    with pytest.raises(PrivacyRefusal, match=r"repeated for single examples: .*\n?.*noisette\.MultiLoss\(\)"):
+    with pytest.raises(PrivacyError, match=r"repeated for single examples: .*\n?.*noisette\.engines\.MultiLoss\(\)"):
         clipped(net, lambda: squares(net, x))
 
 
@@ -121,7 +122,7 @@ def test_repeated_call_leaves_no_state() -> None:
 def test_dropout_that_evaluates_is_fine() -> None:
     model, x = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5)).eval(), torch.randn(5, 6)
     torch.testing.assert_close(
-        clipped(model, lambda: squares(model, x)), clipped(model, lambda: squares(model, x), Loop())
+        clipped(model, lambda: squares(model, x)), clipped(model, lambda: squares(model, x), PerExampleLoop())
     )
 
 
@@ -134,7 +135,7 @@ def test_inputs_that_hold_no_examples_are_passed_whole() -> None:
     x, scale = torch.randn(5, 6), torch.randn(6)
     options = {"shift": torch.randn(4), "of each": torch.randn(5, 4), "name": "a string"}
     found, expected = (
-        clipped(model, lambda: squares_of(model(x, scale, options=options)), e) for e in (Vmap(2), Loop())
+        clipped(model, lambda: squares_of(model(x, scale, options=options)), e) for e in (Vmap(2), PerExampleLoop())
     )
     torch.testing.assert_close(found, expected)
 
@@ -150,19 +151,21 @@ def test_outputs_of_several_kinds_and_rows_that_fold_positions() -> None:
 
     model = Forward(forward, body=nn.Linear(6, 5), head=nn.Linear(5, 4), other=nn.Linear(5, 3))
     x = torch.randn(5, 3, 6)
-    found, expected = (clipped(model, lambda: squares_of(model(x)["rows"].view(5, 3, 4)), e) for e in (Vmap(2), Loop()))
+    found, expected = (
+        clipped(model, lambda: squares_of(model(x)["rows"].view(5, 3, 4)), e) for e in (Vmap(2), PerExampleLoop())
+    )
     torch.testing.assert_close(found, expected)
 
 
 def test_output_of_one_call_that_enters_the_next() -> None:
     model, x = nn.Sequential(nn.Linear(6, 6), nn.Tanh()), torch.randn(5, 6)
-    found, expected = (clipped(model, lambda: squares_of(model(model(x))), e) for e in (Vmap(2), Loop()))
+    found, expected = (clipped(model, lambda: squares_of(model(model(x))), e) for e in (Vmap(2), PerExampleLoop()))
     torch.testing.assert_close(found, expected)
 
 
 def test_parameters_outside_the_call_are_refused_and_all_listed() -> None:
     model, x, y = mlp(), torch.randn(3, 6), torch.zeros(3).long()
-    with pytest.raises(PrivacyRefusal, match=r"2 parameters reach the losses .*: 0\.bias, 2\.weight\. Compute"):
+    with pytest.raises(PrivacyError, match=r"2 parameters reach the losses .*: 0\.bias, 2\.weight\. Compute"):
         clipped(model, lambda: cross_entropy(model, x, y) + model[2].weight.square().sum() + model[0].bias.sum())
 
 
@@ -171,7 +174,7 @@ def test_inside_of_the_model_that_reaches_the_losses_by_itself_is_refused() -> N
     model = Forward(
         lambda m, x: (held.append(m.body(x)), m.head(held[-1]))[1], body=nn.Linear(6, 5), head=nn.Linear(5, 4)
     )
-    with pytest.raises(PrivacyRefusal, match=r"body\.bias, body\.weight"):
+    with pytest.raises(PrivacyError, match=r"body\.bias, body\.weight"):
         clipped(model, lambda: squares(model, torch.randn(3, 6)) + held[0].sum(1))
 
 
@@ -184,7 +187,7 @@ def test_another_output_of_the_operation_that_made_the_models_output_is_refused(
         return first
 
     model = Forward(forward, layer=nn.Linear(6, 4))
-    with pytest.raises(PrivacyRefusal, match=r"layer\.bias, layer\.weight"):
+    with pytest.raises(PrivacyError, match=r"layer\.bias, layer\.weight"):
         clipped(model, lambda: squares(model, torch.randn(3, 6)) + held[0].sum(1))
 
 
@@ -198,19 +201,19 @@ def test_repeated_calls_are_not_recorded() -> None:
 
 def test_output_changed_in_place_is_refused() -> None:
     model = Forward(lambda m, x: m.layer(x) * 1, layer=nn.Linear(6, 4))
-    with pytest.raises(PrivacyRefusal, match=r"output 0 .* changed in place.*MultiLoss"):
+    with pytest.raises(PrivacyError, match=r"output 0 .* changed in place.*MultiLoss"):
         clipped(model, lambda: squares_of(model(torch.randn(3, 6)).mul_(2)))
 
 
 def test_output_without_examples_on_its_first_axis_is_refused() -> None:
     model = Forward(lambda m, x: m.layer(x).t(), layer=nn.Linear(6, 4))
-    with pytest.raises(PrivacyRefusal, match=r"output 0 has shape \(4, 3\)"):
+    with pytest.raises(PrivacyError, match=r"output 0 has shape \(4, 3\)"):
         clipped(model, lambda: squares_of(model(torch.randn(3, 6)).t()))
 
 
 def test_function_of_the_users_own_autograd_is_refused_by_torch() -> None:
     model = Forward(lambda m, x: Scaling.apply(x, m.scale), scale=parameter(6))
-    with pytest.raises(PrivacyRefusal, match=r"(?s)torch\.func cannot repeat the model's call: .*MultiLoss"):
+    with pytest.raises(PrivacyError, match=r"(?s)torch\.func cannot repeat the model's call: .*MultiLoss"):
         clipped(model, lambda: squares(model, torch.randn(3, 6)))
 
 
@@ -228,7 +231,7 @@ def test_private_run_by_repeated_calls() -> None:
         noise_multiplier=1.0,
     ) as run:
         for batch in run.batches():
-            for piece in batch.pieces(5):
+            for piece in batch.microbatches(5):
                 run.backward(squares(model, piece))
             run.optimizer.step()
     assert run.ledger.committed == 3

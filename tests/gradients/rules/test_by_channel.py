@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from noisette.gradients.rules.by_channel import ByChannel, Channels
 from noisette.gradients.rules.conv import Geometry, Kernel
-from noisette.gradients.rules.forms import Dense, Outer, Total, inner, kept
+from noisette.gradients.rules.forms import Dense, Outer, Total, compact, inner
 from rule_oracle import check_form, double
 
 B = 5
@@ -78,7 +78,7 @@ DIRECT = {
 
 
 @pytest.mark.parametrize("made", DIRECT.values(), ids=DIRECT)
-@pytest.mark.parametrize("form", [lambda total: total, kept], ids=["as it is", "kept"])
+@pytest.mark.parametrize("form", [lambda total: total, compact], ids=["as it is", "kept"])
 def test_beside_a_direct_gradient(made, form) -> None:
     direct, channels = made()
     shared = two_slopes(channels, channels.weight[0])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from noisette.gradients.rules import Examples, conv, find_rule, forms
 from noisette.gradients.rules.conv import GRAMS, WAYS, Geometry, Kernel, conv_over_time
-from noisette.gradients.rules.forms import Dense, kept
+from noisette.gradients.rules.forms import Dense, compact
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -49,7 +49,7 @@ def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Exam
     check_form(rule_of(operation, "bias")(examples, dy, x, w, bias, **numbers), of_bias)
     form = rule_of(operation)(examples, dy, x, w, bias, **numbers)
     check_form(form, truth)
-    check_form(kept(form), truth)
+    check_form(compact(form), truth)
     for way in WAYS.values():
         found = torch.full(form.shape, torch.nan, dtype=x.dtype)
         way(form, found)
@@ -186,7 +186,7 @@ def test_norms_are_the_same_by_every_way_and_in_parts_of_any_size(tried, monkeyp
 
 def test_a_rehearsal_takes_norms_and_sum(tried, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 10**9)
-    kept(plain_form(7))
+    compact(plain_form(7))
     assert tried.keys() == NORMS | FORMS
 
 
@@ -200,7 +200,7 @@ def small_kernel(b: int) -> tuple[Tensor, Tensor, Kernel]:
 def test_gradients_take_the_place_of_their_factors(b: int) -> None:
     x, dy, form = small_kernel(b)
     factors = [weakref.ref(x), weakref.ref(dy)]
-    form = kept(form)
+    form = compact(form)
     assert isinstance(form, Dense)
     form.squared_norms()
     del x, dy
@@ -210,17 +210,17 @@ def test_gradients_take_the_place_of_their_factors(b: int) -> None:
 
 def test_large_gradients_are_not_kept() -> None:
     form = rule_of(torch.conv2d)(Examples(2), double(2, 30, 2, 2), double(2, 30, 4, 4), double(30, 30, 3, 3), None)
-    assert kept(form) is form
+    assert compact(form) is form
 
 
 def test_gradients_of_few_numbers_may_be_kept_beyond_the_size_of_their_factors(tried, monkeypatch) -> None:
     x, dy = double(2, 30, 12, 12), double(2, 30, 14, 14)
     form = rule_of(torch.conv2d)(Examples(2), dy, x, double(30, 30, 3, 3), None, padding=2)
     monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 0)
-    assert isinstance(kept(form), Dense)
+    assert isinstance(compact(form), Dense)
     assert tried.keys() >= FORMS, "the factors may still be quicker"
     monkeypatch.setattr(conv, "_SMALL", 2 * 8100 - 1)
-    assert kept(form) is form
+    assert compact(form) is form
 
 
 def test_gradients_of_the_size_of_their_factors_are_kept() -> None:
@@ -228,8 +228,8 @@ def test_gradients_of_the_size_of_their_factors_are_kept() -> None:
         x = double(2, 1, size)
         return rule_of(torch.conv1d)(Examples(2), x, x, double(1, 1, 9), None, padding=4)
 
-    assert isinstance(kept(form(5)), Dense)
-    assert isinstance(kept(form(4)), Kernel)
+    assert isinstance(compact(form(5)), Dense)
+    assert isinstance(compact(form(4)), Kernel)
 
 
 def test_gram_matrices_are_for_few_places() -> None:
@@ -276,7 +276,7 @@ def test_measured_choice_is_exact() -> None:
 def test_no_examples(size: int) -> None:
     x, dy, w = double(0, 2, size, size), double(0, 3, size, size), double(3, 2, 1, 1)
     form = rule_of(torch.conv2d)(Examples(0), dy, x, w, None)
-    for same in (form, kept(form)):
+    for same in (form, compact(form)):
         assert same.explicit().shape == (0, 3, 2, 1, 1)
         assert same.squared_norms().shape == (0,)
         assert not same.weighted_sum(double(0)).any()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules.forms import Dense, Outer, PerExampleRow, Rows, Total, add, gram_product, kept
+from noisette.gradients.rules.forms import Dense, Outer, PerExampleRow, Rows, Total, add, compact, gram_product
 from rule_oracle import check_form, double
 
 B = 5
@@ -64,7 +64,7 @@ def test_outer(shape: tuple[int, int, int]) -> None:
     t, o, i = shape
     left, right = double(B, t, o), double(B, t, i)
     check_form(Outer(left, right), outer_truth(left, right))
-    check_form(kept(Outer(left, right)), outer_truth(left, right))
+    check_form(compact(Outer(left, right)), outer_truth(left, right))
     check_form(Outer(left, right).transposed(), outer_truth(right, left))
 
 
@@ -72,7 +72,7 @@ def test_the_shapes_above_reach_every_branch() -> None:
     """Each branch is chosen by the shapes it is named for, or the test above proves less than it says."""
 
     def branch(t: int, o: int, i: int) -> str:
-        form = kept(Outer(double(1, t, o), double(1, t, i)))
+        form = compact(Outer(double(1, t, o), double(1, t, i)))
         norms = "one" if t == 1 else "gram" if t * t <= o * i else "parts"
         return norms + ", kept" * isinstance(form, Dense)
 

@@ -47,7 +47,7 @@ def test_a_registered_rule_is_found_and_used() -> None:
         clip = PerExampleClip(model, 100.0)
         x = torch.randn(3, 2)
         clip.backward(model(x).sum(1))
-        [total] = clip.take()
+        [total] = clip.pop_sums()
         clip.close()
         expected = (model.p / torch.hypot(x, model.p)).sum(0)
         torch.testing.assert_close(total.grads[0], expected.detach())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette.lipschitz import Reach
+from noisette.lipschitz import NormBound
 from noisette.nn.lipschitz import BallBias
 
 
@@ -19,7 +19,7 @@ def test_a_bias_is_shared_by_all_positions_and_grows_no_example_by_more_than_its
     channels = added.movedim(0 if dim == 1 else -1, 0).reshape(3, -1)
     assert torch.equal(channels, channels[:, :1].expand_as(channels))
     assert float(added.norm()) == pytest.approx(0.5, rel=1e-6)
-    reach = layer.bound_forward(Reach(1.0, shape))
+    reach = layer.bound_forward(NormBound(1.0, shape))
     assert reach.norm == pytest.approx(1.5, rel=1e-6)
     assert reach.shape == shape
 
@@ -29,7 +29,7 @@ def test_equal_gradients_at_all_positions_attain_the_bound() -> None:
     back = torch.full((1, 2, 6, 6), 1 / 72**0.5, dtype=torch.float64)
     [gradient] = torch.autograd.grad(layer(torch.zeros_like(back)), layer.bias, back)
     assert float(gradient.norm()) == pytest.approx(1.0, rel=1e-12)
-    assert layer.bound_backward(Reach(1.0, (2, 6, 6)), 1.0) == (1.0, {layer.bias: 1.0})
+    assert layer.bound_backward(NormBound(1.0, (2, 6, 6)), 1.0) == (1.0, {layer.bias: 1.0})
 
 
 def test_a_loaded_bias_is_brought_back_into_its_ball() -> None:
@@ -42,7 +42,7 @@ def test_a_loaded_bias_is_brought_back_into_its_ball() -> None:
 
 
 def test_no_bound_vanishes_with_the_bias() -> None:
-    assert BallBias(2, radius=5.0).bound_forward(Reach(1.0, (2,))).norm == pytest.approx(1.001)
+    assert BallBias(2, radius=5.0).bound_forward(NormBound(1.0, (2,))).norm == pytest.approx(1.001)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_no_bound_vanishes_with_the_bias() -> None:
         (lambda: BallBias(0, 1.0), "features >= 1"),
         (lambda: BallBias(2, 0.0), "radius > 0"),
         (lambda: BallBias(2, 1.0, dim=0), "axis 0 holds the examples"),
-        (lambda: BallBias(2, 1.0).bound_forward(Reach(1.0, (3,))), "2 features meets 3 channels"),
+        (lambda: BallBias(2, 1.0).bound_forward(NormBound(1.0, (3,))), "2 features meets 3 channels"),
         (lambda: BallBias(2, 1.0)(torch.zeros(1, 3)), "2 features meets 3 channels"),
-        (lambda: BallBias(2, 1.0, dim=2).bound_forward(Reach(1.0, (2,))), "no axis 2"),
-        (lambda: BallBias(2, 1.0, dim=-2).bound_forward(Reach(1.0, (2,))), "no axis -2"),
+        (lambda: BallBias(2, 1.0, dim=2).bound_forward(NormBound(1.0, (2,))), "no axis 2"),
+        (lambda: BallBias(2, 1.0, dim=-2).bound_forward(NormBound(1.0, (2,))), "no axis -2"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, problem) -> None:

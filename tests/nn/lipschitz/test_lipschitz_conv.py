@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lipschitz_ascent import dense_matrix, spectral_norm
-from noisette.lipschitz import Reach
+from noisette.lipschitz import NormBound
 from noisette.nn.lipschitz import FftConv2d, PatchConv2d, Patches, SpectralConv2d, SphereInput
 from noisette.nn.lipschitz.window import windows
 
@@ -65,12 +65,12 @@ def test_an_even_image_and_an_even_gradient_nearly_attain_the_bound_of_a_large_m
     image = torch.full((1, 1, 32, 32), 1 / 32, dtype=torch.float64)
     [gradient] = torch.autograd.grad(layer(image), layer.weight, torch.full_like(image, 1 / 32))
     assert 3 * float(gradient.norm()) == pytest.approx(2.877, abs=1e-3)
-    [bound] = layer.bound_backward(Reach(1.0, (1, 32, 32)), 1.0)[1].values()
+    [bound] = layer.bound_backward(NormBound(1.0, (1, 32, 32)), 1.0)[1].values()
     assert 0.95 <= float(gradient.norm()) / bound <= 1
 
 
-@pytest.mark.parametrize(("side", "steepest"), [(4, 2.3090), (8, 2.7660), (16, 2.9325)])
-def test_no_image_and_gradient_that_alternating_ascent_finds_exceed_the_bound(side, steepest) -> None:
+@pytest.mark.parametrize(("side", "worst_case_search"), [(4, 2.3090), (8, 2.7660), (16, 2.9325)])
+def test_no_image_and_gradient_that_alternating_ascent_finds_exceed_the_bound(side, worst_case_search) -> None:
     x, back = torch.rand(2, 1, 1, side, side, dtype=torch.float64)
     kernel = torch.rand(1, 1, 3, 3, dtype=torch.float64)
     for _ in range(60):  # <G, K * x> is linear in each: the best of one, given the others, is a gradient
@@ -82,8 +82,8 @@ def test_no_image_and_gradient_that_alternating_ascent_finds_exceed_the_bound(si
             x, back, kernel = (best if k == j else t for j, t in enumerate((x, back, kernel)))
     layer = SpectralConv2d(1, 1, 3, padding=1).double()
     [gradient] = torch.autograd.grad(layer(x), layer.weight, back)
-    assert 3 * float(gradient.norm()) == pytest.approx(steepest, abs=2e-4)
-    [bound] = layer.bound_backward(Reach(1.0, (1, side, side)), 1.0)[1].values()
+    assert 3 * float(gradient.norm()) == pytest.approx(worst_case_search, abs=2e-4)
+    [bound] = layer.bound_backward(NormBound(1.0, (1, side, side)), 1.0)[1].values()
     assert float(gradient.norm()) <= bound * (1 + 1e-9)
 
 
@@ -128,7 +128,7 @@ def test_a_patch_convolution_with_channels_enough_keeps_every_norm() -> None:
     x = torch.randn(5, 1, 28, 28, dtype=torch.float64)
     torch.testing.assert_close(layer(x).flatten(1).norm(dim=1), x.flatten(1).norm(dim=1), rtol=1e-6, atol=0)
     assert layer(x).shape == (5, 64, 7, 7)
-    assert layer.bound_forward(Reach(3.0, (1, 28, 28))).shape == (64, 7, 7)
+    assert layer.bound_forward(NormBound(3.0, (1, 28, 28))).shape == (64, 7, 7)
 
 
 def test_a_patch_that_does_not_divide_the_image_leaves_its_edge_out() -> None:
@@ -137,7 +137,7 @@ def test_a_patch_that_does_not_divide_the_image_leaves_its_edge_out() -> None:
     edge = x.clone()
     edge[:, :, 6:, :], edge[:, :, :, 6:] = 9.0, 9.0
     assert torch.equal(layer(edge), layer(x))
-    assert layer.bound_forward(Reach(1.0, (1, 8, 7))).shape == (4, 2, 2)
+    assert layer.bound_forward(NormBound(1.0, (1, 8, 7))).shape == (4, 2, 2)
 
 
 def test_patches_on_the_sphere_are_learnt_from_by_a_convolution_of_one_pixel() -> None:
@@ -146,7 +146,7 @@ def test_patches_on_the_sphere_are_learnt_from_by_a_convolution_of_one_pixel() -
     kernel = model[2].weight.view(16, 1, 7, 7)
     energy = model[0](x).flatten(1).norm(dim=1).view(4, 1, 1, 1)
     torch.testing.assert_close(model(x), F.conv2d(x, kernel, stride=3) / energy, rtol=1e-4, atol=1e-6)
-    reach = Reach(math.inf, (1, 28, 28))
+    reach = NormBound(math.inf, (1, 28, 28))
     for part in model:
         reach = part.bound_forward(reach)
     assert reach.shape == (16, 8, 8)
@@ -178,13 +178,13 @@ def test_figures_outside_of_their_domain_are_refused(make, figures, problem) -> 
 )
 def test_shapes_that_do_not_fit_are_refused(layer, shape, problem) -> None:
     with pytest.raises(ValueError, match=problem):
-        layer.bound_forward(Reach(1.0, shape))
+        layer.bound_forward(NormBound(1.0, shape))
 
 
 def test_an_image_larger_than_the_certificate_is_refused() -> None:
     layer = FftConv2d(1, 1, 3, size=(8, 6))
-    assert layer.bound_forward(Reach(1.0, (1, 5, 6))).shape == (1, 3, 4)
+    assert layer.bound_forward(NormBound(1.0, (1, 5, 6))).shape == (1, 3, 4)
     with pytest.raises(ValueError, match="certified for images of 8 x 6 pixels, got 8 x 7"):
-        layer.bound_forward(Reach(1.0, (1, 8, 7)))
+        layer.bound_forward(NormBound(1.0, (1, 8, 7)))
     with pytest.raises(ValueError, match="certified for images of 8 x 6 pixels, got 9 x 6"):
         layer(torch.zeros(1, 1, 9, 6))

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from noisette.lipschitz import Reach
+from noisette.lipschitz import NormBound
 from noisette.nn.lipschitz import BoundedInput, NormCap, SphereInput
 
 LIMITS = [BoundedInput, SphereInput, NormCap]
@@ -76,12 +76,12 @@ def test_gradients_through_the_ball_are_those_of_its_formula() -> None:
 
 
 def test_bounds_begin_where_nothing_was_known() -> None:
-    anything = Reach(math.inf, (3, 4))
-    assert BoundedInput(2.0).bound_forward(anything) == Reach(2.0, (3, 4))
-    assert SphereInput(2.0).bound_forward(anything) == Reach(2.0, (3, 4))
-    assert NormCap(2.0).bound_forward(anything) == Reach(2.0, (3, 4))
-    assert BoundedInput(2.0).bound_forward(Reach(0.5, (3,))).norm == 0.5
-    assert SphereInput(2.0).bound_forward(Reach(0.5, (3,))).norm == 2.0
+    anything = NormBound(math.inf, (3, 4))
+    assert BoundedInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
+    assert SphereInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
+    assert NormCap(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
+    assert BoundedInput(2.0).bound_forward(NormBound(0.5, (3,))).norm == 0.5
+    assert SphereInput(2.0).bound_forward(NormBound(0.5, (3,))).norm == 2.0
     assert BoundedInput(2.0).bound_backward(anything, 0.3) == (0.3, {})
     assert NormCap(2.0).bound_backward(anything, 0.3) == (0.3, {})
 

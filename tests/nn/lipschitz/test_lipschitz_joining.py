@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz import Reach, Sensitivities, propagation
+from noisette.lipschitz import NormBound, Sensitivities, propagation
 from noisette.nn.lipschitz import (
     Abs,
     BallBias,
@@ -26,12 +26,12 @@ from noisette.nn.lipschitz import (
     TokenMix,
 )
 
-ONE = Reach(1.0, (4,))
+ONE = NormBound(1.0, (4,))
 
 
 def bounds(model: nn.Module, shape: tuple[int, ...], g: float) -> dict[str, float]:
     """One example's bound for each parameter, by name."""
-    _, found = propagation.backward(model, Reach(math.inf, shape), g)
+    _, found = propagation.backward(model, NormBound(math.inf, shape), g)
     return {name: found[p] for name, p in model.named_parameters()}
 
 
@@ -46,10 +46,10 @@ class UnscaledBias(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + self.bias.view(-1, 1, 1)
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(x.norm + self.radius * math.sqrt(math.prod(x.shape[1:])), x.shape)
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(x.norm + self.radius * math.sqrt(math.prod(x.shape[1:])), x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {self.bias: g * math.sqrt(math.prod(x.shape[1:]))}
 
 
@@ -79,7 +79,7 @@ def test_a_scaled_bias_adds_its_radius_alone() -> None:
         bias.bias.copy_(torch.tensor([0.0, 0.3, 0.0, 0.0]))
     bias.certified(torch.tensor([0.3]))
     found = bounds(model, (2, 6, 6), math.sqrt(2))
-    assert propagation.forward(model[:3], Reach(9.0, (2, 6, 6))).norm == pytest.approx(1.3, rel=1e-5)
+    assert propagation.forward(model[:3], NormBound(9.0, (2, 6, 6))).norm == pytest.approx(1.3, rel=1e-5)
     assert list(found.values()) == pytest.approx([1.4142136, 1.4142136, 1.3 * 0.7071068, 1.3 * 1.4142136], rel=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_a_plain_sum_doubles_what_goes_back_and_a_mean_does_not() -> None:
 
 def test_two_branches_joined_stretch_by_the_root_of_two() -> None:
     joined = LipschitzConcat([Abs(), SpectralLinear(4, 3)])
-    assert joined.bound_forward(ONE) == Reach(pytest.approx(math.sqrt(2), rel=1e-5), (7,))
+    assert joined.bound_forward(ONE) == NormBound(pytest.approx(math.sqrt(2), rel=1e-5), (7,))
     g, sensitivities = joined.bound_backward(ONE, 3.0)
     assert g == pytest.approx(3 * math.sqrt(2), rel=1e-5)
     assert list(sensitivities.values()) == pytest.approx([3.0])
@@ -126,8 +126,8 @@ def test_a_weight_used_twice_has_twice_the_bound() -> None:
 
 def test_a_token_mix_turns_the_shape_for_its_module_and_back() -> None:
     mix = TokenMix(SpectralLinear(5, 2))
-    assert mix.bound_forward(Reach(1.0, (5, 3))).shape == (2, 3)
-    assert list(mix.bound_backward(Reach(2.0, (5, 3)), 3.0)[1].values()) == pytest.approx([6.0])
+    assert mix.bound_forward(NormBound(1.0, (5, 3))).shape == (2, 3)
+    assert list(mix.bound_backward(NormBound(2.0, (5, 3)), 3.0)[1].values()) == pytest.approx([6.0])
 
 
 def test_a_mixer_of_maps_is_a_mixer_of_their_positions() -> None:
@@ -145,22 +145,22 @@ def test_a_mixer_of_maps_is_a_mixer_of_their_positions() -> None:
         (lambda: LipschitzResidual(Abs(), c=math.inf), "c=inf"),
         (lambda: LipschitzResidual(SpectralLinear(4, 3)).bound_forward(ONE), r"turns \(4,\) into \(3,\)"),
         (lambda: LipschitzConcat([]), "at least one branch"),
-        (lambda: LipschitzConcat([nn.Flatten(), Abs()]).bound_forward(Reach(1.0, (2, 2))), "cannot be joined"),
+        (lambda: LipschitzConcat([nn.Flatten(), Abs()]).bound_forward(NormBound(1.0, (2, 2))), "cannot be joined"),
         (lambda: TokenMix(Abs()).bound_forward(ONE), r"\(tokens, channels\)"),
         (lambda: MixerBlock(0, 4), "tokens >= 1"),
         (lambda: MixerBlock(4, 0), "channels >= 1"),
-        (lambda: MixerBlock(4, 6).bound_forward(Reach(1.0, (6, 4))), r"takes examples of shape \(4, 6\)"),
-        (lambda: MixerBlock(4, 6).bound_forward(Reach(1.0, (6, 3, 3))), "6 maps of 4 positions"),
+        (lambda: MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 4))), r"takes examples of shape \(4, 6\)"),
+        (lambda: MixerBlock(4, 6).bound_forward(NormBound(1.0, (6, 3, 3))), "6 maps of 4 positions"),
         (lambda: LayerCentering(0), "axis 0 holds the examples"),
         (lambda: LayerCentering((2, 0)), "axis 0 holds the examples"),
         (lambda: LayerCentering(()), "at least one axis"),
         (lambda: LayerCentering(-3)(torch.zeros(2, 3, 4)), "no axis -3"),
-        (lambda: LayerCentering(3).bound_forward(Reach(1.0, (3, 4))), "no axis 3"),
+        (lambda: LayerCentering(3).bound_forward(NormBound(1.0, (3, 4))), "no axis 3"),
         (lambda: GroupSort2(0), "axis 0 holds the examples"),
-        (lambda: GroupSort2().bound_forward(Reach(1.0, (3, 4))), "is odd"),
+        (lambda: GroupSort2().bound_forward(NormBound(1.0, (3, 4))), "is odd"),
         (lambda: GroupSort2()(torch.zeros(2, 3)), "is odd"),
         (lambda: GroupSort2(-2)(torch.zeros(2, 4)), "no axis -2"),
-        (lambda: L2NormPool2d(3).bound_forward(Reach(1.0, (3, 4, 2))), "3 x 3"),
+        (lambda: L2NormPool2d(3).bound_forward(NormBound(1.0, (3, 4, 2))), "3 x 3"),
         (lambda: L2NormPool2d(0), "k >= 1"),
     ],
 )

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import noisette
 from engine_check import TOLERANCE, measured
-from lipschitz_ascent import clip_singular_values, dense_matrix, largest_stretch, spectral_norm, steepest
+from lipschitz_ascent import clip_singular_values, dense_matrix, largest_stretch, spectral_norm, worst_case_search
 from model_cases import squares
-from noisette import BookKeeping, Reweight
-from noisette.lipschitz import Bounded, Reach, is_bounded, is_constrained
+from noisette.clipping.engines import BookKeeping, TwoPass
+from noisette.lipschitz import Bounded, NormBound, is_bounded, is_constrained
 from noisette.nn.lipschitz import (
     Abs,
     BallBias,
@@ -225,7 +225,7 @@ def test_a_layer_computes_its_formula_and_its_gradients_in_double_precision(laye
 def test_a_layer_says_the_shape_of_its_output_and_stays_within_its_reach(layer) -> None:
     module = moved(layer)
     x = torch.randn(200, *layer.shape, dtype=torch.float64)
-    reach = bounded(module).bound_forward(Reach(2.0, layer.shape))
+    reach = bounded(module).bound_forward(NormBound(2.0, layer.shape))
     output = module(2 * x / x.flatten(1).norm(dim=1).view(-1, *[1] * len(layer.shape))).detach()
     assert output.shape[1:] == reach.shape
     assert float(output.flatten(1).norm(dim=1).max()) <= reach.norm * (1 + 1e-12)
@@ -234,37 +234,37 @@ def test_a_layer_says_the_shape_of_its_output_and_stays_within_its_reach(layer) 
 @every_layer
 def test_a_layer_takes_no_two_inputs_further_apart_than_it_says(layer) -> None:
     module = moved(layer)
-    factor, _ = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
+    factor, _ = bounded(module).bound_backward(NormBound(1.0, layer.shape), 1.0)
     assert largest_stretch(module, layer.shape) <= factor * (1 + 1e-9)
 
 
 @every_layer
 def test_ascent_finds_no_gradient_at_the_input_beyond_the_bound_and_comes_near_it(layer) -> None:
     module = moved(layer)
-    found = steepest(module, layer.shape, restore=lambda: restore(module))
-    bound, _ = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
+    found = worst_case_search(module, layer.shape, restore=lambda: restore(module))
+    bound, _ = bounded(module).bound_backward(NormBound(1.0, layer.shape), 1.0)
     assert layer.stretched * bound <= found <= bound * (1 + 1e-9)
 
 
 @every_training_layer
 def test_ascent_finds_no_gradient_of_a_parameter_beyond_the_bound_and_comes_near_it(layer) -> None:
     module = moved(layer)
-    _, bounds = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
+    _, bounds = bounded(module).bound_backward(NormBound(1.0, layer.shape), 1.0)
     assert set(bounds) == set(module.parameters())
     for p in module.parameters():
-        found = steepest(module, layer.shape, p, restore=lambda: restore(module))
+        found = worst_case_search(module, layer.shape, p, restore=lambda: restore(module))
         assert layer.reached * bounds[p] <= found <= bounds[p] * (1 + 1e-9)
 
 
 @every_training_layer
 def test_bounds_are_in_proportion_to_reach_and_gradient(layer) -> None:
     module = moved(layer)
-    back, one = bounded(module).bound_backward(Reach(1.0, layer.shape), 1.0)
-    far, three = bounded(module).bound_backward(Reach(1.0, layer.shape), 3.0)
+    back, one = bounded(module).bound_backward(NormBound(1.0, layer.shape), 1.0)
+    far, three = bounded(module).bound_backward(NormBound(1.0, layer.shape), 3.0)
     assert far == pytest.approx(3 * back, rel=1e-12)
     assert all(three[p] == pytest.approx(3 * one[p], rel=1e-12) for p in one)
     if not isinstance(module, BallBias):
-        _, long = bounded(module).bound_backward(Reach(5.0, layer.shape), 1.0)
+        _, long = bounded(module).bound_backward(NormBound(5.0, layer.shape), 1.0)
         assert all(long[p] == pytest.approx(5 * one[p], rel=1e-12) for p in one)
 
 
@@ -278,7 +278,7 @@ def test_an_example_comes_out_of_a_batch_as_it_does_alone(layer) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("engine", [BookKeeping(), Reweight()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=lambda e: type(e).__name__)
 def test_a_layer_works_under_per_example_clipping(layer, engine) -> None:
     width = layer.shape[0] if len(layer.shape) == 3 else layer.shape[-1]
     front = SpectralConv2d(width, width, 1) if len(layer.shape) == 3 else SpectralLinear(width, width)
@@ -298,7 +298,7 @@ def test_a_layer_works_under_per_example_clipping(layer, engine) -> None:
 def test_a_copy_of_a_layer_has_its_bounds(layer) -> None:
     module = moved(layer)
     twin = copy.deepcopy(module)
-    x = Reach(2.0, layer.shape)
+    x = NormBound(2.0, layer.shape)
     assert bounded(twin).bound_forward(x) == bounded(module).bound_forward(x)
     here, there = bounded(module).bound_backward(x, 1.0), bounded(twin).bound_backward(x, 1.0)
     assert there[0] == here[0]
@@ -336,13 +336,13 @@ def test_activations_stay_within_their_reach_whatever_comes_in() -> None:
         SpectralLinear(36, 5),
     )
     for size in (1e-6, 1.0, 1e6, 1e30):
-        x, reach = size * torch.randn(50, 2, 6, 6), Reach(math.inf, (2, 6, 6))
+        x, reach = size * torch.randn(50, 2, 6, 6), NormBound(math.inf, (2, 6, 6))
         for part in model:
             x = part(x).detach()
-            reach = part.bound_forward(reach) if is_bounded(part) else Reach(reach.norm, tuple(x.shape[1:]))
+            reach = part.bound_forward(reach) if is_bounded(part) else NormBound(reach.norm, tuple(x.shape[1:]))
             assert float(x.flatten(1).double().norm(dim=1).max()) <= reach.norm * (1 + 1e-6)
             assert x.isfinite().all()
 
 
 def test_the_sphere_has_no_lipschitz_constant_and_says_so() -> None:
-    assert SphereInput(2.0).bound_backward(Reach(1.0, (3,)), 0.1) == (math.inf, {})
+    assert SphereInput(2.0).bound_backward(NormBound(1.0, (3,)), 0.1) == (math.inf, {})

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lipschitz_ascent import clip_singular_values, spectral_norm, steepest
-from noisette.lipschitz import Projection, Reach
+from lipschitz_ascent import clip_singular_values, spectral_norm, worst_case_search
+from noisette.lipschitz import NormBound, Projection
 from noisette.lipschitz.project import project
 from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, SpectralBall, SvdClip
 from noisette.nn.lipschitz import GroupSort2, SpectralLinear
@@ -24,7 +24,7 @@ SHAPES = [(6, 6), (10, 4), (4, 10), (1, 5), (5, 1)]
 def test_weights_start_inside_their_set_with_a_certified_norm(projection, shape) -> None:
     layer = SpectralLinear(*shape, projection=projection)
     assert spectral_norm(layer.weight.detach()) <= layer.norm <= 1 + 1e-5
-    assert layer.bound_forward(Reach(2.0, shape[:1])) == Reach(2.0 * layer.norm, shape[1:])
+    assert layer.bound_forward(NormBound(2.0, shape[:1])) == NormBound(2.0 * layer.norm, shape[1:])
 
 
 def test_orthogonal_weights_keep_every_norm_and_every_gradient() -> None:
@@ -42,8 +42,8 @@ def test_a_smaller_norm_tightens_the_bounds_behind_and_before(projection) -> Non
     with torch.no_grad():
         layer.weight.copy_(0.25 * torch.eye(4))
     layer.certified(torch.tensor([0.25], dtype=torch.float64))
-    assert layer.bound_forward(Reach(2.0, (4,))).norm == 0.5
-    g, sensitivities = layer.bound_backward(Reach(2.0, (4,)), 3.0)
+    assert layer.bound_forward(NormBound(2.0, (4,))).norm == 0.5
+    g, sensitivities = layer.bound_backward(NormBound(2.0, (4,)), 3.0)
     assert g == 0.75
     assert dict(sensitivities) == {layer.weight: 6.0}  # the input is as long as it was
 
@@ -108,7 +108,7 @@ def test_ascent_attains_the_bounds_of_three_layers_and_exceeds_none() -> None:
                 if isinstance(part, SpectralLinear):
                     clip_singular_values(part.matrices())
 
-        found = steepest(net, (4,), net[2 * k].weight, restore=restore, steps=200, rate=0.05)
+        found = worst_case_search(net, (4,), net[2 * k].weight, restore=restore, steps=200, rate=0.05)
         assert 0.999 <= found <= 1 + 1e-9
 
 
@@ -117,8 +117,8 @@ def test_ascent_attains_the_bounds_of_three_layers_and_exceeds_none() -> None:
     [
         (lambda: SpectralLinear(0, 2), "in_features >= 1"),
         (lambda: SpectralLinear(2, 0), "out_features >= 1"),
-        (lambda: SpectralLinear(3, 2).bound_forward(Reach(1.0, (2, 4))), r"takes 3 features .* got shape \(2, 4\)"),
-        (lambda: SpectralLinear(3, 2).bound_forward(Reach(1.0, ())), "takes 3 features"),
+        (lambda: SpectralLinear(3, 2).bound_forward(NormBound(1.0, (2, 4))), r"takes 3 features .* got shape \(2, 4\)"),
+        (lambda: SpectralLinear(3, 2).bound_forward(NormBound(1.0, ())), "takes 3 features"),
     ],
 )
 def test_what_does_not_fit_is_refused(make, problem) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from model_cases import squares
-from noisette import BookKeeping, MultiLoss, PerExampleClip, Reweight
-from noisette.lipschitz import Reach
+from noisette import PerExampleClip
+from noisette.clipping.engines import BookKeeping, MultiLoss, TwoPass
+from noisette.lipschitz import NormBound
 from noisette.nn.lipschitz import BoundedInput, ClipLogitGrad, SpectralLinear
 
 
@@ -44,16 +45,16 @@ def test_outputs_of_one_number_and_batches_of_none_are_taken() -> None:
 
 def test_the_bound_is_the_smaller_of_what_arrives_and_the_clip() -> None:
     layer = ClipLogitGrad(0.1)
-    assert layer.bound_forward(Reach(3.0, (10,))) == Reach(3.0, (10,))
+    assert layer.bound_forward(NormBound(3.0, (10,))) == NormBound(3.0, (10,))
     # Losses of slope sqrt(2), of which the mean over 100 is taken behind: 0.1 / 100, not sqrt(2) / 100.
-    assert layer.bound_backward(Reach(3.0, (10,)), math.sqrt(2))[0] / 100 == pytest.approx(0.001)
-    assert layer.bound_backward(Reach(3.0, (10,)), 0.05) == (0.05, {})
+    assert layer.bound_backward(NormBound(3.0, (10,)), math.sqrt(2))[0] / 100 == pytest.approx(0.001)
+    assert layer.bound_backward(NormBound(3.0, (10,)), 0.05) == (0.05, {})
 
 
 def test_no_loss_however_steep_moves_a_weight_further_than_the_bound() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(BoundedInput(2.0), SpectralLinear(5, 3), ClipLogitGrad(0.3)).double()
-    [bound] = model[1].bound_backward(Reach(2.0, (5,)), 0.3)[1].values()
+    [bound] = model[1].bound_backward(NormBound(2.0, (5,)), 0.3)[1].values()
     for size in (1e-3, 1.0, 1e6):
         loss = (size * model(torch.randn(1, 5, dtype=torch.float64))).pow(3).sum()
         [gradient] = torch.autograd.grad(loss, model[1].weight)
@@ -82,7 +83,7 @@ def test_the_derivative_of_a_clipped_gradient_is_that_of_its_formula() -> None:
     )
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), Reweight(), MultiLoss()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), MultiLoss()], ids=lambda e: type(e).__name__)
 def test_per_example_clipping_that_takes_several_passes_is_refused(engine) -> None:
     model = nn.Sequential(SpectralLinear(4, 3), ClipLogitGrad(0.01)).double()
     with closing(PerExampleClip(model, 1e-3, engine=engine)) as clip:

@@ -119,7 +119,7 @@ def gradients(loss: nn.Module, scores: Tensor, targets: Tensor, *, again: bool =
     return rows
 
 
-def steepest(loss: nn.Module, scores: Tensor, targets: Tensor, reach: float = math.inf) -> float:
+def worst_case_search(loss: nn.Module, scores: Tensor, targets: Tensor, reach: float = math.inf) -> float:
     """The longest gradient met on the way up, from many starts, with scores kept within a ball."""
 
     def within(z: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def test_ascent_reaches_the_constant_and_never_exceeds_it(
     loss: nn.Module, outputs: int, formula: Callable, constant: float
 ) -> None:
     assert loss.lipschitz() == pytest.approx(constant, rel=1e-8)
-    found = max(steepest(loss, *some(outputs, scale=scale)) for scale in (0.05, 2.0, 200.0))
+    found = max(worst_case_search(loss, *some(outputs, scale=scale)) for scale in (0.05, 2.0, 200.0))
     assert found <= loss.lipschitz() * (1 + 1e-12)
     assert found >= loss.lipschitz() * (1 - 1e-5)
 
@@ -165,7 +165,7 @@ def test_ascent_reaches_the_constant_and_never_exceeds_it(
 def test_bounded_scores_tighten_the_cross_entropy(tau: float, reach: float, constant: float, searched: float) -> None:
     loss = TauCrossEntropy(tau, classes=10)
     assert loss.lipschitz(logit_bound=reach) == pytest.approx(constant, abs=5e-6)
-    found = steepest(loss, *some(10, count=256), reach)
+    found = worst_case_search(loss, *some(10, count=256), reach)
     assert searched - 1e-5 <= found <= loss.lipschitz(logit_bound=reach)
 
 
@@ -194,7 +194,7 @@ def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> N
     expected = [sum(r * r for r in away(z.tolist(), int(y))) for z, y in zip(scores, targets.clamp(max=1), strict=True)]
     torch.testing.assert_close(loss(scores, targets.clamp(max=1)), torch.tensor(expected, dtype=torch.float64))
     assert loss.lipschitz(logit_bound=3.0) == 8.0
-    assert steepest(loss, *some(outputs, count=256), 3.0) <= 8.0 * (1 + 1e-12)
+    assert worst_case_search(loss, *some(outputs, count=256), 3.0) <= 8.0 * (1 + 1e-12)
     opposite = torch.zeros(1, outputs, dtype=torch.float64).index_fill(1, torch.tensor([outputs - 1]), -3.0)
     row = gradients(loss, opposite, torch.tensor([max(1, outputs - 1)]))
     assert float(row.norm()) == pytest.approx(8.0)

@@ -14,7 +14,7 @@ DELTA = 1e-4
 
 
 def point(step: int, accuracy: float | None) -> Point:
-    return Point(step, PldAccountant().price({EVENT: step}).epsilon(delta=DELTA), accuracy)
+    return Point(step, PldAccountant().compose({EVENT: step}).epsilon(delta=DELTA), accuracy)
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def facts() -> Facts:
 
 
 @pytest.fixture
-def unclaimed(facts: Facts) -> Facts:
+def non_private(facts: Facts) -> Facts:
     """The same run, had it no claim."""
     points = tuple(replace(point, epsilon=None) for point in facts.points)
     norm = {"batch_norm": "mixture", "public_data": "kmnist", "public_examples": 128}

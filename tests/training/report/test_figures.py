@@ -69,8 +69,8 @@ def test_there_is_no_figure_without_points_or_test_examples(facts: Facts) -> Non
     assert accuracy_against_epsilon(unmeasured) == ""
 
 
-def test_without_a_claim_accuracy_is_drawn_against_steps_alone(unclaimed: Facts) -> None:
-    assert epsilon_against_steps(unclaimed) == accuracy_against_epsilon(unclaimed) == ""
-    assert {"training step", "test accuracy (%)", "93.1 %"} <= set(texts(accuracy_against_steps(unclaimed)))
-    unmeasured = replace(unclaimed, points=tuple(replace(p, test_accuracy=None) for p in unclaimed.points))
+def test_without_a_claim_accuracy_is_drawn_against_steps_alone(non_private: Facts) -> None:
+    assert epsilon_against_steps(non_private) == accuracy_against_epsilon(non_private) == ""
+    assert {"training step", "test accuracy (%)", "93.1 %"} <= set(texts(accuracy_against_steps(non_private)))
+    unmeasured = replace(non_private, points=tuple(replace(p, test_accuracy=None) for p in non_private.points))
     assert accuracy_against_steps(unmeasured) == ""

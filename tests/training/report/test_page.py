@@ -94,8 +94,8 @@ def test_a_model_of_words_is_loaded_behind_vectors_of_their_shape(facts: Facts) 
     assert "FixedFeatures" not in page(facts)
 
 
-def test_a_run_without_a_claim_says_so_at_the_top_and_shows_no_price(unclaimed: Facts) -> None:
-    html = page(unclaimed)
+def test_a_run_without_a_claim_says_so_at_the_top_and_shows_no_price(non_private: Facts) -> None:
+    html = page(non_private)
     outline = Outline(html)
     assert "93.1 % test accuracy with no privacy claim" in outline.text
     assert "<title>flowers, no privacy claim · noisette</title>" in html

@@ -18,8 +18,8 @@ def test_a_claim_stands_flat_beside_the_rest(facts: Facts) -> None:
     assert run["points"][-1]["epsilon"] == run["epsilon"]
 
 
-def test_without_a_claim_its_numbers_are_null(unclaimed: Facts) -> None:
-    run = json.loads(unclaimed.as_json())
+def test_without_a_claim_its_numbers_are_null(non_private: Facts) -> None:
+    run = json.loads(non_private.as_json())
     assert run["claim"] is False
     assert run["no_claim_because"] == "one record moves the others"
     assert {run[part.name] for part in fields(Claim)} == {None}

@@ -77,8 +77,8 @@ def test_public_examples_are_named_as_those_that_nothing_is_promised_to(facts: F
     assert "Batch norm" not in words(facts)
 
 
-def test_without_a_claim_nothing_is_promised_and_the_reason_stands_there(unclaimed: Facts) -> None:
-    text = words(unclaimed)
+def test_without_a_claim_nothing_is_promised_and_the_reason_stands_there(non_private: Facts) -> None:
+    text = words(non_private)
     assert "What is promised ---------------- Nothing. This run has no privacy claim." in text
     assert "The reason: one record moves the others." in text
     assert "does not bound what one record changes" in text

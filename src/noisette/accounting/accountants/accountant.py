@@ -9,13 +9,13 @@ from noisette.accounting.events import (
     Events,
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     PoissonGaussian,
-    RepeatedRuns,
+    RepeatAndSelect,
     Sampled,
-    SeenByGroup,
     check_events,
 )
-from noisette.errors import Unpriceable
+from noisette.errors import UnsupportedEventError
 
 # Floating point resolves noise multipliers within this range.
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
@@ -44,7 +44,7 @@ class Accountant(Protocol):
         """How the command line and the reports call this accountant."""
         ...
 
-    def price(self, events: Events) -> PrivacyCurve:
+    def compose(self, events: Events) -> PrivacyCurve:
         """The curve of all these events together, whatever their order."""
         ...
 
@@ -59,7 +59,7 @@ def sampled_only(events: Events, accountant: str) -> dict[Sampled, int]:
 
     Raises:
         TypeError, ValueError: they are no events, or of different relations.
-        Unpriceable: one of them is of another kind.
+        UnsupportedEventError: one of them is of another kind.
     """
     check_events(events)
     sampled: dict[Sampled, int] = {}
@@ -70,15 +70,15 @@ def sampled_only(events: Events, accountant: str) -> dict[Sampled, int]:
     return sampled
 
 
-def unpriceable(event: Event, accountant: str) -> Unpriceable:
+def unpriceable(event: Event, accountant: str) -> UnsupportedEventError:
     """The refusal of an event by this accountant, with the names of those that have a price for it."""
     match event:
-        case FixedSizeGaussian() | RepeatedRuns():
+        case FixedSizeGaussian() | RepeatAndSelect():
             way_out = "ask the rdp accountant"
-        case SeenByGroup():
+        case GroupPrivacy():
             way_out = "ask the pld or the rdp accountant"
         case Gaussian() | PoissonGaussian():
             way_out = "ask the pld, the rdp or the moments accountant"
         case _:
             way_out = "no accountant of this package has one"
-    return Unpriceable(f"the {accountant} accountant has no price for {event!r}; {way_out}")
+    return UnsupportedEventError(f"the {accountant} accountant has no price for {event!r}; {way_out}")

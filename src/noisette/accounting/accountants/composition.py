@@ -72,7 +72,7 @@ class NaiveComposition:
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> run = {PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0): 10_000}
-    >>> [round(NaiveComposition(printed).price(run).epsilon(delta=1e-5)) for printed in (False, True)]
+    >>> [round(NaiveComposition(printed).compose(run).epsilon(delta=1e-5)) for printed in (False, True)]
     [223, 143]
     """
 
@@ -88,11 +88,11 @@ class NaiveComposition:
         """Whether the prices are upper bounds: those of the printed form are not."""
         return not self.as_printed
 
-    def price(self, events: Events) -> CompositionCurve:
+    def compose(self, events: Events) -> CompositionCurve:
         """The curve of these events.
 
         Raises:
-            Unpriceable: one of them is no release over a Poisson batch or over all records.
+            UnsupportedEventError: one of them is no release over a Poisson batch or over all records.
         """
         run = sampled_only(events, self.name)
         losses = _printed_losses if self.as_printed else _proved_losses
@@ -116,7 +116,7 @@ class StrongComposition:
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> run = {PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0): 10_000}
-    >>> [round(StrongComposition(printed).price(run).epsilon(delta=1e-5), 3) for printed in (False, True)]
+    >>> [round(StrongComposition(printed).compose(run).epsilon(delta=1e-5), 3) for printed in (False, True)]
     [16.844, 9.339]
     """
 
@@ -132,11 +132,11 @@ class StrongComposition:
         """Whether the prices are upper bounds: those of the printed form are not."""
         return not self.as_printed
 
-    def price(self, events: Events) -> CompositionCurve:
+    def compose(self, events: Events) -> CompositionCurve:
         """The curve of these events.
 
         Raises:
-            Unpriceable: one of them is no release over a Poisson batch or over all records.
+            UnsupportedEventError: one of them is no release over a Poisson batch or over all records.
         """
         from scipy.optimize import minimize_scalar
 

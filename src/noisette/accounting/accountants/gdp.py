@@ -10,7 +10,7 @@ from scipy.special import log_ndtr
 
 from noisette._internal.checks import open_fraction, positive
 from noisette.accounting.accountants.accountant import priced_noise, unpriceable
-from noisette.accounting.events import Event, Events, Sampled, SeenByGroup, check_events
+from noisette.accounting.events import Event, Events, GroupPrivacy, Sampled, check_events
 
 # What rounding moves a logarithm by, as a part of it.
 ROUNDING = 2.0**-50
@@ -67,30 +67,30 @@ class GdpCurve:
 
 
 @dataclass(frozen=True)
-class GdpExact:
+class GdpAccountant:
     """The closed form for releases over all records: no bound, no grid, and no sampling.
 
     Source: Balle and Wang 2018, Theorem 8; composition by Dong, Roth and Su 2022, Corollary 3.3.
 
     >>> from noisette.accounting.events import Gaussian
-    >>> round(GdpExact().price({Gaussian(noise_multiplier=10.0): 100}).epsilon(delta=1e-5), 4)
+    >>> round(GdpAccountant().compose({Gaussian(noise_multiplier=10.0): 100}).epsilon(delta=1e-5), 4)
     4.3772
     """
 
     name = "gdp"
 
-    def price(self, events: Events) -> GdpCurve:
+    def compose(self, events: Events) -> GdpCurve:
         """The curve of these events: the squares of their distances add up.
 
         Raises:
-            Unpriceable: a release is over a sampled batch.
+            UnsupportedEventError: a release is over a sampled batch.
         """
         check_events(events)
         return GdpCurve(math.sqrt(math.fsum(times * self._distance(event) ** 2 for event, times in events.items())))
 
     def _distance(self, event: Event) -> float:
         """Between the two means, in standard deviations of the noise."""
-        release, records = (event.event, event.records) if isinstance(event, SeenByGroup) else (event, 1)
+        release, records = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
         if not isinstance(release, Sampled) or release.sampling_rate < 1:
             raise unpriceable(event, self.name)
         with np.errstate(divide="ignore"):

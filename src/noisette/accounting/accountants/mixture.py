@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp, ndtr, xlog1py, xlogy
 
 from noisette.accounting.accountants.accountant import priced_noise
-from noisette.accounting.events import Sampled, SeenByGroup
+from noisette.accounting.events import GroupPrivacy, Sampled
 
 # Half the width of the standard Gaussian that is looked at; the mass beyond is 1.5e-23.
 REACH = 10.0
@@ -36,7 +36,7 @@ class Mixture:
     Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
 
     >>> from noisette.accounting.events import PoissonGaussian
-    >>> np.exp(Mixture.of(SeenByGroup(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
+    >>> np.exp(Mixture.of(GroupPrivacy(PoissonGaussian(0.5, 4.0), records=2)).log_probabilities)
     array([0.25, 0.5 , 0.25])
     """
 
@@ -44,9 +44,9 @@ class Mixture:
     shifts: np.ndarray
 
     @classmethod
-    def of(cls, event: Sampled | SeenByGroup) -> Mixture:
+    def of(cls, event: Sampled | GroupPrivacy) -> Mixture:
         """The number of the group's records in the batch is binomial; one record is the smallest group."""
-        release, k = (event.event, event.records) if isinstance(event, SeenByGroup) else (event, 1)
+        release, k = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
         i, q = np.arange(k + 1), release.sampling_rate
         log_binomial = gammaln(k + 1) - gammaln(i + 1) - gammaln(k - i + 1)
         log_weights = log_binomial + xlogy(i, q) + xlog1py(k - i, -q)
@@ -138,11 +138,11 @@ class Mixture:
         return _log_sum_exp(power * self.loss(u) - u**2 / 2) + math.log(step / math.sqrt(2 * math.pi))
 
 
-def group_divergences(event: SeenByGroup, orders: Sequence[float]) -> np.ndarray:
+def group_divergences(event: GroupPrivacy, orders: Sequence[float]) -> np.ndarray:
     """Rényi divergences of a release as a group sees it, one for each order.
 
     >>> from noisette.accounting.events import Gaussian
-    >>> group_divergences(SeenByGroup(Gaussian(4.0), records=2), orders=(2.0, 4.0))
+    >>> group_divergences(GroupPrivacy(Gaussian(4.0), records=2), orders=(2.0, 4.0))
     array([0.25, 0.5 ])
     """
     noise = priced_noise(event.event)

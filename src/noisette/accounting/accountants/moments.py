@@ -164,7 +164,7 @@ class MomentsAccountant:
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(MomentsAccountant(orders=range(1, 33)).price({release: 10_000}).epsilon(delta=1e-5), 2)
+    >>> round(MomentsAccountant(orders=range(1, 33)).compose({release: 10_000}).epsilon(delta=1e-5), 2)
     1.26
     """
 
@@ -179,11 +179,11 @@ class MomentsAccountant:
         for order in self.orders:
             positive(order=order)
 
-    def price(self, events: Events) -> MomentsCurve:
+    def compose(self, events: Events) -> MomentsCurve:
         """The curve of these events: their log-moments add up.
 
         Raises:
-            Unpriceable: one of them is no release over a Poisson batch or over all records.
+            UnsupportedEventError: one of them is no release over a Poisson batch or over all records.
         """
         total = np.zeros(len(self.orders))
         for event, times in sampled_only(events, self.name).items():

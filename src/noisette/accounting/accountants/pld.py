@@ -12,10 +12,10 @@ import numpy as np
 
 from noisette._internal.checks import open_fraction, positive
 from noisette.accounting.accountants.accountant import priced_noise, unpriceable
-from noisette.accounting.accountants.gdp import GdpExact
+from noisette.accounting.accountants.gdp import GdpAccountant
 from noisette.accounting.accountants.mixture import REACH, Mixture
 from noisette.accounting.accountants.rdp import RdpAccountant, RdpCurve
-from noisette.accounting.events import Event, Events, Gaussian, Sampled, SeenByGroup, check_events
+from noisette.accounting.events import Event, Events, Gaussian, GroupPrivacy, Sampled, check_events
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
@@ -34,7 +34,7 @@ LEAST_INTERVAL = 1e-7
 # What rounding in the Fourier transform moves delta by, per release: at most 4e-17 against the closed form at rate 1.
 ROUNDING = 1e-16
 
-Priced: TypeAlias = Sampled | SeenByGroup
+Priced: TypeAlias = Sampled | GroupPrivacy
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,7 @@ class PldCurve:
             ValueError: ``delta`` is not in (0, 1).
 
         >>> from noisette.accounting.events import PoissonGaussian
-        >>> run = PldAccountant().price({PoissonGaussian(sampling_rate=0.5, noise_multiplier=0.03): 1000})
+        >>> run = PldAccountant().compose({PoissonGaussian(sampling_rate=0.5, noise_multiplier=0.03): 1000})
         >>> run.epsilon(delta=1e-5) > 500, run.answered_by(delta=1e-5)
         (True, 'rdp')
         """
@@ -127,7 +127,7 @@ class PldAccountant:
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(PldAccountant().price({release: 10_000}).epsilon(delta=1e-5), 3)
+    >>> round(PldAccountant().compose({release: 10_000}).epsilon(delta=1e-5), 3)
     0.947
     """
 
@@ -138,11 +138,11 @@ class PldAccountant:
     def __post_init__(self) -> None:
         positive(coarseness=self.coarseness)
 
-    def price(self, events: Events) -> PldCurve:
+    def compose(self, events: Events) -> PldCurve:
         """The curve of these events.
 
         Raises:
-            Unpriceable: an event is of fixed size or a search over runs, whose loss has no known distribution.
+            UnsupportedEventError: an event is of fixed size or a search over runs: no known loss distribution.
         """
         check_events(events)
         priced: dict[Priced, int] = {}
@@ -150,7 +150,7 @@ class PldAccountant:
             if not isinstance(event, Priced):
                 raise unpriceable(event, self.name)
             priced[event] = times
-        return PldCurve(_with_full_batches_as_one(priced), self.coarseness, RdpAccountant().price(events))
+        return PldCurve(_with_full_batches_as_one(priced), self.coarseness, RdpAccountant().compose(events))
 
 
 def _with_full_batches_as_one(events: Mapping[Priced, int]) -> dict[Priced, int]:
@@ -160,18 +160,18 @@ def _with_full_batches_as_one(events: Mapping[Priced, int]) -> dict[Priced, int]
     for event, times in events.items():
         (sampled if _release(event).sampling_rate < 1 else full)[event] = times
     if full:  # so little noise that 1 / mu is 0 is priced as none, and so is this
-        sampled[Gaussian(max(1 / GdpExact().price(full).mu, math.ulp(0.0)))] = 1
+        sampled[Gaussian(max(1 / GdpAccountant().compose(full).mu, math.ulp(0.0)))] = 1
     return sampled
 
 
 def _release(event: Priced) -> Sampled:
-    return event.event if isinstance(event, SeenByGroup) else event
+    return event.event if isinstance(event, GroupPrivacy) else event
 
 
 @lru_cache(maxsize=64)
 def _mixture(event: Priced) -> Mixture:
     whole = Mixture.of(event)
-    return whole.likely if isinstance(event, SeenByGroup) else whole
+    return whole.likely if isinstance(event, GroupPrivacy) else whole
 
 
 def _typical_loss(events: Mapping[Priced, int]) -> float:
@@ -205,7 +205,7 @@ def _most_points(events: Mapping[Priced, int]) -> int:
 def _distribution(event: Priced, interval: float) -> PrivacyLossDistribution:
     from dp_accounting.pld import privacy_loss_distribution
 
-    if isinstance(event, SeenByGroup):
+    if isinstance(event, GroupPrivacy):
         return _group_distribution(event, interval)
     return privacy_loss_distribution.from_gaussian_mechanism(
         standard_deviation=priced_noise(event),
@@ -215,7 +215,7 @@ def _distribution(event: Priced, interval: float) -> PrivacyLossDistribution:
     )
 
 
-def _group_distribution(event: SeenByGroup, interval: float) -> PrivacyLossDistribution:
+def _group_distribution(event: GroupPrivacy, interval: float) -> PrivacyLossDistribution:
     """What the library's own mixture of Gaussians is, without its minutes of search for every point."""
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 

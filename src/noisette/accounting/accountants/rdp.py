@@ -20,10 +20,10 @@ from noisette.accounting.events import (
     Events,
     FixedSizeGaussian,
     Gaussian,
+    GroupPrivacy,
     Neighbouring,
     PoissonGaussian,
-    RepeatedRuns,
-    SeenByGroup,
+    RepeatAndSelect,
     check_events,
 )
 
@@ -101,9 +101,9 @@ class RdpAccountant:
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    >>> round(RdpAccountant().price({release: 10_000}).epsilon(delta=1e-5), 4)
+    >>> round(RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5), 4)
     1.0355
-    >>> round(RdpAccountant(improved=False).price({release: 10_000}).epsilon(delta=1e-5), 4)
+    >>> round(RdpAccountant(improved=False).compose({release: 10_000}).epsilon(delta=1e-5), 4)
     1.2586
     """
 
@@ -121,11 +121,11 @@ class RdpAccountant:
             if order <= 1:
                 raise ValueError(f"expected order > 1, got order={order}")
 
-    def price(self, events: Events) -> RdpCurve:
+    def compose(self, events: Events) -> RdpCurve:
         """The curve of these events: their divergences add up, order by order.
 
         Raises:
-            Unpriceable: an event is of a kind that this package does not define.
+            UnsupportedEventError: an event is of a kind that this package does not define.
         """
         check_events(events)
         orders = tuple(self.orders)
@@ -138,7 +138,7 @@ class RdpAccountant:
 @lru_cache(maxsize=128)
 def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
     match event:
-        case SeenByGroup():
+        case GroupPrivacy():
             return group_divergences(event, orders)
         case PoissonGaussian() if event.sampling_rate < 1 and priced_noise(event) > 0:
             return _poisson_divergences(event, orders)
@@ -183,7 +183,7 @@ def _library_event(event: Event) -> DpEvent:
             # The library's noise is in units of what one replaced record moves: twice the norm it is clipped to.
             noise = library.GaussianDpEvent(priced_noise(event) / 2)
             return library.SampledWithoutReplacementDpEvent(event.size, event.batch_size, noise)
-        case RepeatedRuns():
+        case RepeatAndSelect():
             rounding = library.GaussianDpEvent(ROUNDING)
             run = library.ComposedDpEvent([])
             for release, times in event.run:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from noisette._internal import atomic_files
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 
 class LedgerFile:
@@ -19,7 +19,7 @@ class LedgerFile:
     Made, with mode 0600, where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
 
     Raises:
-        PrivacyRefusal: another process, or another object of this one, has it open.
+        PrivacyError: another process, or another object of this one, has it open.
         OSError: it cannot be opened or locked.
     """
 
@@ -31,7 +31,7 @@ class LedgerFile:
             _lock(self._descriptor)
         except BlockingIOError:
             self.close()
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"{path} is open for writing elsewhere, so its price may change; wait until that run has ended, or "
                 "within one process let the runs share one Ledger. Ledger.read needs no lock"
             ) from None
@@ -55,7 +55,7 @@ class LedgerFile:
         """Add a line to a file of this size, all of it or nothing.
 
         Raises:
-            PrivacyRefusal: the file was closed, removed or changed, or belongs to the process this one was forked from.
+            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
             OSError: it cannot be written. After a failed sync the file is closed: nobody knows what reached the disk.
         """
         self._check_ours(size)
@@ -86,7 +86,7 @@ class LedgerFile:
         It is not where the disk has no room for it, or the file lies elsewhere by now; the file stays as it was.
 
         Raises:
-            PrivacyRefusal: the file was closed, removed or changed, or belongs to the process this one was forked from.
+            PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
             OSError: nobody knows which of the two files a crash would leave; the file is closed.
         """
         self._check_ours(size)
@@ -94,7 +94,7 @@ class LedgerFile:
             return False
         descriptor = -1
         try:
-            with atomic_files.whole_file(self.path, mode=0o600) as beside:
+            with atomic_files.atomic_write(self.path, mode=0o600) as beside:
                 descriptor = os.open(beside, os.O_RDWR | os.O_APPEND)
                 _lock(descriptor)  # before it has the name, under which others look for it
                 content = self.content()[:start] + lines
@@ -124,14 +124,14 @@ class LedgerFile:
 
     def _check_ours(self, size: int) -> None:
         if not self._let_go.alive:
-            raise PrivacyRefusal(f"{self.path} was closed, so nothing can be spent; open it again with Ledger(path)")
+            raise PrivacyError(f"{self.path} was closed, so nothing can be spent; open it again with Ledger(path)")
         if os.getpid() != self._owner:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"{self.path} belongs to process {self._owner}, from which this one was forked; spend there"
             )
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0 or status.st_size != size:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"{self.path} was removed or changed by someone else since it was read; start again from the file"
             )
 

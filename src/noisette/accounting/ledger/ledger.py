@@ -16,7 +16,7 @@ from noisette.accounting.ledger.file import LedgerFile
 from noisette.accounting.ledger.lines import End, Entry, Kind, mended, sealed_entries
 from noisette.accounting.ledger.shortening import Tail
 from noisette.accounting.ledger.tally import Tally
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 
 LEDGER_FILE = "ledger.jsonl"
 """What the ledger in a run folder is called."""
@@ -42,7 +42,7 @@ class Ledger:
 
     Raises:
         ValueError: a line of the file was cut or altered, or the file belongs to another data set.
-        PrivacyRefusal: the file is open for writing elsewhere.
+        PrivacyError: the file is open for writing elsewhere.
         OSError: the file cannot be opened, or cannot be locked.
 
     >>> from noisette.accounting import PoissonGaussian
@@ -98,7 +98,7 @@ class Ledger:
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: a line was altered, or lines are missing; the file stays as it is.
-            PrivacyRefusal: the file is open for writing elsewhere.
+            PrivacyError: the file is open for writing elsewhere.
         """
         path = Path(path)
         if not path.is_file():
@@ -149,7 +149,7 @@ class Ledger:
         Raises:
             TypeError, ValueError: ``steps`` is not a whole number of at least 1, or the ledger holds events of another
                 neighbouring relation.
-            PrivacyRefusal: the ledger was closed or only read, or something else has written to the file.
+            PrivacyError: the ledger was closed or only read, or something else has written to the file.
             OSError: the file cannot be written; nothing was reserved.
         """
         count(steps=steps)
@@ -162,7 +162,7 @@ class Ledger:
         Raises:
             TypeError, ValueError: ``times`` is not a whole number of at least 1, or the ledger holds events of another
                 neighbouring relation.
-            PrivacyRefusal: the ledger was closed or only read, or something else has written to the file.
+            PrivacyError: the ledger was closed or only read, or something else has written to the file.
             OSError: the file cannot be written; nothing was charged.
 
         >>> from noisette.accounting import Gaussian
@@ -184,17 +184,15 @@ class Ledger:
             event: of which event; ``None`` where steps of one event alone are reserved.
 
         Raises:
-            PrivacyRefusal: no such step is left, it is not clear which is meant, the ledger was closed or only read, or
+            PrivacyError: no such step is left, it is not clear which is meant, the ledger was closed or only read, or
                 something else has written to the file.
             OSError: the file cannot be written; the step stays paid for.
         """
         unused = [known for known, steps in self._unused.items() if steps and event in (None, known)]
         if not unused:
-            raise PrivacyRefusal(
-                "commit() found no reserved step; call reserve(event, steps) before the batch is drawn"
-            )
+            raise PrivacyError("commit() found no reserved step; call reserve(event, steps) before the batch is drawn")
         if len(unused) > 1:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"commit() found reserved steps of {len(unused)} events; say which one was released: commit(event)"
             )
         self._unused[unused[0]] -= 1  # first: what fails from here on must not look unused
@@ -204,7 +202,7 @@ class Ledger:
         """Give back, durably, what this object reserved and did not commit. A reservation of another process stays.
 
         Raises:
-            PrivacyRefusal: the ledger was closed, or something else has written to the file; the steps stay paid for.
+            PrivacyError: the ledger was closed, or something else has written to the file; the steps stay paid for.
             OSError: the file cannot be written; the steps stay paid for.
         """
         while self._unused:
@@ -219,7 +217,7 @@ class Ledger:
         the disk has no room for it.
 
         Raises:
-            PrivacyRefusal: the ledger was closed, or something else has written to the file.
+            PrivacyError: the ledger was closed, or something else has written to the file.
             OSError: nobody knows what reached the disk, and the ledger is written no more.
         """
         if self._file is not None and self._tail.shrinks:
@@ -255,7 +253,7 @@ class Ledger:
 
     def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
         if os.getpid() != self._owner:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"the ledger belongs to process {self._owner}, from which this one was forked; spend there"
             )
         entry, end = Entry(kind, self.dataset, event, steps), self._end
@@ -263,7 +261,7 @@ class Ledger:
             line, end = entry.line(end)
             self._file.append(line, size=self._end.size, durable=durable)
         elif self.path is not None:
-            raise PrivacyRefusal(
+            raise PrivacyError(
                 f"{self.path} was read to be priced, so nothing can be spent; open it for writing with Ledger(path, "
                 f"dataset={self.dataset!r})"
             )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from noisette.clipping.norms import ClippedSum, Clipping, Norms, Sums, clip_and_add, hooks_off
 from noisette.gradients.per_example import example_gradients
-from noisette.gradients.rules import ExampleGradients, kept
+from noisette.gradients.rules import ExampleGradients, compact
 from noisette.gradients.tape import Record
 
 # Their own backward pass is wrong in PyTorch 2.13 on processors where the memory formats of input and gradient differ.
@@ -28,7 +28,7 @@ class BookKeeping:
         return by_rules(losses, record, parameters, clipping)
 
 
-class Reweight:
+class TwoPass:
     """A first backward pass for the norms, a second one of the re-weighted losses for the sum: less memory, more time.
 
     With several clipping groups the second pass is taken once for each.
@@ -71,7 +71,7 @@ def by_rules(
     norms = Norms(losses, clipping.groups)
 
     def settle(name: str, form: ExampleGradients) -> None:
-        forms[name] = kept(form)
+        forms[name] = compact(form)
         norms.add(name, forms[name])
 
     record.calls.clear()  # the outputs need no memory any more

@@ -10,12 +10,12 @@ from torch import Tensor
 from noisette.clipping.engines.book_keeping import by_rules
 from noisette.clipping.engines.vmap import Vmap
 from noisette.clipping.norms import ClippedSum, Clipping, Norms, Sums, clip_and_add, group_of, hooks_off
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.gradients.rules import Dense, ExampleGradients
 from noisette.gradients.tape import Record
 
 
-class Loop:
+class PerExampleLoop:
     """One backward pass for every example, clipped and added up one after the other. Slow, and the reference.
 
     A batch in which some gradient is not finite goes through rules, or through `Vmap` where one is missing.
@@ -80,5 +80,5 @@ def _apart(losses: Tensor, record: Record, parameters: Mapping[str, Tensor], cli
     again = record.copy()
     try:
         return by_rules(losses, record, parameters, clipping, retain_graph=True)
-    except PrivacyRefusal:
+    except PrivacyError:
         return Vmap().clipped_sum(losses, again, parameters, clipping)

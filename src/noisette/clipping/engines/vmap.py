@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from noisette._internal import checks
 from noisette.clipping.norms import ClippedSum, Clipping, Norms, Sums, clip_and_add
-from noisette.errors import PrivacyRefusal
+from noisette.errors import PrivacyError
 from noisette.gradients.rules import Dense, ExampleGradients
 from noisette.gradients.tape import Output, Record, RootCall
 
@@ -95,7 +95,7 @@ class _Repeat:
         """The gradients of these examples, shape (examples, *parameter.shape), by name.
 
         Raises:
-            PrivacyRefusal: the call gives other outputs than it gave, or ``torch.func`` cannot take it.
+            PrivacyError: the call gives other outputs than it gave, or ``torch.func`` cannot take it.
         """
         inputs = [self._leaves[k][rows] for k in self._batched]
         dys = [dy[rows] for dy in self._dys.values()]
@@ -106,12 +106,12 @@ class _Repeat:
                 stack.enter_context(torch.autocast(device, dtype))
             try:
                 gradients, outputs = torch.func.vmap(self._gradient, randomness="different")(inputs, dys)
-            except (PrivacyRefusal, torch.OutOfMemoryError):
+            except (PrivacyError, torch.OutOfMemoryError):
                 raise
             except RuntimeError as error:
-                raise PrivacyRefusal(
-                    f"torch.func cannot repeat the model's call: {error}\nUse engine=noisette.MultiLoss(), which needs "
-                    "no torch.func."
+                raise PrivacyError(
+                    f"torch.func cannot repeat the model's call: {error}\nUse engine=noisette.engines.MultiLoss(), "
+                    "which needs no torch.func."
                 ) from error
         for (place, seen), again in zip(self._seen.items(), outputs, strict=True):
             _check_repeated(place, seen[rows], again)
@@ -160,14 +160,15 @@ def _by_example(tensor: Tensor, b: int) -> Tensor:
 def _check_output(place: int, output: Output, b: int) -> None:
     shape = tuple(output.tensor.shape)
     if not shape or shape[0] % b:
-        raise PrivacyRefusal(
-            f"engine=noisette.Vmap() needs the {b} examples on the first axis of what the model returns, but output "
-            f"{place} has shape {shape}; use engine=noisette.MultiLoss()"
+        raise PrivacyError(
+            f"engine=noisette.engines.Vmap() needs the {b} examples on the first axis of what the model returns, but "
+            f"output {place} has shape {shape}; use engine=noisette.engines.MultiLoss()"
         )
     if output.tensor._version != output.version:
-        raise PrivacyRefusal(
-            f"output {place} of the model was changed in place after the call, so engine=noisette.Vmap() cannot check "
-            "that it repeats; use the out-of-place form of the operation that follows, or engine=noisette.MultiLoss()"
+        raise PrivacyError(
+            f"output {place} of the model was changed in place after the call, so engine=noisette.engines.Vmap() cannot "
+            "check that it repeats; use the out-of-place form of the operation that follows, or "
+            "engine=noisette.engines.MultiLoss()"
         )
 
 
@@ -182,11 +183,11 @@ def _check_repeated(place: int, seen: Tensor, again: Tensor) -> None:
             raise _not_repeated(place, f"values that differ by {largest:.3g}")
 
 
-def _not_repeated(place: int, difference: str) -> PrivacyRefusal:
-    return PrivacyRefusal(
+def _not_repeated(place: int, difference: str) -> PrivacyError:
+    return PrivacyError(
         f"the model's call gave output {place} with {difference} when it was repeated for single examples: the model "
         "is random, has state, mixes examples, or holds them on another axis than the first. Use "
-        "engine=noisette.MultiLoss(), which repeats nothing."
+        "engine=noisette.engines.MultiLoss(), which repeats nothing."
     )
 
 
@@ -194,7 +195,7 @@ def _refuse_other_ways(losses: Tensor, record: Record, parameters: Mapping[str, 
     """Every way from the losses to a parameter goes through an output of a call.
 
     Raises:
-        PrivacyRefusal: some do not; all such parameters are listed.
+        PrivacyError: some do not; all such parameters are listed.
     """
     outputs = {(edge.node, edge.output_nr) for edge in record.outputs}
     names = {id(p): name for name, p in parameters.items()}
@@ -211,7 +212,7 @@ def _refuse_other_ways(losses: Tensor, record: Record, parameters: Mapping[str, 
         if variable is not None and id(variable) in names:
             found.add(names[id(variable)])
     if found:
-        raise PrivacyRefusal(
+        raise PrivacyError(
             f"{len(found)} parameters reach the losses by another way than through what the model returned: "
             f"{', '.join(sorted(found))}. Compute the losses from a call of the module itself, with no penalty on its "
             "parameters added (weight decay belongs to the optimizer)."

@@ -20,7 +20,7 @@ from noisette.gradients.rules.forms import Outer as Outer
 from noisette.gradients.rules.forms import PerExampleRow as PerExampleRow
 from noisette.gradients.rules.forms import Rows as Rows
 from noisette.gradients.rules.forms import add as add
-from noisette.gradients.rules.forms import kept as kept
+from noisette.gradients.rules.forms import compact as compact
 from noisette.gradients.rules.registry import find_rule as find_rule
 from noisette.gradients.rules.registry import named_arguments as named_arguments
 from noisette.gradients.rules.registry import operands as operands

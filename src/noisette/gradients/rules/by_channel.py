@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules.conv import Kernel
-from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, Total, inner_product, kept
+from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, Total, compact, inner_product
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ class ByChannel:
         return self.slope.stride(0) == 0
 
 
-@kept.register
+@compact.register
 def _(form: Total) -> ExampleGradients:
     """Parts whose inner products are known whatever form they are kept in."""
     if any(isinstance(part, ByChannel) for part in form.parts):
-        return Total(tuple(kept(part) for part in form.parts))
+        return Total(tuple(compact(part) for part in form.parts))
     return form
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.fastest import fastest
-from noisette.gradients.rules.forms import Dense, ExampleGradients, examples_at_once, gram_product, kept
+from noisette.gradients.rules.forms import Dense, ExampleGradients, compact, examples_at_once, gram_product
 from noisette.gradients.rules.registry import rewrite, rule
 
 F = torch.nn.functional
@@ -111,7 +111,7 @@ Explicit = Callable[[Kernel, Tensor], None]  # writes the gradients into the ten
 Way = TypeVar("Way")
 
 
-@kept.register
+@compact.register
 def _(form: Kernel) -> ExampleGradients:
     """Written out where that takes no more memory than the factors, unless Gram matrices are quicker."""
     explicit = len(form.x) * form.weight.numel()

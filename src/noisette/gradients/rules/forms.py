@@ -149,12 +149,12 @@ class Outer:
 
 
 @singledispatch
-def kept(form: ExampleGradients) -> ExampleGradients:
+def compact(form: ExampleGradients) -> ExampleGradients:
     """The same gradients in the form that gives norms now and a weighted sum later at the least cost."""
     return form
 
 
-@kept.register
+@compact.register
 def _(form: Outer) -> ExampleGradients:
     """Written out, the factors are needed no more; that saves work where it takes little more memory than they do."""
     (_, t, o), i = form.left.shape, form.right.shape[2]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.lipschitz.axes import of_example, refuse_batch_axis
 
 
@@ -42,11 +42,11 @@ class GroupSort2(nn.Module):
             raise ValueError(f"GroupSort2 sorts pairs, but axis {self.dim} of an example of shape {shape} is odd")
         return axis
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         self._axis(x.shape)
         return x
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def extra_repr(self) -> str:
@@ -74,11 +74,11 @@ class FullSort(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.sort(1 + of_example(self.dim, tuple(x.shape[1:]))).values
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         of_example(self.dim, x.shape)
         return x
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def extra_repr(self) -> str:
@@ -95,8 +95,8 @@ class Abs(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.abs()
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         return x
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}

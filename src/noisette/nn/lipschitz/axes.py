@@ -32,6 +32,6 @@ def of_example(dim: int, shape: tuple[int, ...]) -> int:
     return axis
 
 
-def norms_of_examples(x: Tensor) -> Tensor:
+def per_example_norms(x: Tensor) -> Tensor:
     """The Euclidean norm of each example over all its numbers, in double precision, shape (b,)."""
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)

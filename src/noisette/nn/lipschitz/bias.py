@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.lipschitz.project import project
 from noisette.lipschitz.projections import FrobeniusBall
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.lipschitz.axes import of_example, refuse_batch_axis
 from noisette.nn.lipschitz.constrained import ConstrainedModule
 
@@ -32,7 +32,7 @@ class BallBias(ConstrainedModule):
         ValueError: a figure is too small, ``dim`` is the batch axis, or (when bounds are asked for) there are not as
             many channels.
 
-    >>> BallBias(4, radius=0.5).bound_forward(Reach(1.0, (4, 7, 7))).norm <= 1.5
+    >>> BallBias(4, radius=0.5).bound_forward(NormBound(1.0, (4, 7, 7))).norm <= 1.5
     True
     """
 
@@ -61,11 +61,11 @@ class BallBias(ConstrainedModule):
             raise ValueError(f"a bias of {len(self.bias)} features meets {shape[axis]} channels of shape {shape}")
         return axis
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         self._axis(x.shape)
-        return Reach(x.norm + self.norm, x.shape)
+        return NormBound(x.norm + self.norm, x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {self.bias: g}
 
     def extra_repr(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.lipschitz.axes import of_example, refuse_batch_axis
 
 
@@ -39,11 +39,11 @@ class LayerCentering(nn.Module):
     def _axes(self, shape: tuple[int, ...]) -> list[int]:
         return [1 + of_example(dim, shape) for dim in self.dims]
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         self._axes(x.shape)
         return x
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def extra_repr(self) -> str:

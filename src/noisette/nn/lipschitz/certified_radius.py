@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from noisette.lipschitz import Constrained, Reach, is_constrained, propagation
+from noisette.lipschitz import Constrained, NormBound, is_constrained, propagation
 from noisette.lipschitz.project import project
 from noisette.nn.lipschitz import BoundedInput, NormCap, SphereInput
-from noisette.nn.lipschitz.axes import norms_of_examples
+from noisette.nn.lipschitz.axes import per_example_norms
 
 _AT_ONCE = 1000  # examples in memory
 _ROUNDING = 1e-5  # of a weight's norm: what moves less in a projection was in its set
@@ -46,7 +46,7 @@ def certify(model: nn.Module, inputs: Tensor) -> Tensor:
 
     Raises:
         ValueError: a part has no Lipschitz constant, a weight is not in its set, or scores of another shape.
-        PrivacyRefusal: a weight is parametrized.
+        PrivacyError: a weight is parametrized.
 
     >>> from noisette.nn.lipschitz import SpectralLinear
     >>> model = nn.Sequential(BoundedInput(x0=5.0), SpectralLinear(3, 3))
@@ -89,7 +89,7 @@ def certified_accuracy(model: nn.Module, inputs: Tensor, targets: Tensor, radii:
 def _examined(model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Classes and radii, (b,) each."""
     parts = dict(_parts("", _in_its_sets(model)))
-    _require_stretches(parts, Reach(math.inf, tuple(inputs.shape[1:])))
+    _require_stretches(parts, NormBound(math.inf, tuple(inputs.shape[1:])))
     found = [_radii(list(parts.values()), piece) for piece in inputs.split(_AT_ONCE)]
     classes, radii = zip(*found, strict=True)
     return torch.cat(classes), torch.cat(radii)
@@ -126,7 +126,7 @@ def _parts(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from _parts(f"{name}.{k}" if name else str(k), part)
 
 
-def _require_stretches(parts: dict[str, nn.Module], x: Reach) -> None:
+def _require_stretches(parts: dict[str, nn.Module], x: NormBound) -> None:
     """Every part has a Lipschitz constant.
 
     Raises:
@@ -146,9 +146,9 @@ def _require_stretches(parts: dict[str, nn.Module], x: Reach) -> None:
 
 def _radii(parts: Sequence[nn.Module], inputs: Tensor) -> tuple[Tensor, Tensor]:
     """Classes, and radii walked back from the scores to the inputs."""
-    reach, way = Reach(math.inf, tuple(inputs.shape[1:])), []
+    reach, way = NormBound(math.inf, tuple(inputs.shape[1:])), []
     for part in parts:
-        way.append((part, reach, norms_of_examples(inputs)))
+        way.append((part, reach, per_example_norms(inputs)))
         reach, inputs = propagation.forward(part, reach), part(inputs)
     classes, radii = _lead(inputs)
     for part, reach, norms in reversed(way):
@@ -167,7 +167,7 @@ def _lead(scores: Tensor) -> tuple[Tensor, Tensor]:
     return scores.argmax(1), (first - second) / math.sqrt(2)
 
 
-def _in_front(part: nn.Module, x: Reach, norms: Tensor, radii: Tensor) -> Tensor:
+def _in_front(part: nn.Module, x: NormBound, norms: Tensor, radii: Tensor) -> Tensor:
     """What radii at the output of a part are worth at its input, for inputs of these norms."""
     match part:
         case BoundedInput(x0=size) | NormCap(cap=size) if type(part) in (BoundedInput, NormCap):
@@ -193,6 +193,6 @@ def _through_sphere(norms: Tensor, radii: Tensor, size: float) -> Tensor:
     return torch.where(known, 2 * radii * norms / (2 * size + radii), 0.0)
 
 
-def _stretch(part: nn.Module, x: Reach) -> float:
+def _stretch(part: nn.Module, x: NormBound) -> float:
     """Lipschitz constant of a part: what becomes of a gradient, so small that no part clips it, on its way back."""
     return propagation.backward(part, x, _TINY)[0] / _TINY

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.lipschitz.project import project
-from noisette.lipschitz.protocols import Projection, Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Projection, Sensitivities
 from noisette.nn.lipschitz.constrained import ORTHOGONAL, ConstrainedModule
 from noisette.nn.lipschitz.window import Pair, Windows, windows
 
@@ -37,7 +37,7 @@ class SpectralConv2d(ConstrainedModule):
         ValueError: a figure is too small, or (when bounds are asked for, or called) the image is.
 
     >>> layer = SpectralConv2d(2, 4, 3, padding=1)
-    >>> layer(torch.zeros(5, 2, 8, 8)).shape, layer.bound_forward(Reach(3.0, (2, 8, 8))).shape
+    >>> layer(torch.zeros(5, 2, 8, 8)).shape, layer.bound_forward(NormBound(3.0, (2, 8, 8))).shape
     (torch.Size([5, 4, 8, 8]), (4, 8, 8))
     """
 
@@ -65,10 +65,10 @@ class SpectralConv2d(ConstrainedModule):
     def matrices(self) -> Tensor:
         return by_group(self.weight, self.groups)
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(self.norm * x.norm, output_shape(x.shape, self.weight, self.windows, self.groups))
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.norm * x.norm, output_shape(x.shape, self.weight, self.windows, self.groups))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return self.norm * g, {self.weight: g * x.norm}
 
     def extra_repr(self) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from noisette.lipschitz.project import project
 from noisette.lipschitz.projections import FrequencyBall
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.lipschitz.constrained import ConstrainedModule
 from noisette.nn.lipschitz.conv import by_group, convolved, orthogonal_kernel, output_shape, told
 from noisette.nn.lipschitz.window import Pair, windows
@@ -39,7 +39,7 @@ class FftConv2d(ConstrainedModule):
         ValueError: a figure is too small, or (when bounds are asked for, or called) an image is larger than ``size``.
 
     >>> layer = FftConv2d(1, 1, 3, size=(8, 8), padding=1)
-    >>> [round(delta, 4) for delta in layer.bound_backward(Reach(2.0, (1, 8, 8)), 1.0)[1].values()]
+    >>> [round(delta, 4) for delta in layer.bound_backward(NormBound(2.0, (1, 8, 8)), 1.0)[1].values()]
     [6.0]
     """
 
@@ -71,12 +71,12 @@ class FftConv2d(ConstrainedModule):
     def matrices(self) -> Tensor:
         return by_group(self.weight, self.groups)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         shape = output_shape(x.shape, self.weight, self.windows, self.groups)
         self._require_small_enough((x.shape[1], x.shape[2]))
-        return Reach(self.norm * x.norm, shape)
+        return NormBound(self.norm * x.norm, shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         looks = self.windows.most_looks((x.shape[1], x.shape[2]))
         return self.norm * g, {self.weight: g * x.norm * math.sqrt(looks)}
 

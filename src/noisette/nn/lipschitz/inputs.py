@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.lipschitz.protocols import Reach, Sensitivities
-from noisette.nn.lipschitz.axes import norms_of_examples
+from noisette.lipschitz.protocols import NormBound, Sensitivities
+from noisette.nn.lipschitz.axes import per_example_norms
 
 _NO_DIRECTION = 1e-30  # shorter than this, in units of the radius, the numbers of an example are too coarse to scale
 
@@ -37,10 +37,10 @@ class BoundedInput(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _in_ball(x, self.x0)
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(min(x.norm, self.x0), x.shape)
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(min(x.norm, self.x0), x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def extra_repr(self) -> str:
@@ -65,13 +65,13 @@ class SphereInput(nn.Module):
         self.x0 = x0
 
     def forward(self, x: Tensor) -> Tensor:
-        lengths = norms_of_examples(x) / self.x0
+        lengths = per_example_norms(x) / self.x0
         return _divided(x, lengths, lengths > _NO_DIRECTION)
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(self.x0, x.shape)
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(self.x0, x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return math.inf, {}
 
     def extra_repr(self) -> str:
@@ -81,7 +81,7 @@ class SphereInput(nn.Module):
 class NormCap(nn.Module):
     """Scales each example down to a norm of at most ``cap`` inside a network, for example behind a bias.
 
-    >>> NormCap(1.0).bound_forward(Reach(3.0, (10,))).norm
+    >>> NormCap(1.0).bound_forward(NormBound(3.0, (10,))).norm
     1.0
     """
 
@@ -93,10 +93,10 @@ class NormCap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _in_ball(x, self.cap)
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(min(x.norm, self.cap), x.shape)
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(min(x.norm, self.cap), x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def extra_repr(self) -> str:
@@ -105,7 +105,7 @@ class NormCap(nn.Module):
 
 def _in_ball(x: Tensor, radius: float) -> Tensor:
     """The nearest point of the ball, a map that stretches no difference."""
-    lengths = norms_of_examples(x) / radius
+    lengths = per_example_norms(x) / radius
     return _divided(x, lengths.clamp(min=1), lengths.isfinite())
 
 

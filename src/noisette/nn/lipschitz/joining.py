@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette.lipschitz import propagation
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 
 class Scale(nn.Module):
@@ -18,7 +18,7 @@ class Scale(nn.Module):
     Raises:
         ValueError: it is not finite.
 
-    >>> Scale(-2.0).bound_forward(Reach(3.0, (5,))).norm
+    >>> Scale(-2.0).bound_forward(NormBound(3.0, (5,))).norm
     6.0
     """
 
@@ -30,10 +30,10 @@ class Scale(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * x
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(abs(self.factor) * x.norm, x.shape)
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(abs(self.factor) * x.norm, x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return abs(self.factor) * g, {}
 
     def extra_repr(self) -> str:
@@ -68,13 +68,13 @@ class LipschitzResidual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.a * x + self.c * self.branch(x)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         inner = propagation.forward(self.branch, x)
         if inner.shape != x.shape:
             raise ValueError(f"the branch of a residual keeps the shape, but it turns {x.shape} into {inner.shape}")
-        return Reach(abs(self.a) * x.norm + abs(self.c) * inner.norm, x.shape)
+        return NormBound(abs(self.a) * x.norm + abs(self.c) * inner.norm, x.shape)
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         inner, sensitivities = propagation.backward(self.branch, x, abs(self.c) * g)
         return abs(self.a) * g + inner, sensitivities
 
@@ -104,14 +104,14 @@ class LipschitzConcat(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([branch(x) for branch in self.branches], 1)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         parts = [propagation.forward(branch, x) for branch in self.branches]
         if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
             raise ValueError(f"branches of shapes {[part.shape for part in parts]} cannot be joined along axis 1")
         norm = math.hypot(*(part.norm for part in parts))
-        return Reach(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
+        return NormBound(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         # A branch sees its own part of the gradient: at most g each, and what comes back adds up as J'g does.
         found = [propagation.backward(branch, x, g) for branch in self.branches]
         return math.hypot(*(inner for inner, _ in found)), propagation.added(own for _, own in found)

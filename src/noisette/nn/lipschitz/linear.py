@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.lipschitz.project import project
-from noisette.lipschitz.protocols import Projection, Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Projection, Sensitivities
 from noisette.nn.lipschitz.constrained import ORTHOGONAL, ConstrainedModule
 
 
@@ -26,7 +26,7 @@ class SpectralLinear(ConstrainedModule):
     >>> layer = SpectralLinear(4, 2)
     >>> (layer.weight @ layer.weight.T).detach().abs().round(decimals=4).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
-    >>> [round(delta, 4) for delta in layer.bound_backward(Reach(3.0, (4,)), 2.0)[1].values()]
+    >>> [round(delta, 4) for delta in layer.bound_backward(NormBound(3.0, (4,)), 2.0)[1].values()]
     [6.0]
     """
 
@@ -44,12 +44,12 @@ class SpectralLinear(ConstrainedModule):
     def matrices(self) -> Tensor:
         return self.weight.unsqueeze(0)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         if not x.shape or x.shape[-1] != self.in_features:
             raise ValueError(f"SpectralLinear takes {self.in_features} features on its last axis, got shape {x.shape}")
-        return Reach(self.norm * x.norm, (*x.shape[:-1], self.out_features))
+        return NormBound(self.norm * x.norm, (*x.shape[:-1], self.out_features))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return self.norm * g, {self.weight: g * x.norm}
 
     def extra_repr(self) -> str:

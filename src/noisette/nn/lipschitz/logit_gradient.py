@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.lipschitz.protocols import Reach, Sensitivities
-from noisette.nn.lipschitz.axes import norms_of_examples
+from noisette.lipschitz.protocols import NormBound, Sensitivities
+from noisette.nn.lipschitz.axes import per_example_norms
 
 
 class ClipLogitGrad(nn.Module):
@@ -41,10 +41,10 @@ class ClipLogitGrad(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _Clipped.apply(x, self.clip)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         return x
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return min(g, self.clip), {}
 
     def extra_repr(self) -> str:
@@ -69,7 +69,7 @@ class _Clipped(torch.autograd.Function):
                 "gradient of one loss per example. Add losses up before backward; PerExampleClip does without it"
             )
         ctx.passed, ctx.kept_graph = True, torch.is_grad_enabled()
-        norms = norms_of_examples(gradient)
+        norms = per_example_norms(gradient)
         rows = (len(gradient), *[1] * (gradient.dim() - 1))
         keep = norms.isfinite()
         excess = torch.where(keep, norms / ctx.clip, 1.0).clamp(min=1).to(gradient.dtype)

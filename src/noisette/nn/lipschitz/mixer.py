@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.lipschitz import propagation
-from noisette.lipschitz.protocols import Projection, Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Projection, Sensitivities
 from noisette.nn.lipschitz.activations import GroupSort2
 from noisette.nn.lipschitz.centering import LayerCentering
 from noisette.nn.lipschitz.constrained import ORTHOGONAL
@@ -28,10 +28,10 @@ class TokenMix(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x.transpose(1, 2)).transpose(1, 2)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         return _turned(propagation.forward(self.module, _turned(x)))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return propagation.backward(self.module, _turned(x), g)
 
 
@@ -76,26 +76,26 @@ class MixerBlock(nn.Module):
         mixed = self.mix_channels(self.mix_tokens(x.flatten(2).transpose(1, 2)))
         return mixed.transpose(1, 2).reshape(x.shape)
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         sequence = self._sequence(x)
-        return Reach(
+        return NormBound(
             propagation.forward(self.mix_channels, propagation.forward(self.mix_tokens, sequence)).norm, x.shape
         )
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         sequence = self._sequence(x)
         g, of_channels = propagation.backward(self.mix_channels, propagation.forward(self.mix_tokens, sequence), g)
         g, of_tokens = propagation.backward(self.mix_tokens, sequence, g)
         return g, propagation.added([of_tokens, of_channels])
 
-    def _sequence(self, x: Reach) -> Reach:
+    def _sequence(self, x: NormBound) -> NormBound:
         maps = len(x.shape) == 3 and (x.shape[0], x.shape[1] * x.shape[2]) == (self.channels, self.tokens)
         if not maps and x.shape != (self.tokens, self.channels):
             raise ValueError(
                 f"this MixerBlock takes examples of shape ({self.tokens}, {self.channels}), or {self.channels} maps of "
                 f"{self.tokens} positions, got {x.shape}"
             )
-        return Reach(x.norm, (self.tokens, self.channels))
+        return NormBound(x.norm, (self.tokens, self.channels))
 
 
 def _along_last_axis(width: int, projection: Projection) -> nn.Sequential:
@@ -108,7 +108,7 @@ def _along_last_axis(width: int, projection: Projection) -> nn.Sequential:
     )
 
 
-def _turned(x: Reach) -> Reach:
+def _turned(x: NormBound) -> NormBound:
     if len(x.shape) != 2:
         raise ValueError(f"tokens are mixed in examples of shape (tokens, channels), got {x.shape}")
-    return Reach(x.norm, (x.shape[1], x.shape[0]))
+    return NormBound(x.norm, (x.shape[1], x.shape[0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.lipschitz.window import Pair, windows
 
 
@@ -38,20 +38,20 @@ class Patches(nn.Module):
         )
         return columns.unflatten(-1, self.windows.output((x.shape[-2], x.shape[-1])))
 
-    def bound_forward(self, x: Reach) -> Reach:
+    def bound_forward(self, x: NormBound) -> NormBound:
         channels, size = _channels_and_size(x)
         height, width = self.windows.kernel_size
         norm = x.norm * self.windows.most_looks(size) ** 0.5
-        return Reach(norm, (channels * height * width, *self.windows.output(size)))
+        return NormBound(norm, (channels * height * width, *self.windows.output(size)))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g * self.windows.most_looks(_channels_and_size(x)[1]) ** 0.5, {}
 
     def extra_repr(self) -> str:
         return f"{self.windows.kernel_size}, stride={self.windows.stride}, padding={self.windows.padding}"
 
 
-def _channels_and_size(x: Reach) -> tuple[int, Pair]:
+def _channels_and_size(x: NormBound) -> tuple[int, Pair]:
     if len(x.shape) != 3:
         raise ValueError(f"Patches takes maps (channels, height, width), got an example of shape {x.shape}")
     return x.shape[0], (x.shape[1], x.shape[2])

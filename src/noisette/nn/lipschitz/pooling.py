@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.lipschitz.protocols import Reach, Sensitivities
+from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 F = nn.functional
 _ROUNDING_OFF = 1e-6  # the norm's edge at zero is rounded off at this scale
@@ -36,10 +36,10 @@ class L2NormPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _length(F.avg_pool2d(x.square(), self.k, divisor_override=1))
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(x.norm, _pooled(x.shape, self.k))
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(x.norm, _pooled(x.shape, self.k))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def extra_repr(self) -> str:
@@ -56,10 +56,10 @@ class GlobalL2NormPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return _length(x.square().sum((2, 3)))
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(x.norm, _pooled(x.shape, 1)[:1])
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(x.norm, _pooled(x.shape, 1)[:1])
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
 
@@ -83,10 +83,10 @@ class ScaledAvgPool2d(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.avg_pool2d(x, self.k, divisor_override=self.k)
 
-    def bound_forward(self, x: Reach) -> Reach:
-        return Reach(x.norm, _pooled(x.shape, self.k))
+    def bound_forward(self, x: NormBound) -> NormBound:
+        return NormBound(x.norm, _pooled(x.shape, self.k))
 
-    def bound_backward(self, x: Reach, g: float) -> tuple[float, Sensitivities]:
+    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
     def extra_repr(self) -> str:

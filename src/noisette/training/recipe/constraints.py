@@ -64,7 +64,7 @@ def check_public(public: PublicSection, model: ModelSection, data: DataSection) 
         raise ValueError(f"expected seed >= 0, got seed={public.seed}")
 
 
-def check_unclaimed(privacy: PrivacySection, projection: ProjectionSection) -> None:
+def check_no_guarantee(privacy: PrivacySection, projection: ProjectionSection) -> None:
     """Nothing is asked of a run without a claim that only a claim could give."""
     problems = []
     if privacy.epsilon is not None:

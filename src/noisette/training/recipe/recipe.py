@@ -44,7 +44,7 @@ class Recipe:
             lambda: constraints.check_start(self.model, projection),
             lambda: constraints.check_batch_norm(self.model.batch_norm),
             lambda: constraints.check_public(self.public, self.model, self.data),
-            lambda: not self.model.couples or constraints.check_unclaimed(privacy, projection),
+            lambda: not self.model.couples or constraints.check_no_guarantee(privacy, projection),
             lambda: epsilon is None or checks.positive(epsilon=epsilon),
             lambda: checks.open_fraction(delta=privacy.delta),
             lambda: noise is None or checks.positive(noise_multiplier=noise),
@@ -58,7 +58,7 @@ class Recipe:
             lambda: checks.positive(lr_epochs=training.lr_epochs),
             lambda: checks.below_one(momentum=training.momentum),
             lambda: checks.below_one(averaging=training.averaging),
-            lambda: checks.count(piece_size=training.piece_size),
+            lambda: checks.count(microbatch_size=training.microbatch_size),
         )
 
     @classmethod

@@ -100,4 +100,4 @@ class TrainingSection:
     lr_epochs: float = 10.0  # for so many epochs
     averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     seed: int = 0  # initial weights only: noise and sampling never depend on it
-    piece_size: int = 1024  # examples at once in memory
+    microbatch_size: int = 1024  # examples at once in memory

@@ -15,7 +15,7 @@ import noisette
 from noisette.accounting import PoissonGaussian
 
 if TYPE_CHECKING:
-    from noisette.run.dp_sgd import NoisyRun
+    from noisette.run.dp_sgd import DpSgdRun
     from noisette.run.private import PrivateRun
     from noisette.training.outcome import Outcome, Point
     from noisette.training.recipe import LipschitzSection, PrivacySection
@@ -166,7 +166,7 @@ def facts_of(outcome: Outcome) -> Facts:
         sampling=PoissonGaussian.sampling,
         sampling_rate=run.sampling_rate,
         noise_multiplier=run.noise_multiplier,
-        max_grad_norm=None if recipe.lipschitz.used else math.hypot(*(part.bound for part in run.bound.take())),
+        max_grad_norm=None if recipe.lipschitz.used else math.hypot(*(part.bound for part in run.bound.pop_sums())),
         lipschitz=_layer_bounds(run, recipe.lipschitz) if recipe.lipschitz.used else None,
         layers=outcome.layers,
         components=recipe.projection.components,
@@ -204,7 +204,7 @@ def _claim(run: PrivateRun, privacy: PrivacySection) -> Claim:
     )
 
 
-def _layer_bounds(run: NoisyRun, settings: LipschitzSection) -> LayerBounds:
+def _layer_bounds(run: DpSgdRun, settings: LipschitzSection) -> LayerBounds:
     from noisette.lipschitz.bound import LipschitzBound
 
     bound = run.bound

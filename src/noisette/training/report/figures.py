@@ -64,7 +64,7 @@ def _course(facts: Facts, claim: Claim, accountant: Accountant) -> list[float]:
         checkpoints=[point.step for point in facts.points],
         delta=claim.delta - claim.tail_delta,
         accountant=accountant,
-        besides={Gaussian(facts.components_noise_multiplier): 1} if facts.components else {},
+        prior_events={Gaussian(facts.components_noise_multiplier): 1} if facts.components else {},
     )
 
 

@@ -20,7 +20,7 @@ _WORDS = {
     "lr": "learning rate",
     "cosine": "cosine schedule",
     "averaging": "decay of averaged weights",
-    "piece_size": "examples in memory at once",
+    "microbatch_size": "examples in memory at once",
 }
 
 
