@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from noisette.clipping.accumulator import Pending
-from noisette.clipping.clipping_rules import Group, factors_within
-from noisette.clipping.engines.book_keeping import BookKeeping
-from noisette.clipping.norms import ClippedSum, Clipping, Norms, Sums, group_of
+from noisette.clipping import norms as clipping_norms
+from noisette.clipping.accumulator import Accumulator
+from noisette.clipping.engines import BookKeeping
+from noisette.clipping.norms import ClippedSum, Clipping, Group, Sums, clipping_factors, group_of
 from noisette.clipping.per_example import PerExampleClip
+from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.rules import conv, registry
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
-from noisette.gradients.tape import Record
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.sampling.poisson import Batch
 from noisette.validation import ValidateOnFirstCall
@@ -38,25 +38,25 @@ def bounds(change: Callable[[float], float]) -> Patch:
     """Clipping goes by another bound than the noise."""
 
     def factors(groups: Iterable[Group], norms: Tensor) -> Tensor:
-        return factors_within([replace(group, bound=change(group.bound)) for group in groups], norms)
+        return clipping_factors([replace(group, bound=change(group.bound)) for group in groups], norms)
 
-    return lambda patch: patch.setattr("noisette.clipping.per_example.factors_within", factors)
+    return lambda patch: patch.setattr("noisette.clipping.per_example.clipping_factors", factors)
 
 
 def engine(clipped_sum: Callable[..., ClippedSum]) -> Patch:
     """The usual engine computes its sum like this, given its own way and its arguments."""
     whole = BookKeeping.clipped_sum
 
-    def changed(self: BookKeeping, losses: Tensor, record: Record, parameters: Any, clipping: Clipping) -> ClippedSum:
+    def changed(self: BookKeeping, forward: LocatedRecording, parameters: Any, clipping: Clipping) -> ClippedSum:
         return clipped_sum(
-            lambda other=clipping: whole(self, losses, record, parameters, other), losses, record, parameters, clipping
+            lambda other=clipping: whole(self, forward, parameters, other), forward, parameters, clipping
         )
 
     return lambda patch: patch.setattr(BookKeeping, "clipped_sum", changed)
 
 
 def each_tensor(
-    whole: Callable[..., ClippedSum], losses: Tensor, record: Record, parameters: Any, clipping: Clipping
+    whole: Callable[..., ClippedSum], forward: LocatedRecording, parameters: Any, clipping: Clipping
 ) -> ClippedSum:
     """Each tensor has the whole bound to itself."""
     alone = Clipping(
@@ -67,9 +67,10 @@ def each_tensor(
 
 
 def the_batch(
-    whole: Callable[..., ClippedSum], losses: Tensor, record: Record, parameters: Any, clipping: Clipping
+    whole: Callable[..., ClippedSum], forward: LocatedRecording, parameters: Any, clipping: Clipping
 ) -> ClippedSum:
     """The sum of the batch is clipped."""
+    losses = forward.losses
     total = torch.autograd.grad(losses.sum(), list(parameters.values()), materialize_grads=True)
     norm = torch.cat([g.flatten() for g in total]).norm().view(1, 1)
     sums = {name: g * clipping.factors(norm)[0] for name, g in zip(parameters, total, strict=True)}
@@ -77,12 +78,12 @@ def the_batch(
 
 
 def with_fresh_dropout(
-    whole: Callable[..., ClippedSum], losses: Tensor, record: Record, parameters: Any, clipping: Clipping
+    whole: Callable[..., ClippedSum], forward: LocatedRecording, parameters: Any, clipping: Clipping
 ) -> ClippedSum:
     """Norms are those of one forward pass, the sum is that of another."""
-    [call] = record.calls
+    [call] = forward.recording.calls
     [output] = call.outputs.values()
-    [arriving] = torch.autograd.grad(losses.sum(), [output.tensor], retain_graph=True)
+    [arriving] = torch.autograd.grad(forward.losses.sum(), [output.tensor], retain_graph=True)
     norms = whole().norms
     with call.silent(), torch.enable_grad():
         again = call.module(*call.args, **call.kwargs)
@@ -92,13 +93,17 @@ def with_fresh_dropout(
 
 
 def without_biases(patch: pytest.MonkeyPatch) -> None:
-    whole = Norms.add
-    patch.setattr(Norms, "add", lambda self, name, form: None if name.endswith("bias") else whole(self, name, form))
+    whole = clipping_norms.group_norms
+
+    def group_norms(squared: Mapping[str, Tensor], groups: Any, losses: Tensor) -> Tensor:
+        return whole({name: part for name, part in squared.items() if not name.endswith("bias")}, groups, losses)
+
+    patch.setattr(clipping_norms, "group_norms", group_norms)
 
 
 def rounded_norms(patch: pytest.MonkeyPatch) -> None:
-    whole = Norms.by_group
-    patch.setattr(Norms, "by_group", lambda self: whole(self).to(torch.bfloat16).to(torch.float32))
+    whole = clipping_norms.group_norms
+    patch.setattr(clipping_norms, "group_norms", lambda *args: whole(*args).to(torch.bfloat16).to(torch.float32))
 
 
 @dataclass(frozen=True)
@@ -176,22 +181,22 @@ def multiplied_by_zero(patch: pytest.MonkeyPatch) -> None:
 
 
 def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
-    def add(self: Pending, sums: Mapping[str, Tensor]) -> None:
+    def add(self: Accumulator, sums: Mapping[str, Tensor]) -> None:
         self._sums = dict(sums)
 
-    patch.setattr(Pending, "add", add)
+    patch.setattr(Accumulator, "add", add)
 
 
 def kept_for_the_next_step(patch: pytest.MonkeyPatch) -> None:
-    whole = Pending.pop_sums
+    whole = Accumulator.pop_sums
 
-    def take(self: Pending, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def take(self: Accumulator, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         left = {name: total.clone() for name, total in self._sums.items()}
         taken = whole(self, parameters)
         self._sums = left
         return taken
 
-    patch.setattr(Pending, "pop_sums", take)
+    patch.setattr(Accumulator, "pop_sums", take)
 
 
 def partial_batch(patch: pytest.MonkeyPatch) -> None:

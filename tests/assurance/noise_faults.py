@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
-from noisette.clipping.accumulator import Pending
+from noisette.clipping.accumulator import Accumulator
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
@@ -52,12 +52,12 @@ def of_an_average(patch: pytest.MonkeyPatch) -> None:
 
 def for_each_piece(patch: pytest.MonkeyPatch) -> None:
     """Each piece of a batch brings noise of its own."""
-    whole = Pending.add
+    whole = Accumulator.add
 
-    def add(self: Pending, sums: Mapping[str, Tensor]) -> None:
+    def add(self: Accumulator, sums: Mapping[str, Tensor]) -> None:
         whole(self, {name: total + torch.randn_like(total) for name, total in sums.items()})
 
-    patch.setattr(Pending, "add", add)
+    patch.setattr(Accumulator, "add", add)
 
 
 def at_the_same_step(add: Add, tensors: Any, *, step: int, **numbers: Any) -> None:

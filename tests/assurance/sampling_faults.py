@@ -85,21 +85,21 @@ def empty_skipped(patch: pytest.MonkeyPatch) -> None:
             if len(batch.indices):
                 yield batch
             else:
-                self._step_due = False
+                self._batch = None
                 self.steps_taken += 1
 
     patch.setattr(DpSgdRun, "batches", batches)
 
 
 def divisor_of_the_batch(patch: pytest.MonkeyPatch) -> None:
-    whole = DpSgdRun._before_step
+    whole = DpSgdRun._release_before_step
 
     def before_step(self: DpSgdRun, *args: Any) -> None:
         if self._batch is not None:
             self._release.expected_batch_size = float(max(1, len(self._batch.indices)))
         whole(self, *args)
 
-    patch.setattr(DpSgdRun, "_before_step", before_step)
+    patch.setattr(DpSgdRun, "_release_before_step", before_step)
 
 
 def from_the_number_of_records(which: str) -> Patch:

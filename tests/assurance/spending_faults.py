@@ -23,13 +23,13 @@ from planted import Mutant
 
 def ledger_afterwards(patch: pytest.MonkeyPatch) -> None:
     """A step is written down when it is released, not before its batch is drawn."""
-    patch.setattr(PrivateRun, "_before_batch", lambda self: None)
+    patch.setattr(PrivateRun, "_reserve_step", lambda self: None)
 
     def before_release(self: PrivateRun) -> None:
         self.ledger.reserve(self.event, 1)
         self.ledger.commit(self.event)
 
-    patch.setattr(PrivateRun, "_before_release", before_release)
+    patch.setattr(PrivateRun, "_commit_step", before_release)
 
 
 def not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -38,16 +38,16 @@ def not_synced(patch: pytest.MonkeyPatch) -> None:
 
 def committed_afterwards(patch: pytest.MonkeyPatch) -> None:
     """A release that breaks off half-way is given back."""
-    whole = DpSgdRun._before_step
+    whole = DpSgdRun._release_before_step
 
     def before_step(self: PrivateRun, *args: Any) -> None:
-        commit = PrivateRun._before_release
+        commit = PrivateRun._commit_step
         with pytest.MonkeyPatch.context() as later:
-            later.setattr(PrivateRun, "_before_release", lambda self: None)
+            later.setattr(PrivateRun, "_commit_step", lambda self: None)
             whole(self, *args)
         commit(self)
 
-    patch.setattr(DpSgdRun, "_before_step", before_step)
+    patch.setattr(DpSgdRun, "_release_before_step", before_step)
 
 
 def commits_alone(patch: pytest.MonkeyPatch) -> None:

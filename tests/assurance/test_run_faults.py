@@ -40,7 +40,7 @@ def paid(folder: Path) -> int:
 def abandon(run: PrivateRun) -> None:
     """What the end of a process does: nothing is given back, and the lock is gone."""
     run.ledger.close()
-    run._let_go()
+    run._remove_hooks()
     run.bound.close()
 
 

@@ -37,7 +37,7 @@ from noisette.audit import (
     assert_consistent,
     audit_bound,
 )
-from noisette.clipping.accumulator import Pending
+from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
 from noisette.clipping.norms import ClippedSum, Engine
 from noisette.lipschitz.bound import LipschitzBound
@@ -206,13 +206,16 @@ def of_two_seeds(real, source, tensors, *, step, std):
 
 
 def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
-    return lambda patch: patch.setattr(PerExampleClip, "_factors", lambda self, norms: change(norms, BOUND))
+    return lambda patch: patch.setattr(
+        "noisette.clipping.per_example.clipping_factors", lambda groups, norms: change(norms, BOUND)
+    )
 
 
 def batch_clipped(patch: pytest.MonkeyPatch) -> None:
     """The sum of a batch is clipped, not each example."""
 
-    def clipped_sum(self, losses, record, parameters, clipping):
+    def clipped_sum(self, forward, parameters, clipping):
+        losses = forward.losses
         sums = torch.autograd.grad(losses.sum(), list(parameters.values()))
         norm = torch.cat([g.flatten() for g in sums]).norm().view(1, 1)
         clipped = {name: g * clipping.factors(norm)[0] for name, g in zip(parameters, sums, strict=True)}
@@ -224,27 +227,27 @@ def batch_clipped(patch: pytest.MonkeyPatch) -> None:
 def bound_for_each_of_two_parameters(patch: pytest.MonkeyPatch) -> None:
     real = BookKeeping.clipped_sum
 
-    def clipped_sum(self, losses, record, parameters, clipping):
-        clipped = real(self, losses, record, parameters, clipping)
+    def clipped_sum(self, forward, parameters, clipping):
+        clipped = real(self, forward, parameters, clipping)
         return replace(clipped, sums={name: 1.4 * g for name, g in clipped.sums.items()})
 
     patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
 
 
 def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pending, "add", lambda self, sums: setattr(self, "_sums", dict(sums)))
+    patch.setattr(Accumulator, "add", lambda self, sums: setattr(self, "_sums", dict(sums)))
 
 
 def pending_kept(patch: pytest.MonkeyPatch) -> None:
     """The sum of one step is still there in the next."""
-    real = Pending.pop_sums
+    real = Accumulator.pop_sums
 
     def take(self, parameters):
         taken = real(self, parameters)
         self._sums = {name: g.clone() for name, g in taken.items()}
         return taken
 
-    patch.setattr(Pending, "pop_sums", take)
+    patch.setattr(Accumulator, "pop_sums", take)
 
 
 MUTANTS: dict[str, Patch] = {

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from engine_check import ENGINES, NOT_FOR_VMAP
 from model_cases import CASES, Case, Forward, Scaling, cross_entropy, mlp, parameter, squares
 from noisette import MissingRuleError, PrivacyError
-from noisette.clipping.engines.book_keeping import BookKeeping, TwoPass
-from noisette.clipping.engines.per_example_loop import MultiLoss, PerExampleLoop
-from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 
@@ -56,7 +54,7 @@ def test_operation_without_a_rule_is_named_and_all_are_listed(engine: Engine) ->
 @rule_engines
 def test_custom_autograd_function_is_refused(engine: Engine) -> None:
     model = Forward(lambda m, x: m.layer(Scaling.apply(x, m.scale)), scale=parameter(6), layer=nn.Linear(6, 4))
-    with pytest.raises(PrivacyError, match="not recorded: scale"):
+    with pytest.raises(PrivacyError, match="outside the recorded forward pass: scale"):
         clipped(model, lambda: squares(model, torch.randn(3, 6)), engine)
 
 

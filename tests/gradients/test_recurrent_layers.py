@@ -11,8 +11,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from engine_check import ENGINES, cast, check, measured
 from model_cases import Case, Forward, Inputs, floats, parameter, squares
-from noisette.clipping.engines.book_keeping import BookKeeping
-from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.engines import BookKeeping, Vmap
 from noisette.clipping.per_example import PerExampleClip
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

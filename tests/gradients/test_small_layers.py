@@ -14,8 +14,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from engine_check import check, measured
 from model_cases import Case, Forward, floats, ids, parameter, squares
 from noisette import MissingRuleError, PerExampleClip, PrivacyError
-from noisette.clipping.engines.book_keeping import BookKeeping, TwoPass
-from noisette.clipping.engines.per_example_loop import PerExampleLoop
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
 from noisette.clipping.norms import Engine
 from oracle import clipped_sum
 
@@ -295,7 +294,7 @@ def test_parameter_written_into_data_is_refused(engine: Engine) -> None:
         return x * x
 
     model = Forward(forward, layer=nn.Linear(6, 4), p=parameter(1))
-    with pytest.raises(PrivacyError, match="not recorded: p"):
+    with pytest.raises(PrivacyError, match="outside the recorded forward pass: p"):
         measured(model, squares, (torch.randn(3, 6),), 1.0, engine)
 
 

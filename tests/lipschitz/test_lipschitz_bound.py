@@ -172,7 +172,8 @@ def test_adaptive_logit_clipping_counts_beside_the_gradient_and_follows_the_quan
     assert sum(part.share or 0.0 for part in gradient) == pytest.approx(0.9)
     assert (count.name, count.share, count.bound) == ("clipping count", 0.1, 0.5)
     assert float(count.grads[0]) == -20  # every gradient at the scores is above 0.01
-    rule._count.released.grad = count.grads[0] / 40
+    count.params[0].grad = count.grads[0] / 40
+    bound.after_step()
     assert bound.state()["max_grad_norm"] > 0.01
     bound.restore({"max_grad_norm": 0.3})
     assert bound.state() == {"max_grad_norm": 0.3}

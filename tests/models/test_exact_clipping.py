@@ -10,7 +10,7 @@ import torch
 from engine_check import check
 from model_cases import Case, cross_entropy, labelled
 from noisette import models
-from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.engines import BookKeeping
 
 IMAGE = (3, 8, 8)
 SMALL = {

@@ -118,7 +118,7 @@ def test_its_steps_are_guarded_like_those_of_a_private_run() -> None:
     with start(model, PerExampleLoop()) as run:
         batches = run.batches()
         batch = next(batches)
-        with pytest.raises(PrivacyError, match="backward needs a piece"):
+        with pytest.raises(PrivacyError, match="backward needs a microbatch"):
             run.backward(losses(model, X, Y))
         with pytest.raises(PrivacyError, match="0 examples of this batch"):
             run.optimizer.step()

@@ -468,17 +468,17 @@ def test_piece_left_out() -> None:
         x, y = next(pieces)
         run.backward(loss(run.bound.model, x, y))
         next(pieces)
-        with pytest.raises(PrivacyError, match="Call backward once for each piece"):
+        with pytest.raises(PrivacyError, match="Call backward once for each microbatch"):
             next(pieces)
 
 
 def test_backward_without_a_piece() -> None:
     model = Small()
     with start(model) as run:
-        with pytest.raises(PrivacyError, match="backward needs a piece"):
+        with pytest.raises(PrivacyError, match="backward needs a microbatch"):
             run.backward(loss(model, X, Y))
         first_batch(run)
-        with pytest.raises(PrivacyError, match="backward needs a piece"):
+        with pytest.raises(PrivacyError, match="backward needs a microbatch"):
             run.backward(loss(model, X, Y))
 
 
@@ -487,7 +487,7 @@ def test_two_backwards_of_one_piece() -> None:
     with start(model) as run:
         x, y = whole(run, first_batch(run))
         run.backward(loss(model, x, y))
-        with pytest.raises(PrivacyError, match="backward needs a piece"):
+        with pytest.raises(PrivacyError, match="backward needs a microbatch"):
             run.backward(loss(model, x, y))
 
 
@@ -496,7 +496,7 @@ def test_wrong_number_of_losses(cut: Callable[[Tensor], Tensor]) -> None:
     model = Small()
     with start(model) as run:
         x, y = whole(run, first_batch(run))
-        with pytest.raises(PrivacyError, match="one loss for each example of the piece"):
+        with pytest.raises(PrivacyError, match="one loss for each example of the microbatch"):
             run.backward(cut(loss(model, x, y)))
 
 
@@ -683,7 +683,7 @@ def test_evaluation_between_steps() -> None:
                     model.train()
             run.optimizer.step()
             run.optimizer.zero_grad()
-        assert not run.bound._tape.record.uses
+        assert not run.bound._tape.recording.uses
 
 
 def test_copies_are_ordinary_models() -> None:

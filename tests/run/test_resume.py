@@ -96,7 +96,7 @@ def crash(run: PrivateRun) -> None:
     """What the end of a process does: nothing is given back, and the lock is gone."""
     run.ledger.close()
     run.bound.close()
-    for handle in run._handles:
+    for handle in run._hooks:
         handle.remove()
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette._internal.keystream import SecretKey
 from noisette.clipping.engines import BookKeeping, TwoPass
+from noisette.gradients.per_example import LocatedRecording
 from noisette.sampling import microbatch_size
 from noisette.sampling.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
 
@@ -79,9 +80,12 @@ class Training:
         self.run._measured = MeasuredSize(self.room)
         self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take
 
-    def clipped_sum(self, losses: Tensor, *rest: Any) -> Any:
-        sums = self._engine.clipped_sum(losses, *rest)
-        if self.run._batch is not None and len(losses) > self.holds:
+    def clipped_sum(self, forward: LocatedRecording, *rest: Any) -> Any:
+        examples = len(forward.losses)
+        forward_only = [forward]
+        del forward
+        sums = self._engine.clipped_sum(forward_only.pop(), *rest)
+        if self.run._batch is not None and examples > self.holds:
             raise torch.OutOfMemoryError("out of memory, after the whole work was done")
         return sums
 
@@ -230,7 +234,7 @@ def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.Monkey
         return F.cross_entropy(model(X[:6].double()), Y[:6], reduction="none")
 
     clip.backward(losses())
-    expected = [g.clone() for g in clip._pending._sums.values()]
+    expected = [g.clone() for g in clip._sums._sums.values()]
     doubled = Tensor.double
 
     def spent(tensor: Tensor) -> Tensor:

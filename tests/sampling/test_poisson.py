@@ -14,8 +14,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from noisette import PrivacyError
 from noisette._internal.keystream import SecretKey
 from noisette.sampling import poisson
+from noisette.sampling.loading import gatherer
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
-from noisette.sampling.poisson import Batch, PoissonSampler, gatherer
+from noisette.sampling.poisson import Batch, PoissonSampler
 
 Z = 6.1
 
@@ -160,7 +161,7 @@ def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:
     batch, pieces = drawn(indices, dataset), []
     for piece in batch.microbatches(size):
         pieces.append(piece)
-        batch.bounded += batch.piece
+        batch.bounded += batch.current
     return pieces
 
 

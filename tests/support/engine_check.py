@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from model_cases import Case, Inputs
-from noisette.clipping.engines.book_keeping import BookKeeping, TwoPass
-from noisette.clipping.engines.per_example_loop import MultiLoss, PerExampleLoop
-from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
 from noisette.clipping.norms import ClippedSum, Clipping, Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
-from noisette.gradients.tape import Record
+from noisette.gradients.per_example import LocatedRecording
 from oracle import clipped_sum
 
 ENGINES: list[Engine] = [BookKeeping(), TwoPass(), PerExampleLoop(), MultiLoss(), Vmap(chunk_size=3)]
@@ -41,13 +39,13 @@ class Watched:
     norms: list[Tensor] = field(default_factory=list)
 
     def clipped_sum(
-        self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
         def factors(norms: Tensor) -> Tensor:
             self.norms.append(norms.flatten())
             return clipping.factors(norms)
 
-        return self.engine.clipped_sum(losses, record, parameters, replace(clipping, factors=factors))
+        return self.engine.clipped_sum(forward, parameters, replace(clipping, factors=factors))
 
 
 def measured(

@@ -289,14 +289,14 @@ def test_examples_on_the_second_axis_inside_are_fine() -> None:
 class Doubled:
     """An engine that adds up twice what it has clipped."""
 
-    def clipped_sum(self, losses, record, parameters, clipping):
-        clipped = BookKeeping().clipped_sum(losses, record, parameters, clipping)
+    def clipped_sum(self, forward, parameters, clipping):
+        clipped = BookKeeping().clipped_sum(forward, parameters, clipping)
         return replace(clipped, sums={name: 2 * g for name, g in clipped.sums.items()})
 
 
 class Unclipped:
-    def clipped_sum(self, losses, record, parameters, clipping):
-        return BookKeeping().clipped_sum(losses, record, parameters, replace(clipping, factors=torch.ones_like))
+    def clipped_sum(self, forward, parameters, clipping):
+        return BookKeeping().clipped_sum(forward, parameters, replace(clipping, factors=torch.ones_like))
 
 
 @pytest.mark.parametrize("engine", [Doubled(), Unclipped()], ids=lambda e: type(e).__name__)

@@ -15,7 +15,7 @@ from torch import nn
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.audit.canary_models import Axes, BehindPublicNorm, CanaryModel, LipschitzAxes
-from noisette.clipping.clipping_rules import ClippingRule, FlatClipping, PerLayerClipping
+from noisette.clipping import ClippingRule, FlatClipping, PerLayerClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet, Split, names
 from noisette.lipschitz.bound import LipschitzBound

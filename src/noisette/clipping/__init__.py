@@ -2,10 +2,10 @@
 
 from noisette.clipping import engines as engines
 from noisette.clipping.adaptive import AdaptiveClip as AdaptiveClip
-from noisette.clipping.clipping_rules import AutomaticClipping as AutomaticClipping
-from noisette.clipping.clipping_rules import ClippingRule as ClippingRule
-from noisette.clipping.clipping_rules import CustomClipping as CustomClipping
-from noisette.clipping.clipping_rules import FlatClipping as FlatClipping
-from noisette.clipping.clipping_rules import GroupwiseClipping as GroupwiseClipping
-from noisette.clipping.clipping_rules import PerLayerClipping as PerLayerClipping
+from noisette.clipping.automatic import AutomaticClipping as AutomaticClipping
+from noisette.clipping.custom import CustomClipping as CustomClipping
+from noisette.clipping.flat import FlatClipping as FlatClipping
+from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping
+from noisette.clipping.norms import ClippingRule as ClippingRule
 from noisette.clipping.per_example import PerExampleClip as PerExampleClip
+from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping

@@ -1,4 +1,4 @@
-"""The sum of a logical batch while its pieces come in."""
+"""The running sum of a batch over its microbatches."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 
-class Pending:
-    """Sums by parameter name, added to piece by piece.
+class Accumulator:
+    """Sums by parameter name, added to microbatch by microbatch.
 
-    Pieces of one batch meet in double precision, so that their order and number hardly matter.
+    The microbatches of a batch are added in double precision, so that their order and number hardly matter.
     """
 
     def __init__(self) -> None:
@@ -21,12 +21,12 @@ class Pending:
         return bool(self._sums)
 
     def add(self, sums: Mapping[str, Tensor]) -> None:
-        """Add those of one piece, all of them or, where memory runs out, none."""
+        """Add the sums of one microbatch, all of them or, where memory runs out, none."""
         held = {name: self._sums[name].double() for name in sums if name in self._sums}
-        # That memory is there, so nothing can fail any more.
+        # The memory is allocated, so nothing can fail from here on.
         self._sums |= {name: held[name].add_(sum) if name in held else sum for name, sum in sums.items()}
 
     def pop_sums(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is pending for these parameters, zeros where nothing reached them; then start anew."""
+        """The sums of these parameters, zeros where there is none; then start again from nothing."""
         sums, self._sums = self._sums, {}
         return {name: sums[name] if name in sums else torch.zeros_like(p) for name, p in parameters.items()}

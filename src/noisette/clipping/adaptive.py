@@ -1,4 +1,4 @@
-"""A clipping bound that follows a quantile of the gradient norms, learned from a count noised with the gradient."""
+"""Adaptive clipping: a clipping norm that follows a quantile of the gradient norms, by a noised count."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from noisette._internal import checks
-from noisette.clipping.clipping_rules import Count, Group
+from noisette.clipping.norms import Count, Group
 
 
 class AdaptiveClip:
-    """One norm over all trainable parameters, clipped to a bound that follows a quantile of the norms.
+    """One norm over all trainable parameters, clipped to a bound C that follows a quantile of the norms.
 
-    After each step C becomes C exp(-learning_rate (b - target_quantile)), where b is the noised part of the examples
+    After each step C becomes C exp(-learning_rate (b - target_quantile)), where b is the noised fraction of examples
     whose norm is at most C: a count, divided by the expected batch size, released together with the gradient. Gradient
-    and count share one budget of noise, so a step costs what it costs without the count; the gradient pays with
-    1 / sqrt(1 - count_share) times the noise.
+    and count share one release, so the privacy cost of a step is that of a step without the count; in exchange the
+    gradient gets 1 / sqrt(1 - count_share) times the noise.
 
     Args:
-        initial_norm: the bound of the first step.
-        target_quantile: the part of the examples that the bound should leave whole, in (0, 1).
-        learning_rate: how fast the bound moves.
-        count_share: the part of the budget that goes to the count, in (0, 1).
+        initial_norm: the bound C of the first step.
+        target_quantile: the fraction of the examples whose norm should be at most C, in (0, 1).
+        learning_rate: how fast C moves.
+        count_share: the share of the release's budget that goes to the count, in (0, 1).
+
+    Attributes:
+        max_grad_norm: the bound C as of the last release. It is public.
 
     Guarantee: in every step one example moves the sum by at most that step's C, which depends on released values alone.
     Source: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm 1.
@@ -45,20 +47,17 @@ class AdaptiveClip:
         self.target_quantile = float(target_quantile)
         self.learning_rate = float(learning_rate)
         self.count_share = float(count_share)
-        self._max_grad_norm = float(initial_norm)
+        self.max_grad_norm = float(initial_norm)
         self._count = Count(torch.zeros((), dtype=torch.float64), self.count_share)
-        self._read: Tensor | None = None
 
-    @property
-    def max_grad_norm(self) -> float:
-        """The bound C as of the last release. It is public."""
-        noised = self._count.released.grad
-        if noised is not None and noised is not self._read:
-            self._read = noised
-            # Examples count +1/2 or -1/2, which puts the part of those within the bound one half too low.
-            within = float(noised) + 0.5
-            self._max_grad_norm *= math.exp(-self.learning_rate * (within - self.target_quantile))
-        return self._max_grad_norm
+    def adapt(self, released_count: float) -> None:
+        """Move C by the released count of the step, over the expected batch size.
+
+        With a target of 0.5, a learning rate of 0.2 and 70 of 100 examples within C the count is (70 - 30) / 2 = 20,
+        released as 0.2: b is 0.7, and C shrinks by the factor exp(-0.2 * 0.2) = 0.96.
+        """
+        within = released_count + 0.5  # examples count +1/2 or -1/2, which puts the fraction one half too low
+        self.max_grad_norm *= math.exp(-self.learning_rate * (within - self.target_quantile))
 
     def groups(self, names: Sequence[str]) -> list[Group]:
         return [Group(tuple(names), self.max_grad_norm, count=self._count)]
@@ -68,11 +67,10 @@ class AdaptiveClip:
         return {"max_grad_norm": self.max_grad_norm}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on with the C that :meth:`state` gave.
+        """Continue with the C that :meth:`state` gave.
 
         Raises:
             ValueError: it is not a finite number above zero.
         """
         checks.positive(max_grad_norm=state["max_grad_norm"])
-        self._max_grad_norm = float(state["max_grad_norm"])
-        self._read = self._count.released.grad  # what was released before has had its say
+        self.max_grad_norm = float(state["max_grad_norm"])

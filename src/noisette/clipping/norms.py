@@ -1,25 +1,79 @@
-"""What engines of per-example clipping share: the request, the answer, and the way from gradients to a clipped sum."""
+"""Gradient norms, the clipping factor, and the clipped sum.
+
+For an example with gradient norm n and clipping norm C the factor is min(1, C / n): a gradient of norm 5 and C = 1 is
+multiplied with 0.2, one of norm 0.5 stays as it is. The computation is in :func:`clipping_factors`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
 from noisette.gradients.rules import ExampleGradients
-from noisette.gradients.tape import Record
 
-Sums = dict[str, Tensor]
+Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
+Sums = dict[str, Tensor]  # by name of the parameter
+
+_SLACK = {torch.float64: 1e-12, torch.float32: 1e-6}
+_SLACK_LOW_PRECISION = 1e-2
+
+
+def slack_of(dtype: torch.dtype) -> float:
+    """Norms carry rounding errors; clipping to this part less than C keeps the true norm within C."""
+    return _SLACK.get(dtype, _SLACK_LOW_PRECISION)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A count of the examples within their clipping norm: a sum of its own, released beside the gradient.
+
+    Each example adds +1/2 or -1/2, so one example moves the sum by 1/2.
+    """
+
+    released: Tensor  # its ``.grad`` will hold the noised count over the expected batch size
+    share: float  # of the release's budget
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are clipped together, and the most one example can move their sum."""
+
+    names: tuple[str, ...]
+    bound: float
+    factor: Factor | None = None  # None: the factor is 1 for gradients within the bound
+    count: Count | None = None
+
+
+class ClippingRule(Protocol):
+    """Chooses the factor that each example's gradient is multiplied with; no factor exceeds bound / norm."""
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        """The groups of these parameters for the next batch, each parameter in one of them.
+
+        Raises:
+            ValueError: the rule does not fit the parameters.
+        """
+        ...
+
+
+@runtime_checkable
+class AdaptiveRule(Protocol):
+    """A clipping rule whose bound follows the released count of the examples within it."""
+
+    def adapt(self, released_count: float) -> None:
+        """Choose the bound of the next batch, given the noised count over the expected batch size."""
+        ...
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """Which parameters are clipped together, and how much."""
+    """Which parameters an engine clips together, and by which factors."""
 
     groups: Sequence[Sequence[str]]  # names of parameters; each parameter in one group
     factors: Callable[[Tensor], Tensor]  # norms (groups, b) -> factors (groups, b), not finite where a norm is not
@@ -34,10 +88,10 @@ class ClippedSum:
 
 
 class Engine(Protocol):
-    """A way to the clipped sum of a vector of losses."""
+    """A way to compute the clipped sum of a vector of losses."""
 
     def clipped_sum(
-        self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
         """Sum of factor times gradient over the examples.
 
@@ -46,36 +100,45 @@ class Engine(Protocol):
         ...
 
 
-class Norms:
-    """Squared gradient norms of each group of parameters, one value per example."""
+def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], losses: Tensor) -> Tensor:
+    """The norm of each example's gradient in each group, shape (groups, b).
 
-    def __init__(self, losses: Tensor, groups: Sequence[Sequence[str]]) -> None:
-        self._nothing = losses.new_zeros(losses.shape[0])
-        self._group_of = group_of(groups)
-        self._squared: list[list[Tensor]] = [[] for _ in groups]
-        self.seen: set[str] = set()
-
-    def add(self, name: str, form: ExampleGradients) -> None:
-        """Count in a parameter's per-example gradients."""
-        self.seen.add(name)
-        with torch.no_grad():
-            self._squared[self._group_of[name]].append(form.squared_norms())
-
-    def by_group(self) -> Tensor:
-        """Norm of each example's gradient in each group, shape (groups, b)."""
-        with torch.no_grad():
-            sums = [torch.stack(parts).sum(0) if parts else self._nothing for parts in self._squared]
-            return torch.stack(sums).sqrt_()
+    Args:
+        squared: squared norms by name of the parameter, each (b,); a parameter without gradient is left out.
+        groups: the names of the parameters of each group.
+        losses: one value per example, for shape and dtype.
+    """
+    group = group_of(groups)
+    parts: list[list[Tensor]] = [[] for _ in groups]
+    for name, of_parameter in squared.items():
+        parts[group[name]].append(of_parameter)
+    with torch.no_grad():
+        nothing = losses.new_zeros(losses.shape[0])
+        return torch.stack([torch.stack(part).sum(0) if part else nothing for part in parts]).sqrt_()
 
 
-def clip_and_add(forms: dict[str, ExampleGradients], norms: Norms, clipping: Clipping) -> ClippedSum:
-    """The clipped sum of per-example gradients whose norms are known; ``forms`` is used up."""
-    found = norms.by_group()
-    return ClippedSum(_weighted_sums(forms, clipping.groups, clipping.factors(found)), found)
+def clipping_factors(groups: Sequence[Group], norms: Tensor) -> Tensor:
+    """What each gradient is multiplied with: norms (groups, b) -> factors (groups, b).
+
+    Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
+    Source: Lee & Kifer 2020, eq. 2.
+    """
+    slack = slack_of(norms.dtype)
+    precise = norms if norms.dtype is torch.float64 else norms.float()
+    factors = precise.new_tensor([[group.bound * (1 - slack)] for group in groups]) / precise
+    for factor, group, row in zip(factors.unbind(), groups, precise.unbind(), strict=True):
+        factor.clamp_(max=1 if group.factor is None else group.factor(row).detach().to(row).clamp(min=0))
+    return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
+
+
+def clip_and_sum(found: PerExampleGradients, losses: Tensor, clipping: Clipping) -> ClippedSum:
+    """The clipped sum of per-example gradients; ``found.forms`` is used up."""
+    norms = group_norms(found.squared_norms, clipping.groups, losses)
+    return ClippedSum(_weighted_sums(found.forms, clipping.groups, clipping.factors(norms)), norms)
 
 
 def _weighted_sums(forms: dict[str, ExampleGradients], groups: Sequence[Sequence[str]], weights: Tensor) -> Sums:
-    """Weighted sum of each parameter; an example without a finite weight is cut out, never multiplied by zero."""
+    """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
     group = group_of(groups)
     with torch.no_grad():
         kept = None
@@ -85,7 +148,7 @@ def _weighted_sums(forms: dict[str, ExampleGradients], groups: Sequence[Sequence
         rows = weights.unbind()
         sums: Sums = {}
         for name in list(forms):
-            form = forms.pop(name)  # what it holds is let go before the next sum is made
+            form = forms.pop(name)  # its memory is free before the next sum is computed
             sums[name] = (form if kept is None else form.select(kept)).weighted_sum(rows[group[name]])
         return sums
 
@@ -93,16 +156,3 @@ def _weighted_sums(forms: dict[str, ExampleGradients], groups: Sequence[Sequence
 def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:
     """The number of each parameter's group."""
     return {name: k for k, names in enumerate(groups) for name in names}
-
-
-@contextmanager
-def hooks_off(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Gradient hooks of the user's see noised gradients, never these."""
-    held = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
-    for hooks, _ in held:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, kept in held:
-            hooks.update(kept)

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.clipping.accumulator import Pending
-from noisette.clipping.clipping_rules import ClippingRule, FlatClipping, Group, factors_within
+from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import Clipping, Engine
+from noisette.clipping.norms import AdaptiveRule, Clipping, ClippingRule, Count, Engine, Group, clipping_factors
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
-from noisette.gradients.autograd_graph import follow
+from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
+from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.rules import rewrites
-from noisette.gradients.tape import Record, Tape
+from noisette.gradients.tape import Recording, Tape
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 
 
 class PerExampleClip:
-    """Bounds each example by scaling its gradient, over all trainable parameters jointly unless ``clipping`` says else.
+    """Bounds each example by scaling its gradient, over all trainable parameters jointly unless ``clipping`` is given.
 
-    The model stays yours: two hooks on its root record what a forward pass does, and ``close()`` removes them.
+    The model is not changed: two hooks on its root record each forward pass, and ``close()`` removes them.
 
     Args:
         model: any module whose examples do not mix; its trainable parameters are those that require gradients now.
@@ -66,11 +68,13 @@ class PerExampleClip:
         self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
-        self._layouts = BatchAxisFinder()
+        self._batch_axes = BatchAxisFinder()
         self._tape = Tape(model, rewrites())
-        self._groups: list[Group] | None = None  # of the batch under way: all its pieces have the same bounds
-        self._pending = Pending()
-        self._counted: dict[int, Tensor] = {}  # by group: twice the count
+        self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
+        self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
+        self._sums = Accumulator()
+        self._twice_counted: dict[int, Tensor] = {}  # by number of the group
+        self._counts: list[Count] = []  # released with the last batch
         self._checked_losses: set[str] = set()
         try:
             if not self.parameters:
@@ -80,56 +84,49 @@ class PerExampleClip:
             self.close()
             raise
 
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The trainable parameters, by name."""
-        return self._tape.parameters
-
     def backward(self, losses: Tensor) -> None:
-        """Add the clipped gradients of these examples to what is pending.
+        """Add the clipped gradients of these examples to the running sum.
 
         Args:
             losses: one value per example, shape (b,), computed from calls of the model.
 
         Raises:
             PrivacyError: a scalar, a tensor that is not one value per example, or (checked on the first batch) losses
-                that look at each other's outputs.
+                that depend on each other's outputs.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
         """
-        record = self._tape.clear()
+        recording = self._tape.pop()
         check_one_per_example(losses)
         if losses.shape[0] == 0:
             return
-        if not record.outputs:
+        if not recording.calls:
             raise PrivacyError(
                 "the losses do not come from a call of the model: call the module itself (not its forward, not a part "
                 "of it), with gradients enabled, before each backward"
             )
-        self._check_kind_once(losses, record)
-        record.paths = follow(losses, record, self.parameters)
-        record.examples = self._layouts.locate(losses, record)
-        with _full_precision(losses.device.type):
-            clipping = Clipping([group.names for group in self._batch_groups()], self._factors)
-            clipped = self.engine.clipped_sum(losses, record, self.parameters, clipping)
+        self._check_kind_once(losses, recording)
+        graph = search(losses, recording.uses, self.parameters)
+        forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
+        groups = self._batch_groups()
+        clipping = Clipping([group.names for group in groups], partial(clipping_factors, groups))
+        del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
+        with _without_autocast(losses.device.type):
+            clipped = self.engine.clipped_sum(forward.pop(), self.parameters, clipping)
         counts = {
-            k: self._counted.get(k, 0) + twice_the_count(clipped.norms[k], group.bound)
-            for k, group in enumerate(self._batch_groups())
+            k: self._twice_counted.get(k, 0) + twice_the_count(clipped.norms[k], group.bound)
+            for k, group in enumerate(groups)
             if group.count is not None
         }
-        self._pending.add(clipped.sums)
-        self._counted |= counts
+        self._sums.add(clipped.sums)
+        self._twice_counted |= counts
 
-    def _check_kind_once(self, losses: Tensor, record: Record) -> None:
-        """Each kind of loss, known by the operation it ends in, is tested on its first batch of two or more."""
+    def _check_kind_once(self, losses: Tensor, recording: Recording) -> None:
+        """Test each kind of loss, told by the operation it ends in, on its first batch of two or more."""
         kind = losses.grad_fn.name() if losses.grad_fn is not None else ""
         if losses.shape[0] > 1 and kind not in self._checked_losses:
-            check_independent(losses, record.outputs)
-            if losses.isfinite().all():  # what is not a number proves nothing
+            check_independent(losses, recording.outputs)
+            if losses.isfinite().all():  # losses that are not finite prove nothing
                 self._checked_losses.add(kind)
-
-    def _factors(self, norms: Tensor) -> Tensor:
-        """What the rule multiplies each gradient with, shape (groups, b), within the bounds of this batch."""
-        return factors_within(self._batch_groups(), norms)
 
     def _batch_groups(self) -> list[Group]:
         if self._groups is None:
@@ -138,44 +135,49 @@ class PerExampleClip:
 
     def _fresh_groups(self) -> list[Group]:
         groups = self.clipping.groups(list(self.parameters))
-        if sorted(name for group in groups for name in group.names) != sorted(self.parameters):
+        if sorted([name for group in groups for name in group.names]) != sorted(self.parameters):
             raise ValueError(
                 f"{type(self.clipping).__name__} does not put every trainable parameter in exactly one group"
             )
         return groups
 
     def pop_sums(self) -> list[BoundedSum]:
-        """The clipped sum of each group that is pending, zeros where no example reached; then start anew.
+        """Return the clipped sum of each group, zeros where no example contributed; then start again from nothing.
 
         A group that counts has its count beside it, as a sum of its own.
         """
-        groups, pending, counted = self._batch_groups(), self._pending.pop_sums(self.parameters), self._counted
-        self._groups, self._counted = None, {}
+        groups, added, counted = self._batch_groups(), self._sums.pop_sums(self.parameters), self._twice_counted
+        self._groups, self._twice_counted, self._counts = None, {}, []
         sums: list[BoundedSum] = []
         for k, group in enumerate(groups):
-            params = tuple(self.parameters[name] for name in group.names)
-            sums.append(BoundedSum(params, tuple(pending[name] for name in group.names), group.bound))
+            params = tuple([self.parameters[name] for name in group.names])
+            sums.append(BoundedSum(params, tuple([added[name] for name in group.names]), group.bound))
             if group.count is not None:
                 sums.append(count_within_norm(group.count, counted.get(k)))
+                self._counts.append(group.count)
         return sums
 
     def state(self) -> Mapping[str, float]:
-        """What the clipping rule has learned from released values; empty for one that learns nothing."""
+        """What the clipping rule has learned from released values; empty for a rule that learns nothing."""
         return self.clipping.state() if isinstance(self.clipping, Stateful) else {}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from what :meth:`state` gave, with a clipping rule like the one that it was taken from."""
+        """Continue with what :meth:`state` gave, with a clipping rule like the one that it was taken from."""
         if isinstance(self.clipping, Stateful):
             self.clipping.restore(state)
 
     def after_step(self) -> None:
-        """Weights may go where they like."""
+        """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
+        counts, self._counts = self._counts, []
+        for count in counts:
+            if isinstance(self.clipping, AdaptiveRule) and count.released.grad is not None:
+                self.clipping.adapt(float(count.released.grad))
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
         self._tape.close()
 
 
-def _full_precision(device: str) -> AbstractContextManager[object]:
+def _without_autocast(device: str) -> AbstractContextManager[object]:
     """Norms and sums are computed outside of autocast."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

@@ -1,11 +1,11 @@
-"""How many examples lie within their bound: a small sum of its own, released beside the gradient."""
+"""The count of examples within their clipping norm: a small sum of its own, released beside the gradient."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from noisette.clipping.clipping_rules import Count
+from noisette.clipping.norms import Count
 from noisette.mechanisms.bounded_sum import BoundedSum
 
 
@@ -15,6 +15,6 @@ def twice_the_count(norms: Tensor, bound: float) -> Tensor:
 
 
 def count_within_norm(count: Count, twice: Tensor | None) -> BoundedSum:
-    """The sum that is released; nothing was counted if ``None``."""
+    """The sum that is released, zero for ``None``."""
     total = (twice if twice is not None else torch.zeros(())).to(count.released) / 2
     return BoundedSum((count.released,), (total,), 0.5, count.share, "clipping count")

@@ -3,169 +3,213 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from noisette.errors import MissingRuleError, PrivacyError
-from noisette.gradients.autograd_graph import Paths
+from noisette.gradients.autograd_graph import LossGraph
 from noisette.gradients.derived_weights import to_parameters
 from noisette.gradients.output_gradients import visit_output_gradients
 from noisette.gradients.rule_check import check_custom_rule
-from noisette.gradients.rules import (
-    ExampleGradients,
-    Examples,
-    add,
-    find_rule,
-    named_arguments,
-    operands,
-    operation_name,
-)
-from noisette.gradients.tape import Record, Use
-
-Settle = Callable[[str, ExampleGradients], None]  # name of a parameter, all of its per-example gradients
+from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name
+from noisette.gradients.rules.registry import Match, OperandMatch, match
+from noisette.gradients.tape import Recording, Use
 
 
-def example_gradients(
-    losses: Tensor,
-    record: Record,
-    parameters: Mapping[str, Tensor],
-    settle: Settle,
-    *,
-    retain_graph: bool = False,
-) -> None:
-    """Hand each parameter's per-example gradients to ``settle``, once, as soon as they are complete.
+@dataclass(frozen=True)
+class LocatedRecording:
+    """A forward pass, its losses, and what has been found out about the two."""
 
-    One backward pass computes gradients of activations only; no weight gradient is formed in it.
+    losses: Tensor  # (b,)
+    recording: Recording
+    graph: LossGraph  # what the losses depend on
+    examples: Sequence[Examples | None]  # for each use the batch axis of its output; None where there is none
+
+
+@dataclass(frozen=True)
+class PerExampleGradients:
+    """The gradients of b examples, by name of the parameter.
+
+    ``forms`` is empty where only the norms were asked for.
+    """
+
+    forms: dict[str, ExampleGradients]
+    squared_norms: dict[str, Tensor]  # each (b,)
+
+    @classmethod
+    def dense(cls, gradients: Mapping[str, Tensor]) -> PerExampleGradients:
+        """Gradients that are written out, each (b, *parameter.shape)."""
+        forms: dict[str, ExampleGradients] = {name: Dense(gradient) for name, gradient in gradients.items()}
+        with torch.no_grad():
+            return cls(forms, {name: form.squared_norms() for name, form in forms.items()})
+
+
+def per_example_gradients(
+    forward: LocatedRecording, parameters: Mapping[str, Tensor], *, keep: bool, retain_graph: bool = False
+) -> PerExampleGradients:
+    """The per-example gradients, from rules, of every parameter that the losses depend on.
+
+    One backward pass computes gradients of activations only; no weight gradient is computed in it. As the gradient at
+    each use's output arrives, the rules of the use turn it into per-example gradients, and the use is dropped.
+
+    Args:
+        forward: the forward pass. It keeps activations alive: drop your own reference to save memory.
+        parameters: the trainable parameters by name.
+        keep: whether the gradients are needed, or their squared norms alone.
+        retain_graph: whether another backward pass will follow.
 
     Raises:
         MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
-        PrivacyError: a parameter reaches the losses outside the recorded forward pass.
+        PrivacyError: the losses depend on a parameter otherwise than through the recorded forward pass.
     """
-    paths: Paths = record.paths
-    if paths.uncovered:
+    if uncovered := forward.graph.uncovered:
         raise PrivacyError(
-            f"{len(paths.uncovered)} parameters reach the losses by a way that was not recorded: "
-            f"{', '.join(paths.uncovered)}. Compute the losses from a call of the module itself, with no penalty on "
-            "its parameters added (weight decay belongs to the optimizer)."
+            f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
+            "Compute the losses from a call of the module itself, with no penalty on its parameters added (weight "
+            "decay belongs to the optimizer)."
         )
-    if not record.uses:
-        return
-    arrivals = GradientCollector(losses.shape[0], record, parameters, settle)
-    visit_output_gradients(losses, torch.ones_like(losses), arrivals.uses, arrivals.visit, retain_graph=retain_graph)
-    arrivals.finish()
+    losses, graph = forward.losses, forward.graph
+    collector = GradientCollector(forward, parameters, keep)
+    del forward  # from here on the collector alone holds the uses, and drops each one after its visit
+    if collector.uses:
+        with user_hooks_disabled(parameters.values()):
+            cotangent = torch.ones_like(losses)
+            visit_output_gradients(
+                losses, cotangent, collector.uses, graph, collector.receive, retain_graph=retain_graph
+            )
+            collector.finish()
+    return PerExampleGradients(collector.forms, collector.squared_norms)
+
+
+@contextmanager
+def user_hooks_disabled(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Within it no gradient hook of the user runs: such hooks see noised gradients only."""
+    held = [(hooks, dict(hooks)) for p in parameters if (hooks := p._backward_hooks)]
+    for hooks, _ in held:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, kept in held:
+            hooks.update(kept)
 
 
 class GradientCollector:
-    """Collects the gradients that reach each parameter, and settles it when the last one has come.
+    """Collects the gradients of each parameter over its uses, and completes it when the last one has arrived."""
 
-    A use, and the activations it holds, is let go once its gradient has come; the record is left without uses.
-    """
-
-    def __init__(self, b: int, record: Record, parameters: Mapping[str, Tensor], settle: Settle) -> None:
-        self.uses = dict(enumerate(record.uses))
-        self._derived = record.derived
-        self._examples = record.examples or [Examples(b)] * len(record.uses)
-        self._settle = settle
+    def __init__(self, forward: LocatedRecording, parameters: Mapping[str, Tensor], keep: bool) -> None:
+        recorded = forward.recording.uses
+        self.uses: dict[int, Use] = dict(enumerate(recorded))
+        self.forms: dict[str, ExampleGradients] = {}
+        self.squared_norms: dict[str, Tensor] = {}
+        self._keep = keep
+        self._derived = forward.recording.derived
+        self._examples = forward.examples
         self._names = {id(p): name for name, p in parameters.items()}
         self._problems: list[str] = []
-        # Uses of a parameter that have not come yet; one that other weights come from is settled last.
-        self._awaited = Counter(id(weight) for use in record.uses for weight in use.weights)
-        self._late = {id(p) for weight in record.derived.values() for p in weight.parents}
-        record.uses.clear()
-        self._held: dict[int, list[tuple[Tensor, ExampleGradients]]] = {}
+        # Gradients that have not arrived yet. A parameter that other weights are derived from is completed last.
+        self._awaited = Counter([id(weight) for use in recorded for weight in use.weights])
+        self._late = {id(p) for weight in self._derived.values() for p in weight.parents} if self._derived else set()
+        self._arrived: dict[int, list[tuple[Tensor, ExampleGradients]]] = {}
 
-    def visit(self, k: int, dy: Any) -> None:
-        use = self.uses.pop(k)
+    @torch.no_grad()
+    def receive(self, k: int, dy: Any) -> None:
+        """Apply the rules of use ``k`` to the gradient at its output, and complete the parameters that waited for it.
+
+        A parameter with two uses, such as a tied embedding, is completed when the second one has arrived: its gradient
+        is the sum of both, and so its norm is known only then.
+        """
+        use, examples = self.uses.pop(k), self._examples[k]
         use.check_unchanged()
-        with torch.no_grad():
-            for weight, form in self._apply_rules(self._examples[k], dy, use):
-                self._held.setdefault(id(weight), []).append((weight, form))
-            for weight in use.weights:
-                self._awaited[id(weight)] -= 1
-                if not self._awaited[id(weight)] and id(weight) in self._names and id(weight) not in self._late:
-                    self._settle_now(weight)
+        found = match(use.operation, use.args, use.kwargs, use.weights)
+        for operand in found.operands:
+            try:
+                forms = _apply_rule(use, examples, dy, found, operand)
+                self._add(operand, forms, None if examples is None else examples.order)
+            except ValueError as error:
+                self._problems += [
+                    f"{self._name(weight)}, {operand.name} of {operation_name(use.operation)}: {error}"
+                    for weight in operand.weights
+                ]
+        for weight in use.weights:
+            key = id(weight)
+            self._awaited[key] -= 1
+            if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
+                forms = [form for _, form in self._arrived.pop(key)]
+                self._complete(self._names[key], forms[0] if len(forms) == 1 else add(forms))
 
-    def _settle_now(self, weight: Tensor) -> None:
-        if held := self._held.pop(id(weight), []):
-            self._settle(self._names[id(weight)], add([form for _, form in held]))
+    def _add(self, operand: OperandMatch, forms: Any, order: Tensor | None) -> None:
+        """Keep the gradients of an operand, in the order of the losses, until its weights are complete.
+
+        A list operand has one form for each of its tensors.
+        """
+        several = type(operand.value) in (list, tuple)
+        for item, form in zip(operand.value, forms, strict=True) if several else ((operand.value, forms),):
+            for weight in operand.weights:
+                if item is weight:
+                    self._arrived.setdefault(id(item), []).append((item, form if order is None else form.select(order)))
+
+    def _complete(self, name: str, form: ExampleGradients) -> None:
+        if self._keep:
+            self.forms[name] = form = compact(form)
+        self.squared_norms[name] = form.squared_norms()
 
     def finish(self) -> None:
-        """Settle what is left: parameters that other weights come from, and those with uses that no loss reached."""
+        """Complete what is left: parameters that other weights are derived from, or with uses that no loss reached.
+
+        Raises:
+            MissingRuleError: some uses have no rule.
+        """
         if problems := list(dict.fromkeys(self._problems)):
             listed = "\n  ".join(problems)
             raise MissingRuleError(
                 f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
                 "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule "
                 "with noisette.rule, or use an engine that needs none: noisette.engines.MultiLoss(), "
-                "noisette.engines.PerExampleLoop() (less memory) or noisette.engines.Vmap() (repeats the call, which must "
-                "not be random)."
+                "noisette.engines.PerExampleLoop() (less memory) or noisette.engines.Vmap() (repeats the call, which "
+                "must not be random)."
             )
-        left = [pair for held in self._held.values() for pair in held]
-        with torch.no_grad():
-            for parameter, form in to_parameters(left, self._derived):
-                self._settle(self._names[id(parameter)], form)
-
-    def _apply_rules(self, examples: Examples | None, dy: Any, use: Use) -> list[tuple[Tensor, ExampleGradients]]:
-        gradients: list[tuple[Tensor, ExampleGradients]] = []
-        arguments = named_arguments(use.operation, use.args, use.kwargs)
-        for operand, value in arguments.items():
-            weights = _weights_in(value, use.weights)
-            if not weights:
-                continue
-            try:
-                forms = _apply_rule(examples, dy, use, operand, weights[0].dtype, arguments)
-                several = type(value) in (list, tuple)
-                pairs = zip(value, forms, strict=True) if several else [(value, forms)]
-                gradients += [
-                    (item, _in_order(form, examples))
-                    for item, form in pairs
-                    if any(item is weight for weight in weights)
-                ]
-            except ValueError as error:
-                self._problems += [
-                    f"{self._name(weight)}, {operand} of {operation_name(use.operation)}: {error}" for weight in weights
-                ]
-        return gradients
+        if self._arrived:
+            left = [pair for arrived in self._arrived.values() for pair in arrived]
+            with torch.no_grad():
+                for parameter, form in to_parameters(left, self._derived):
+                    self._complete(self._names[id(parameter)], form)
 
     def _name(self, weight: Tensor) -> str:
-        """What to call a weight in a message."""
+        """The name of a weight in a message."""
         if id(weight) in self._names:
             return self._names[id(weight)]
         parents = self._derived[id(weight)].parents
         return f"a weight derived from {', '.join(self._names[id(p)] for p in parents)}"
 
 
-def _weights_in(value: Any, weights: tuple[Tensor, ...]) -> list[Tensor]:
-    """The weights that an argument is or holds."""
-    held = value if type(value) in (list, tuple) else [value]
-    return [weight for weight in weights if any(item is weight for item in held)]
+def _apply_rule(use: Use, examples: Examples | None, dy: Any, found: Match, operand: OperandMatch) -> Any:
+    """The gradients of one operand: a form, or a list of forms for a list operand.
 
-
-def _apply_rule(
-    examples: Examples | None, dy: Any, use: Use, operand: str, dtype: torch.dtype, arguments: Mapping[str, Any]
-) -> Any:
-    rule = find_rule(use.operation, operand)
-    if rule is None:
+    Raises:
+        ValueError: the operand has no rule, or the rule does not apply to this call.
+    """
+    if operand.rule is None:
         raise ValueError("no rule")
     if examples is None:
         raise ValueError("no axis of its output holds the examples one by one")
-    if unknown := [name for name in arguments if name not in operands(use.operation)]:
-        raise ValueError(f"its rule does not know {', '.join(unknown)}")
-    dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in arguments.items()}
-    check_custom_rule(rule, examples, dy, use, operand, arguments)
-    return rule(examples, dy, **arguments)
-
-
-def _in_order(form: ExampleGradients, examples: Examples | None) -> ExampleGradients:
-    """The gradients in the order of the losses, where the model has changed it."""
-    return form if examples is None or examples.order is None else form.select(examples.order)
+    if found.unknown:
+        raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
+    # An autocast forward pass has left the weights' precision; rules compute in it.
+    dtype = operand.weights[0].dtype
+    dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in found.arguments.items()}
+    if operand.third_party:
+        check_custom_rule(operand.rule, examples, dy, use, operand.name, arguments)
+    return operand.rule(examples, dy, **arguments)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """The value in the weight's own precision, which an autocast forward pass has left."""
+    """The value with its floating-point tensors in this dtype."""
     if isinstance(value, Tensor):
         return value.to(dtype) if value.dtype is not dtype and value.is_floating_point() else value
     if type(value) in (list, tuple):

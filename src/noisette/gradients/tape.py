@@ -1,9 +1,9 @@
 """Which operation used which trainable parameter in a forward pass, and where its output gradient will arrive.
 
-The tape watches operations, not layers: inside the user's root module every torch call passes by, and each value is
-one of three things. A *weight* comes from trainable parameters; a *constant* from anything that knows no example
-(buffers, ``arange``, frozen weights); everything else is *data*. A call that joins a weight with data is a *use*. A
-call on weights and constants alone derives a new weight.
+The tape records operations, not layers. It sees every torch call inside the user's root module and sorts each tensor
+into one of three kinds. A *weight* is computed from trainable parameters; a *constant* from what depends on no example
+(buffers, ``arange``, frozen parameters); everything else is *data*. A call on a weight and data is a *use*. A call on
+weights and constants alone derives a new weight.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
@@ -30,29 +30,25 @@ _SORTING = {
 
 @dataclass(frozen=True)
 class Use:
-    """One operation that joined weights with data."""
+    """One operation on weights and data."""
 
     operation: Operation
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     weights: tuple[Tensor, ...]  # each once
     outputs: tuple[GradientEdge | None, ...]  # None where no gradient can arrive
+    edges: tuple[GradientEdge, ...]  # the outputs at which a gradient can arrive
     several: bool  # the operation returned more than one value
-    axes: int  # of its first output
+    axes: int  # number of axes of its first output
     dtype: torch.dtype  # of its first output
-    upstream: tuple[Any, ...]  # graph nodes of the data arguments: where the rest of the model lies
-    versions: tuple[tuple[Tensor, int], ...]  # the data arguments as they were
-
-    @property
-    def edges(self) -> list[GradientEdge]:
-        """The outputs that a gradient can arrive at."""
-        return [edge for edge in self.outputs if edge is not None]
+    upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
+    versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
 
     def check_unchanged(self) -> None:
-        """The data this use saw still holds the same values.
+        """Check that the data arguments still hold the values of the call.
 
         Raises:
-            RuntimeError: an in-place operation has overwritten it since.
+            RuntimeError: an in-place operation has overwritten one since.
         """
         for tensor, version in self.versions:
             if tensor._version != version:
@@ -75,7 +71,7 @@ class DerivedWeight:
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor that the root module returned, and where its gradient arrives."""
+    """A tensor that the root module returned, and the edge at which its gradient arrives."""
 
     tensor: Tensor
     edge: GradientEdge
@@ -89,30 +85,34 @@ class RootCall:
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    outputs: Mapping[int, Output]  # by their place among all that it returned; those that a gradient can arrive at
-    autocast: Mapping[str, torch.dtype]  # the kinds of device that computed in lower precision, and in which
-    silent: Callable[[], AbstractContextManager[None]]  # within it the tape records nothing
+    outputs: Mapping[int, Output]  # by position among the returned tensors; those at which a gradient can arrive
+    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+    silent: Callable[[], AbstractContextManager[None]]  # a context in which the tape records nothing
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the tape recorded between two calls of :meth:`Tape.pop`."""
+
+    uses: tuple[Use, ...]
+    derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
+    calls: tuple[RootCall, ...]
+    sorts: bool  # a tensor was sorted by its values, so the order of the examples may differ in each batch
+
+    @property
+    def outputs(self) -> list[GradientEdge]:
+        """The edges of what the root module returned."""
+        return [output.edge for call in self.calls for output in call.outputs.values()]
 
 
 @dataclass
-class Record:
-    """What the tape has seen since it was last cleared."""
+class _Draft:
+    """A recording while it grows."""
 
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
-    paths: Any = None  # the ways from the losses down to the parameters, once they have been followed
-    examples: Sequence[Any] = ()  # where each use holds its examples, once that is known
-    sorts: bool = False  # something was sorted by its values, so the order of the examples may differ in each batch
-
-    @property
-    def outputs(self) -> list[GradientEdge]:
-        """What the root module returned that a gradient can arrive at."""
-        return [output.edge for call in self.calls for output in call.outputs.values()]
-
-    def copy(self) -> Record:
-        """The same record, for a second backward pass."""
-        return replace(self, uses=list(self.uses), calls=list(self.calls))
+    sorts: bool = False
 
 
 class Tape:
@@ -123,15 +123,15 @@ class Tape:
 
     Args:
         root: the module to record.
-        rewrites: for an operation that hides its steps, a function that takes them one by one. It runs in the
-            operation's place while that uses a weight, unless it returns ``NotImplemented``.
+        rewrites: for a composite operation, a function that computes the same from operations that have rules. It
+            runs in place of a use of that operation, unless it returns ``NotImplemented``.
     """
 
     def __init__(self, root: nn.Module, rewrites: Mapping[Operation, Operation]) -> None:
         self.root = root
         self._rewrites = rewrites
         self.parameters = {name: p for name, p in root.named_parameters() if p.requires_grad}
-        self.record = Record()
+        self._draft = _Draft()
         self._depth = 0
         self._arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}  # before other hooks change them
         self._recorder: _Recorder | None = None
@@ -141,31 +141,37 @@ class Tape:
             root.register_forward_hook(hook.closes, always_call=True),
         )
 
-    def clear(self) -> Record:
-        """Hand over what was recorded and start anew."""
-        record, self.record = self.record, Record()
-        return record
+    @property
+    def recording(self) -> Recording:
+        """What was recorded since the last :meth:`pop`."""
+        draft = self._draft
+        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), draft.sorts)
+
+    def pop(self) -> Recording:
+        """Return what was recorded and forget it."""
+        recording, self._draft = self.recording, _Draft()
+        return recording
 
     def close(self) -> None:
         """Remove the hooks; the module is as it was."""
         for handle in self._handles:
             handle.remove()
-        self._stop()  # an interrupt may have left a call half done
-        self.clear()
+        self._stop()  # an interrupt may have left a call unfinished
+        self.pop()
 
     def open(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Start recording one call of the root module with these arguments; calls inside that call change nothing."""
+        """Start recording one call of the root module with these arguments; nested calls change nothing."""
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
         self._arguments = args, kwargs
-        self._recorder = _Recorder(self.record, self.parameters.values(), _constants(self.root), self._rewrites)
+        self._recorder = _Recorder(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
 
     def shut(self, output: object) -> None:
         """Stop recording the call of the root module that returned ``output``."""
         if not self._depth:
-            return  # a hook that runs before ours has stopped the call before it was opened
+            return  # a hook that runs before ours has ended the call before recording started
         self._depth -= 1
         if self._depth or self._recorder is None:
             return
@@ -178,7 +184,7 @@ class Tape:
         }
         if returned:
             autocast = _autocast(output.tensor for output in returned.values())
-            self.record.calls.append(RootCall(self.root, args, kwargs, returned, autocast, self._silent))
+            self._draft.calls.append(RootCall(self.root, args, kwargs, returned, autocast, self._silent))
 
     @contextmanager
     def _silent(self) -> Iterator[None]:
@@ -195,7 +201,7 @@ class Tape:
 
 
 class _RootHook:
-    """The two hooks of a root module. A copy of the module carries copies that do nothing."""
+    """The two hooks of a root module. A deep copy of the module carries copies that do nothing."""
 
     def __init__(self, tape: Tape | None, root: nn.Module | None) -> None:
         self._tape = tape
@@ -240,7 +246,7 @@ def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]
 
 @dataclass(frozen=True)
 class _Weight:
-    """A trainable parameter, or what was computed from some, as it was then."""
+    """A trainable parameter or a derived weight, with its version counter at that time."""
 
     tensor: Tensor
     parents: tuple[Tensor, ...]
@@ -252,19 +258,19 @@ class _Weight:
 
 
 class _Recorder(TorchFunctionMode):
-    """Sees every torch call of one forward pass and files it as a use, a derived weight, a constant or plain data."""
+    """Records every torch call of one forward pass as a use, a derived weight, a constant or plain data."""
 
     def __init__(
         self,
-        record: Record,
+        draft: _Draft,
         weights: Iterable[Tensor],
         constants: Iterable[Tensor],
         rewrites: Mapping[Operation, Operation],
     ) -> None:
         super().__init__()
-        self._record = record
+        self._draft = draft
         self._rewrites = rewrites
-        # Values keep their tensors alive, so that an identity is never reused within the pass.
+        # The values keep their tensors alive, so that no ``id`` is reused within the pass.
         self._weights = {id(p): _Weight(p, (p,), None) for p in weights}
         self._constants = {id(tensor): tensor for tensor in constants}
 
@@ -280,42 +286,42 @@ class _Recorder(TorchFunctionMode):
             elif not self._is_constant(tensor):
                 data.append(tensor)
         if not weights:
-            self._record.sorts |= func in _SORTING
+            self._draft.sorts |= func in _SORTING
             output = func(*args, **kwargs)
             if not data:
-                self._file_constants(output)
+                self._record_constants(output)
             elif args and id(args[0]) in self._constants:
                 del self._constants[id(args[0])]  # data may have been written into it
             return output
-        if data and (taken_apart := self._rewrites.get(func)):
+        if data and (rewrite := self._rewrites.get(func)):
             with self:
-                output = taken_apart(*args, **kwargs)
+                output = rewrite(*args, **kwargs)
             if output is not NotImplemented:
                 return output
         upstream = tuple(tensor.grad_fn for tensor in data if tensor.grad_fn is not None)
         output = func(*args, **kwargs)
         if data:
-            self._file_use(func, args, kwargs, tuple(weights.values()), data, upstream, output)
+            self._record_use(func, args, kwargs, tuple(weights.values()), data, upstream, output)
             if args and output is args[0]:
                 self._weights.pop(id(output), None)  # data was written into it
         else:
             written = args[0] if func is Tensor.__setitem__ else output
-            self._file_derived(func, args, kwargs, tuple(weights.values()), written)
+            self._record_derived(func, args, kwargs, tuple(weights.values()), written)
         return output
 
     def _is_weight(self, tensor: Tensor) -> bool:
-        # What was written into through a view holds more than was filed; it counts as data, whose graph is searched.
+        # A weight that was written into through a view no longer is what was recorded; it counts as data.
         known = self._weights.get(id(tensor))
         return known is not None and known.is_unchanged
 
     def _is_constant(self, tensor: Tensor) -> bool:
         return id(tensor) in self._constants and not tensor.requires_grad  # no weight was written into it
 
-    def _file_constants(self, output: object) -> None:
+    def _record_constants(self, output: object) -> None:
         for tensor in _outputs(output):
             self._constants[id(tensor)] = tensor
 
-    def _file_derived(
+    def _record_derived(
         self,
         func: Operation,
         args: tuple[Any, ...],
@@ -329,9 +335,9 @@ class _Recorder(TorchFunctionMode):
                 self._constants[id(tensor)] = tensor
             elif not self._is_weight(tensor):
                 self._weights[id(tensor)] = _Weight(tensor, parents, tensor._version)
-                self._record.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
+                self._draft.derived[id(tensor)] = DerivedWeight(tensor, parents, func, args, kwargs)
 
-    def _file_use(
+    def _record_use(
         self,
         func: Operation,
         args: tuple[Any, ...],
@@ -351,8 +357,20 @@ class _Recorder(TorchFunctionMode):
         edges = tuple(get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in tensors)
         if any(edges):
             first, several = tensors[0], not isinstance(output, Tensor)
-            self._record.uses.append(
-                Use(func, args, kwargs, weights, edges, several, first.dim(), first.dtype, upstream, versions)
+            self._draft.uses.append(
+                Use(
+                    func,
+                    args,
+                    kwargs,
+                    weights,
+                    outputs=edges,
+                    edges=tuple(edge for edge in edges if edge is not None),
+                    several=several,
+                    axes=first.dim(),
+                    dtype=first.dtype,
+                    upstream=upstream,
+                    versions=versions,
+                )
             )
 
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from noisette.clipping.accumulator import Pending
-from noisette.clipping.clipping_rules import ClippingRule, Group, factors_within
+from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import hooks_off
+from noisette.clipping.norms import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
+from noisette.gradients.per_example import user_hooks_disabled
 from noisette.lipschitz import NormBound, is_constrained, propagation
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
@@ -102,8 +102,9 @@ class LipschitzBound:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
         self._projected: dict[str, tuple[Any, ...]] = {}
         self._group: Group | None = None  # of the batch under way: all its pieces have the same bound
-        self._pending = Pending()
+        self._pending = Accumulator()
         self._counted: Tensor | None = None
+        self._count: Count | None = None  # released with the last batch
         self._checked: set[str] = set()
         self._scores: GradientEdge | None = None
         self._project_if_moved()
@@ -171,7 +172,7 @@ class LipschitzBound:
         self._refuse_moved()
         self._check_kind_once(losses, scores)
         gradient, twice_counted = self._within_limit(losses, scores)
-        with hooks_off(self._parameters.values()):
+        with user_hooks_disabled(self._parameters.values()):
             grads = torch.autograd.grad([scores], list(self._parameters.values()), [gradient], allow_unused=True)
         found = {name: g for name, g in zip(self._parameters, grads, strict=True) if g is not None}
         if not all(g.sum().isfinite() or g.isfinite().all() for g in found.values()):  # a sum is quicker
@@ -193,7 +194,7 @@ class LipschitzBound:
         left = 1.0 if count is None else 1.0 - count.share
         parts = self.allocation.parts(self.sensitivities(), self._parameters)
         sums, counted = self._pending.pop_sums(self._parameters), self._counted
-        self._group, self._counted = None, None
+        self._group, self._counted, self._count = None, None, count
         taken = [
             BoundedSum(
                 tuple(self._parameters[name] for name in part.names),
@@ -206,7 +207,7 @@ class LipschitzBound:
         return taken if count is None else [*taken, count_within_norm(count, counted)]
 
     def after_step(self) -> None:
-        """Project the weights.
+        """Project the weights, and give adaptive logit clipping the count that was released.
 
         Raises:
             PrivacyError: they are in half precision.
@@ -218,6 +219,10 @@ class LipschitzBound:
             )
         project(self.model)
         self._projected = self._versions()
+        count, self._count = self._count, None
+        released = count.released.grad if count is not None else None
+        if isinstance(self.logit_clipping, AdaptiveRule) and released is not None:
+            self.logit_clipping.adapt(float(released))
 
     def state(self) -> Mapping[str, float]:
         """What logit clipping has learned from released values; empty where it learns nothing."""
@@ -253,7 +258,7 @@ class LipschitzBound:
         norms = gradient.detach().double().flatten(1).norm(dim=1)
         group = self._batch_group()
         limit = Group((_SCORES,), self.score_limit(), group.factor)
-        factors = factors_within([limit], norms.unsqueeze(0))[0]
+        factors = clipping_factors([limit], norms.unsqueeze(0))[0]
         kept = factors.isfinite()
         shaped = (-1, *[1] * (gradient.dim() - 1))
         gradient = torch.where(kept.view(shaped), gradient * factors.to(gradient.dtype).view(shaped), 0)

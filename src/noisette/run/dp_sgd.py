@@ -1,4 +1,13 @@
-"""Steps of noised gradients around the user's own model and optimizer. What they cost is for others to say."""
+"""DP-SGD, algorithm 1 of Abadi et al. 2016, and the function that computes each of its lines.
+
+1. Take a random batch, each record with probability q    ``batches``: ``sampling.poisson.PoissonSampler.indices``
+2. Compute the gradient of each example                   ``backward``: ``gradients.per_example.per_example_gradients``
+3. Clip each to norm C and add them up                    ``backward``: ``clipping.norms.clip_and_sum``
+4. Add noise of std sigma C, divide by the batch size     ``_release_before_step``: ``mechanisms.gaussian.GaussianRelease``
+5. Take a step of descent                                 ``optimizer.step``, the user's own
+
+The code below reads in this order.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +24,17 @@ from noisette._internal.keystream import SecretKey
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.sampling.loading import gatherer
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
-from noisette.sampling.poisson import Batch, PoissonSampler, gatherer
+from noisette.sampling.poisson import Batch, PoissonSampler
 from noisette.validation.optimizer import check_coverage, held_by
 
 
 class DpSgdRun(ABC):
-    """A training run under way: draws its batches, bounds their gradients and releases them with noise.
+    """The steps of DP-SGD around the user's own model and optimizer. Accounting is left to the subclasses.
 
-    A ``with`` block, or ``close()``, leaves model and optimizer as they were. Of its planned ``steps``, ``steps_taken``
-    have moved the weights, and ``steps_lost`` went down with a process that died.
+    A ``with`` block, or ``close()``, removes every hook from model and optimizer. Of its planned ``steps``,
+    ``steps_taken`` have moved the weights, and ``steps_lost`` were lost when a process crashed.
     """
 
     def __init__(
@@ -52,31 +62,30 @@ class DpSgdRun(ABC):
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         self._release = GaussianRelease(key, noise_multiplier, expected_batch_size)
         self._names = {id(p): name for name, p in bound.parameters.items()}
-        self._batch: Batch | None = None
-        self._step_due = False
-        self._written: dict[int, Tensor | None] = {}
-        self._handles = [
-            optimizer.register_step_pre_hook(self._before_step),
+        self._batch: Batch | None = None  # drawn and not yet released
+        self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._release_before_step),
             optimizer.register_step_post_hook(lambda *_: self.bound.after_step()),
-            register_optimizer_step_pre_hook(self._before_any_step),
+            register_optimizer_step_pre_hook(self._refuse_second_optimizer),
         ]
 
     @abstractmethod
-    def _before_batch(self) -> None:
-        """A batch is about to be drawn."""
+    def _reserve_step(self) -> None:
+        """Account for a step before its batch is drawn."""
 
     @abstractmethod
-    def _before_release(self) -> None:
-        """A batch is about to be released; nothing can keep it back any more."""
+    def _commit_step(self) -> None:
+        """Account for a release before its noise is drawn; from here on it cannot be taken back."""
 
     @property
     def noise_multiplier(self) -> float:
-        """Standard deviation of the noise in units of the bound."""
+        """Standard deviation of the noise in units of the sensitivity."""
         return self._release.noise_multiplier
 
     @property
     def steps_spent(self) -> int:
-        """How far the run has come on its way to ``steps``: those taken and those lost."""
+        """Number of steps that count towards ``steps``: those taken and those lost."""
         return self.steps_taken + self.steps_lost
 
     @property
@@ -85,89 +94,81 @@ class DpSgdRun(ABC):
         return max(0, self.steps - self.steps_spent)
 
     def batches(self) -> Iterator[Batch]:
-        """The logical batches that remain, drawn by Poisson sampling; each may be empty and each needs one step.
+        """Line 1: the batches that remain, drawn by Poisson sampling. Each may be empty, and each needs one step.
 
         Raises:
             PrivacyError: a batch was left without ``optimizer.step()``.
         """
         while self.steps_left:
-            self._check_step_done()
-            self._before_batch()
+            self._check_step_taken()
+            self._reserve_step()
             self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._gather, self._measured)
-            self._step_due = True
             yield self._batch
-        self._check_step_done()
+        self._check_step_taken()
 
     def backward(self, losses: Tensor) -> None:
-        """Add the bounded gradients of the piece in hand to the pending sum.
+        """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
 
-        Where memory runs out in a piece of ``batch.microbatches("auto")``, nothing is added and the piece comes
-        again in halves.
+        Where memory runs out in a microbatch of ``batch.microbatches("auto")``, nothing is added and the same examples
+        come again in halves.
 
         Args:
-            losses: one value per example of the piece, shape (b,).
+            losses: one value per example of the microbatch, shape (b,).
 
         Raises:
-            PrivacyError: losses that are not those of the piece in hand, a second backward of one piece, or what the
-                bound refuses.
+            PrivacyError: the losses are not those of the current microbatch, backward was called twice for one, or
+                the bound refuses them.
         """
-        if self._batch is None or self._batch.piece is None:
+        batch = self._batch
+        if batch is None or batch.current is None:
             raise PrivacyError(
-                "backward needs a piece of a batch: call it once for each piece in "
-                "`for ... in batch.microbatches(size)`, within `for batch in run.batches()`. Examples drawn in another way carry no claim."
+                "backward needs a microbatch: call it once for each one in `for ... in batch.microbatches(size)`, "
+                "within `for batch in run.batches()`. Examples drawn in another way have no guarantee."
             )
-        if losses.dim() == 1 and losses.shape[0] != self._batch.piece:
+        if losses.dim() == 1 and losses.shape[0] != batch.current:
             raise PrivacyError(
-                f"the piece in hand has {self._batch.piece} examples, but there are {losses.shape[0]} losses: "
-                "give one loss for each example of the piece"
+                f"the current microbatch has {batch.current} examples, but there are {losses.shape[0]} losses: give "
+                "one loss for each example of the microbatch"
             )
         try:
             self.bound.backward(losses)
         except torch.OutOfMemoryError:
-            if not self._batch.retry_smaller():
+            if not batch.retry_smaller():
                 raise
             if not losses._is_view():
-                losses.detach_()  # the caller holds on to the losses, and so to all activations of the piece
+                losses.detach_()  # the caller's reference to the losses would keep all activations alive
         else:
-            self._batch.bounded += self._batch.piece
-            self._batch.piece = None
+            batch.bounded += batch.current
+            batch.current = None
 
-    def _check_step_done(self) -> None:
-        if self._step_due:
-            raise PrivacyError(
-                "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
-                "whether a step happens must not depend on the data"
-            )
-
-    def _before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Release the batch: what the optimizer finds in ``.grad`` is noised."""
+    def _release_before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised."""
         if args[1:] or kwargs.get("closure") is not None:  # the first argument is the optimizer
             raise PrivacyError(
                 "optimizer.step(closure) computes gradients that are not private; call step() without a closure"
             )
-        if not self._step_due:
+        batch = self._batch
+        if batch is None:
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
         self._check_gradients()
-        assert self._batch is not None
-        self._batch.check_bounded(len(self._batch.indices))
-        check_coverage(optimizer, self.bound)
-        # All of this first: a release that breaks off half-way counts, and its noise is never drawn again.
-        self._before_release()
-        step = self.steps_taken
-        self._step_due, self._batch = False, None
+        batch.check_bounded(len(batch.indices))
+        if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
+            check_coverage(optimizer, self.bound)
+        # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
+        self._commit_step()
+        step, self._batch = self.steps_taken, None
         self.steps_taken += 1
         self._release(self.bound.pop_sums(), self._names, step=step)
         for p in self.bound.parameters.values():
             self._written[id(p)] = _call_gradient_hooks(p)
 
-    def _before_any_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Another optimizer must not move parameters that this run answers for."""
-        if optimizer is not self.optimizer and (shared := held_by(optimizer) & self._names.keys()):
+    def _check_step_taken(self) -> None:
+        if self._batch is not None:
             raise PrivacyError(
-                f"a second optimizer ({type(optimizer).__name__}) steps {self._listed(shared)}, which a run of noised "
-                "steps trains; give it other parameters, or close the run first"
+                "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
+                "whether a step happens must not depend on the data"
             )
 
     def _check_gradients(self) -> None:
@@ -182,18 +183,26 @@ class DpSgdRun(ABC):
                 "or .grad was set. Call run.backward(losses) instead, and clear these with optimizer.zero_grad()"
             )
 
+    def _refuse_second_optimizer(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A hook before the step of any optimizer: no other one may move the parameters of this run."""
+        if optimizer is not self.optimizer and (shared := held_by(optimizer) & self._names.keys()):
+            raise PrivacyError(
+                f"a second optimizer ({type(optimizer).__name__}) steps {self._listed(shared)}, which a DP-SGD run "
+                "trains; give it other parameters, or close the run first"
+            )
+
     def _listed(self, ids: set[int]) -> str:
         names = sorted(self._names[i] for i in ids)
         return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
-    def _let_go(self) -> None:
-        """Take every hook off model and optimizer."""
-        for handle in self._handles:
+    def _remove_hooks(self) -> None:
+        """Remove every hook from model and optimizer."""
+        for handle in self._hooks:
             handle.remove()
 
     @abstractmethod
     def close(self) -> None:
-        """Leave model and optimizer as they were."""
+        """Remove every hook from model and optimizer."""
 
     def __enter__(self) -> Self:
         return self
@@ -205,7 +214,7 @@ class DpSgdRun(ABC):
 
 
 def _call_gradient_hooks(p: Tensor) -> Tensor | None:
-    """The user's gradient hooks of a parameter see the noised gradient, as they would any other; what is left of it."""
+    """Call the user's gradient hooks of a parameter with its noised gradient; return what is in ``.grad`` then."""
     hooks: Mapping[int, Any] = p._backward_hooks or {}
     for hook in list(hooks.values()):
         if p.grad is not None and (changed := hook(p.grad)) is not None:

@@ -9,7 +9,7 @@ from torch.optim.optimizer import Optimizer
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.accounting.sampling_plan import check_numbers, schedule
-from noisette.clipping.engines.per_example_loop import MultiLoss, PerExampleLoop
+from noisette.clipping.engines import MultiLoss, PerExampleLoop
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
 from noisette.run.dp_sgd import DpSgdRun
@@ -124,13 +124,13 @@ class NonPrivateRun(DpSgdRun):
             "that keeps examples apart, such as noisette.nn.PublicBatchNorm, and noisette.privatize"
         )
 
-    def _before_batch(self) -> None:
+    def _reserve_step(self) -> None:
         """Nothing is reserved."""
 
-    def _before_release(self) -> None:
+    def _commit_step(self) -> None:
         """Nothing is paid."""
 
     def close(self) -> None:
         """Leave model and optimizer as they were."""
-        self._let_go()
+        self._remove_hooks()
         self.bound.close()

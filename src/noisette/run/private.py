@@ -1,4 +1,4 @@
-"""The one joiner: sampling, bounding, release and accounting around the user's own model and optimizer."""
+"""A private training run: DP-SGD with a ledger, a budget and checkpoints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from noisette.run.dp_sgd import DpSgdRun
 from noisette.validation import ValidateOnFirstCall, check_no_batch_norm
 from noisette.validation.optimizer import check_optimizer
 
-# Steps reserved at once in a ledger on disk: what a crash may count too many, for one fsync in so many steps.
+# Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much.
 _LEASE = 64
 
 
@@ -44,9 +44,9 @@ def privatize(
     ledger: Ledger | None = None,
     allow_large_delta: bool = False,
 ) -> PrivateRun:
-    """Attach differentially private training to a model and an optimizer, which stay yours.
+    """Attach differentially private training to your own model and optimizer.
 
-    Every public quantity is declared: nothing is read from the length of ``dataset``, whose records only fill batches.
+    Every public quantity is declared: none is computed from the length of ``dataset``.
 
     Args:
         bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
@@ -57,13 +57,13 @@ def privatize(
         steps: number of logical steps.
         public_size: declared number of records, to give ``sampling_rate`` as expected batch size over it.
         epochs: passes over the declared size, to give ``steps``.
-        epsilon: the budget that the noise is calibrated to, for this run and all that stands in ``ledger`` together;
-            needs ``delta``.
-        noise_multiplier: standard deviation of the noise in units of the bound; calibrated to ``epsilon`` unless
+        epsilon: the privacy budget of this run together with everything in ``ledger``; the noise is calibrated to it.
+            Needs ``delta``.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity; calibrated to ``epsilon`` unless
             given. With both, the steps must fit in the budget.
         delta: probability with which the bound on epsilon may fail; below one over the declared size.
-        accountant: prices the run; ``PldAccountant()`` unless given.
-        ledger: where what is spent is written; in memory unless given.
+        accountant: computes epsilon; ``PldAccountant()`` unless given.
+        ledger: records every release; in memory unless given.
         allow_large_delta: accept a delta of one over the declared size or more.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, of all weights and optimizer
@@ -117,10 +117,10 @@ def privatize(
 
 
 class PrivateRun(DpSgdRun):
-    """A training run with a claim: each of its steps is on record before its batch is drawn, and has its price.
+    """A training run with a privacy guarantee: the ledger records each step before its batch is drawn.
 
-    Made by :func:`privatize`, or by :meth:`resume` from what :meth:`save` kept. The ``steps_lost`` with a process that
-    died are paid for like the others; ``extras`` is what :meth:`save` was given.
+    Made by :func:`privatize`, or by :meth:`resume` from a checkpoint of :meth:`save`. The ``steps_lost`` in a crash
+    count like the others; ``extras`` is what :meth:`save` was given.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class PrivateRun(DpSgdRun):
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
         first = bound.model.register_forward_pre_hook(ValidateOnFirstCall(bound), prepend=True, with_kwargs=True)
-        self._handles.append(first)
+        self._hooks.append(first)
 
     @property
     def event(self) -> PoissonGaussian:
@@ -169,41 +169,41 @@ class PrivateRun(DpSgdRun):
         return self.terms.event
 
     def epsilon(self, *, delta: float) -> float:
-        """What all that is recorded in the ledger costs at this delta, for adding or removing one record.
+        """Epsilon spent at this delta by everything in the ledger, for adding or removing one record.
 
-        Guarantee: an upper bound, from the accountant, with the noise generator's tail taken off delta.
+        Guarantee: an upper bound, from the accountant, with the noise generator's tail subtracted from delta.
         """
         return self._spending.epsilon(delta=delta)
 
     def delta_for_noise(self, delta: float) -> float:
-        """What is left of this delta for the Gaussian mechanisms, once the noise generator's tail is taken off."""
+        """What is left of this delta for the Gaussian mechanisms after subtracting the noise generator's tail."""
         return self._spending.delta_for_noise(delta)
 
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
-        """Keep in a folder what it takes to go on with this run in another process; an older checkpoint goes.
+        """Write a checkpoint from which another process can resume this run; it replaces an older one.
 
-        That is the weights, the state of optimizer and bound, the terms of the run, where its ledger lies, and a keyed
-        fingerprint of the data set. No key of noise or sampling is kept, and nothing private but the fingerprint,
-        whose file goes when the run is closed after its last step.
+        It holds the weights, the state of optimizer and bound, the run's parameters, the path of its ledger, and a
+        keyed fingerprint of the data set. No key of noise or sampling is written, and nothing private but the
+        fingerprint, whose file is deleted when the run is closed after its last step.
 
         Args:
-            folder: made if it is not there; its files can be read by their owner alone.
-            extras: what ``extras`` shall hold after :meth:`resume`; what it holds now unless given. Tensors, numbers,
-                text, and mappings and sequences of those, that know of the records only what was released.
+            folder: created if it does not exist; its files are readable by their owner alone.
+            extras: the value of ``extras`` after :meth:`resume`; its current value unless given. Tensors, numbers,
+                text, and mappings and sequences of those, computed from released values only.
 
         Raises:
-            ValueError: the ledger is in memory, so that what was spent ends with the process.
-            TypeError: something in the model, the optimizer or ``extras`` cannot be kept.
+            ValueError: the ledger is in memory, so the privacy spent would be forgotten with the process.
+            TypeError: something in the model, the optimizer or ``extras`` cannot be saved.
             OSError: the files cannot be written; the older checkpoint stays.
         """
         if self.ledger.path is None:
             raise ValueError(
-                "a run whose ledger is in memory cannot be resumed, since nothing would know what was spent; give "
-                "privatize a Ledger(path)"
+                "a run whose ledger is in memory cannot be resumed, because what it spent is forgotten with the "
+                "process; give privatize a Ledger(path)"
             )
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if folder != self._saved_in:  # first: a checkpoint without it could not be resumed
+        if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed
             if self._fingerprint is None:
                 self._fingerprint = Fingerprint.of(self._dataset)
             self._fingerprint.write(folder)
@@ -229,27 +229,27 @@ class PrivateRun(DpSgdRun):
         accountant: Accountant | None = None,
         ledger: Ledger | None = None,
     ) -> Self:
-        """Go on with a run from its checkpoint, with what is left of its steps and under fresh secret randomness.
+        """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
-        What the ledger holds of the run beyond the checkpoint is paid for and lost: a process that died may have
-        released it. So however often a run dies, it never makes more steps than were planned.
+        Steps in the ledger beyond the checkpoint are spent and lost, because the crashed process may have released
+        them. So a run never makes more steps than planned, however often it crashes.
 
         Args:
-            folder: where :meth:`save` kept the run.
-            bound: of a model like the one that was saved, which gets its weights.
-            optimizer: like the one that was saved, whose state it gets.
+            folder: where :meth:`save` wrote the checkpoint.
+            bound: of a model like the saved one, which gets the saved weights.
+            optimizer: like the saved one, which gets the saved state.
             dataset: the same records.
-            accountant: prices the run; ``PldAccountant()`` unless given.
-            ledger: that of the run; opened where it lay, as seen from the folder, unless given.
+            accountant: computes epsilon; ``PldAccountant()`` unless given.
+            ledger: the run's ledger; opened at its path, relative to the folder, unless given.
 
-        Guarantee: that of :func:`privatize`, of all that every process of the run released together.
+        Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
         Raises:
-            FileNotFoundError: the checkpoint or the ledger is not there.
-            ValueError: a file was cut or altered, or model, optimizer or data set are not those of the run; all are
-                left as they were.
-            PrivacyError: the ledger does not go on from where the run was saved, is in use, or holds so much else by
-                now that the rest of the run would exceed its budget; and what :func:`privatize` refuses.
+            FileNotFoundError: the checkpoint or the ledger does not exist.
+            ValueError: a file was truncated or altered, or model, optimizer or data set are not those of the run; all
+                are left as they were.
+            PrivacyError: the ledger does not continue from the checkpoint, is in use, or has recorded so much else that
+                the rest of the run would exceed its budget; and everything that :func:`privatize` refuses.
         """
         folder = Path(folder)
         saved = SavedRun.read(folder)
@@ -271,7 +271,7 @@ class PrivateRun(DpSgdRun):
                 steps_lost=saved.steps_lost(ledger),
                 extras=saved.extras,
             )
-            undone.callback(run._let_go)
+            undone.callback(run._remove_hooks)
             if run.steps_left:
                 run._check_data(folder)
                 run.check_budget()
@@ -281,13 +281,13 @@ class PrivateRun(DpSgdRun):
         return run
 
     def _check_data(self, folder: Path) -> None:
-        """The records are those that the run began with."""
+        """Check that the records are those that the run began with."""
         self._fingerprint = Fingerprint.read(folder)
         if not self._fingerprint.fits(self._dataset):
             raise ValueError("the data set is not the one that the run began with; resume it with the same records")
 
     def check_budget(self) -> None:
-        """The steps that are left fit in the budget, beside all that stands in the ledger by now.
+        """Check that the remaining steps fit in the budget, together with everything in the ledger.
 
         Raises:
             PrivacyError: they do not.
@@ -295,8 +295,8 @@ class PrivateRun(DpSgdRun):
         self._spending.check_budget(self.steps_left)
         self._beside = self.terms.beside(self.ledger.events)
 
-    def _before_batch(self) -> None:
-        """The ledger knows of a step before its batch is drawn, so no crash can hide what was spent."""
+    def _reserve_step(self) -> None:
+        """Write the step to the ledger before its batch is drawn, so that no crash can hide what was spent."""
         if self._reserved == 0:
             if self.terms.beside(self.ledger.events) != self._beside:
                 self.check_budget()
@@ -304,13 +304,13 @@ class PrivateRun(DpSgdRun):
             self.ledger.reserve(self.event, lease)
             self._reserved = lease
 
-    def _before_release(self) -> None:
+    def _commit_step(self) -> None:
         self.ledger.commit(self.event)
         self._reserved -= 1
 
     def close(self) -> None:
-        """Leave model and optimizer as they were; give back what was reserved and not used."""
-        self._let_go()
+        """Remove every hook from model and optimizer, and return the reserved steps that were not used."""
+        self._remove_hooks()
         self.bound.close()
         try:
             self.ledger.release()

@@ -17,9 +17,10 @@ from torch.utils.data import TensorDataset
 
 from noisette import models
 from noisette.accounting import Ledger
-from noisette.clipping.clipping_rules import FlatClipping, Group, PerLayerClipping
+from noisette.clipping import FlatClipping, PerLayerClipping
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.engines.per_example_loop import PerExampleLoop
+from noisette.clipping.norms import Group
 from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet, Split
 from noisette.lipschitz import is_constrained

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from noisette.gradients.autograd_graph import follow
+from noisette.gradients.autograd_graph import search
 from noisette.gradients.rules import find_rule, named_arguments, operation_name, rewrites
 from noisette.gradients.tape import Tape
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
@@ -60,18 +60,18 @@ def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
     try:
         with torch.enable_grad():
             output = model(*inputs)
-        record = tape.record
+        recording = tape.recording
         names = {id(p): name for name, p in tape.parameters.items()}
         names |= {
             key: " + ".join(names[id(p)] for p in weight.parents) + f" ({operation_name(weight.operation)})"
-            for key, weight in record.derived.items()
+            for key, weight in recording.derived.items()
         }
         lines = [
             _line(names[id(weight)], weight, use.operation, named_arguments(use.operation, use.args, use.kwargs))
-            for use in record.uses
+            for use in recording.uses
             for weight in use.weights
         ]
-        used = {id(p) for use in record.uses for w in use.weights for p in _roots(w, record.derived)}
+        used = {id(p) for use in recording.uses for w in use.weights for p in _roots(w, recording.derived)}
         unused = tuple(name for name, p in tape.parameters.items() if id(p) not in used)
         stray = _stray(output, tape)
     finally:
@@ -122,5 +122,5 @@ def _stray(output: Any, tape: Tape) -> list[str]:
     total = torch.stack([leaf.sum() for leaf in leaves]).sum()
     return [
         f"{name}: reaches the output by an operation that was not seen (a custom autograd function or an extension)"
-        for name in follow(total, tape.record, tape.parameters).uncovered
+        for name in search(total, tape.recording.uses, tape.parameters).uncovered
     ]

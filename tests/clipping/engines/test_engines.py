@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
 from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
-from noisette.clipping.engines.book_keeping import BookKeeping, TwoPass
-from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.engines import BookKeeping, TwoPass, Vmap
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 

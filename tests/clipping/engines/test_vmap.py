@@ -195,7 +195,7 @@ def test_repeated_calls_are_not_recorded() -> None:
     model = mlp()
     clip = PerExampleClip(model, 0.5, engine=Vmap(2))
     clip.backward(squares(model, torch.randn(5, 6)))
-    assert clip._tape.record.uses == clip._tape.record.calls == []
+    assert clip._tape.recording.uses == clip._tape.recording.calls == ()
     clip.close()
 
 

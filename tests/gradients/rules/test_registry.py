@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules import Examples, find_rule, named_arguments, operation_name, rule
+from noisette.gradients.rules import Examples, find_rule, match, named_arguments, operation_name, rule
 from noisette.gradients.rules.linear import linear_weight
-from noisette.gradients.rules.registry import operands
 
 
 def test_find_rule() -> None:
@@ -60,7 +59,7 @@ def test_named_arguments() -> None:
     x, w = torch.zeros(1), torch.zeros(1)
     assert list(named_arguments(torch.nn.functional.linear, (x, w), {"bias": None})) == ["input", "weight", "bias"]
     assert list(named_arguments(torch.addbmm, (x, w), {})) == ["argument 0", "argument 1"]
-    assert operands(torch.addbmm) == ()
+    assert match(torch.addbmm, (x, w), {}, [w]).operands[0].rule is None
 
 
 def test_operation_names_are_readable() -> None:

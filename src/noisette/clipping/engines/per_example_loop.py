@@ -1,4 +1,4 @@
-"""Engines that take one backward pass for every example, through the graph of the whole batch. They need no rule."""
+"""The reference engine: one backward pass for every example, through the graph of the whole batch."""
 
 from __future__ import annotations
 
@@ -7,78 +7,55 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from noisette.clipping.engines.book_keeping import by_rules
 from noisette.clipping.engines.vmap import Vmap
-from noisette.clipping.norms import ClippedSum, Clipping, Norms, Sums, clip_and_add, group_of, hooks_off
+from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum, group_of
 from noisette.errors import PrivacyError
-from noisette.gradients.rules import Dense, ExampleGradients
-from noisette.gradients.tape import Record
+from noisette.gradients.per_example import LocatedRecording, per_example_gradients, user_hooks_disabled
 
 
 class PerExampleLoop:
-    """One backward pass for every example, clipped and added up one after the other. Slow, and the reference.
+    """One backward pass for every example, clipped and added up one after the other. Needs no rule; slow.
 
     A batch in which some gradient is not finite goes through rules, or through `Vmap` where one is missing.
     """
 
     def clipped_sum(
-        self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
         group = group_of(clipping.groups)
         total: Sums = {}
         norms: list[Tensor] = []
-        for used in _gradients(losses, parameters):
-            squared = losses.new_zeros(len(clipping.groups), 1)
-            for name, g in used.items():
+        for gradients in one_by_one(forward.losses, parameters):
+            squared = forward.losses.new_zeros(len(clipping.groups), 1)
+            for name, g in gradients.items():
                 squared[group[name]] += torch.linalg.vector_norm(g).square()
             norms.append(squared.sqrt())
             factors = clipping.factors(norms[-1])
             if not factors.isfinite().all():
-                return _apart(losses, record, parameters, clipping)
-            for name, g in used.items():
+                return by_rules_or_vmap(forward, parameters, clipping)
+            for name, g in gradients.items():
                 clipped = g * factors[group[name], 0]
                 total[name] = total[name] + clipped if name in total else clipped
         return ClippedSum(total, torch.cat(norms, 1))
 
 
-class MultiLoss:
-    """One backward pass for every example, stacked to examples x parameters, then clipped and added up at once.
-
-    Takes the memory of all per-example gradients. A batch in which some gradient is not finite goes through rules, or
-    through `Vmap` where one is missing.
-
-    Source: Lee & Kifer 2020 (multiLoss).
-    """
-
-    def clipped_sum(
-        self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
-        gradients = list(_gradients(losses, parameters))
-        names = dict.fromkeys(name for used in gradients for name in used)
-        norms = Norms(losses, clipping.groups)
-        forms: dict[str, ExampleGradients] = {}
-        for name in names:
-            rows = [used[name] if name in used else torch.zeros_like(parameters[name]) for used in gradients]
-            forms[name] = Dense(torch.stack(rows))
-            norms.add(name, forms[name])
-        if not norms.by_group().isfinite().all():
-            return _apart(losses, record, parameters, clipping)
-        return clip_and_add(forms, norms, clipping)
-
-
-def _gradients(losses: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def one_by_one(losses: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Each example's gradient of the parameters that its loss depends on."""
     params = list(parameters.values())
     for loss in losses.unbind():
-        with hooks_off(params):
+        with user_hooks_disabled(params):
             gradients = torch.autograd.grad(loss, params, retain_graph=True, allow_unused=True)
         yield {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
 
 
-def _apart(losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
-    """Zero times an infinite activation of one example spoils the gradients of all; rules and calls keep them apart."""
-    again = record.copy()
+def by_rules_or_vmap(forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
+    """The sum without the examples that are not finite.
+
+    In one graph for all examples, zero times an infinite activation of one example is not a number in the gradients of
+    all others. Rules and single calls keep the examples apart.
+    """
     try:
-        return by_rules(losses, record, parameters, clipping, retain_graph=True)
+        found = per_example_gradients(forward, parameters, keep=True, retain_graph=True)
+        return clip_and_sum(found, forward.losses, clipping)
     except PrivacyError:
-        return Vmap().clipped_sum(losses, again, parameters, clipping)
+        return Vmap().clipped_sum(forward, parameters, clipping)

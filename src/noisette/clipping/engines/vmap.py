@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from noisette._internal import checks
-from noisette.clipping.norms import ClippedSum, Clipping, Norms, Sums, clip_and_add
+from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum
 from noisette.errors import PrivacyError
-from noisette.gradients.rules import Dense, ExampleGradients
-from noisette.gradients.tape import Output, Record, RootCall
+from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
+from noisette.gradients.tape import Output, Recording, RootCall
 
 # By how much, in units of the largest output, a call may differ when it is repeated one example at a time.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
@@ -43,30 +43,28 @@ class Vmap:
         checks.count(chunk_size=self.chunk_size)
 
     def clipped_sum(
-        self, losses: Tensor, record: Record, parameters: Mapping[str, Tensor], clipping: Clipping
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
-        _refuse_other_ways(losses, record, parameters)
+        losses, recording = forward.losses, forward.recording
+        _refuse_other_paths(losses, recording, parameters)
         b = losses.shape[0]
-        repeats = _repeats(losses, record, parameters)
+        repeats = _repeats(losses, recording, parameters)
         sums: Sums = {}
         norms: list[Tensor] = []
         for start in range(0, b, self.chunk_size):
             rows = slice(start, min(start + self.chunk_size, b))
-            forms = _forms([repeat.gradients(rows) for repeat in repeats])
-            found = Norms(losses[rows], clipping.groups)
-            for name, form in forms.items():
-                found.add(name, form)
-            part = clip_and_add(forms, found, clipping)
+            found = PerExampleGradients.dense(_over_calls([repeat.gradients(rows) for repeat in repeats]))
+            part = clip_and_sum(found, losses[rows], clipping)
             norms.append(part.norms)
             for name, total in part.sums.items():
                 sums[name] = sums[name] + total if name in sums else total
         return ClippedSum(sums, torch.cat(norms, 1))
 
 
-def _forms(gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, ExampleGradients]:
-    """The gradients of all calls together."""
+def _over_calls(gradients: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The gradients of all calls of the model, added up."""
     names = gradients[0] if gradients else ()
-    return {name: Dense(torch.stack([of_call[name] for of_call in gradients]).sum(0)) for name in names}
+    return {name: torch.stack([of_call[name] for of_call in gradients]).sum(0) for name in names}
 
 
 class _Repeat:
@@ -138,9 +136,9 @@ class _Repeat:
         return gradients, outputs
 
 
-def _repeats(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> list[_Repeat]:
+def _repeats(losses: Tensor, recording: Recording, parameters: Mapping[str, Tensor]) -> list[_Repeat]:
     """Every call that the losses depend on."""
-    places = [(k, place, output) for k, call in enumerate(record.calls) for place, output in call.outputs.items()]
+    places = [(k, place, output) for k, call in enumerate(recording.calls) for place, output in call.outputs.items()]
     arriving = torch.autograd.grad(
         losses, [output.edge for _, _, output in places], torch.ones_like(losses), allow_unused=True
     )
@@ -149,7 +147,7 @@ def _repeats(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -
         if dy is not None:
             _check_output(place, output, losses.shape[0])
             dys.setdefault(k, {})[place] = dy
-    return [_Repeat(record.calls[k], of_call, parameters, losses.shape[0]) for k, of_call in dys.items()]
+    return [_Repeat(recording.calls[k], of_call, parameters, losses.shape[0]) for k, of_call in dys.items()]
 
 
 def _by_example(tensor: Tensor, b: int) -> Tensor:
@@ -166,8 +164,8 @@ def _check_output(place: int, output: Output, b: int) -> None:
         )
     if output.tensor._version != output.version:
         raise PrivacyError(
-            f"output {place} of the model was changed in place after the call, so engine=noisette.engines.Vmap() cannot "
-            "check that it repeats; use the out-of-place form of the operation that follows, or "
+            f"output {place} of the model was changed in place after the call, so engine=noisette.engines.Vmap() "
+            "cannot check that it repeats; use the out-of-place form of the operation that follows, or "
             "engine=noisette.engines.MultiLoss()"
         )
 
@@ -191,13 +189,13 @@ def _not_repeated(place: int, difference: str) -> PrivacyError:
     )
 
 
-def _refuse_other_ways(losses: Tensor, record: Record, parameters: Mapping[str, Tensor]) -> None:
-    """Every way from the losses to a parameter goes through an output of a call.
+def _refuse_other_paths(losses: Tensor, recording: Recording, parameters: Mapping[str, Tensor]) -> None:
+    """Check that every path from the losses to a parameter goes through an output of a call.
 
     Raises:
         PrivacyError: some do not; all such parameters are listed.
     """
-    outputs = {(edge.node, edge.output_nr) for edge in record.outputs}
+    outputs = {(edge.node, edge.output_nr) for edge in recording.outputs}
     names = {id(p): name for name, p in parameters.items()}
     found: set[str] = set()
     seen: set[Any] = set()
@@ -213,7 +211,7 @@ def _refuse_other_ways(losses: Tensor, record: Record, parameters: Mapping[str, 
             found.add(names[id(variable)])
     if found:
         raise PrivacyError(
-            f"{len(found)} parameters reach the losses by another way than through what the model returned: "
+            f"{len(found)} parameters reach the losses otherwise than through what the model returned: "
             f"{', '.join(sorted(found))}. Compute the losses from a call of the module itself, with no penalty on its "
             "parameters added (weight decay belongs to the optimizer)."
         )

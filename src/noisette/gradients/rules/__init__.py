@@ -22,8 +22,8 @@ from noisette.gradients.rules.forms import Rows as Rows
 from noisette.gradients.rules.forms import add as add
 from noisette.gradients.rules.forms import compact as compact
 from noisette.gradients.rules.registry import find_rule as find_rule
+from noisette.gradients.rules.registry import match as match
 from noisette.gradients.rules.registry import named_arguments as named_arguments
-from noisette.gradients.rules.registry import operands as operands
 from noisette.gradients.rules.registry import operation_name as operation_name
 from noisette.gradients.rules.registry import rewrite as rewrite
 from noisette.gradients.rules.registry import rewrites as rewrites

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from torch import Tensor
 
 Operation = Callable[..., Any]
 Rule = Callable[..., Any]  # -> ExampleGradients, or a list of them for an operand that is a list
@@ -64,13 +67,52 @@ def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:
 
 
 def rewrites() -> Mapping[Operation, Rewrite]:
-    """Every operation that is computed otherwise while it is recorded, and how."""
+    """Every operation that is replaced while it is recorded, with its replacement."""
     return MappingProxyType(_REWRITES)
 
 
-def operands(operation: Operation) -> tuple[str, ...]:
-    """Names of the operation's arguments in order; empty for an operation without rules."""
-    return _OPERANDS.get(operation, ())
+@dataclass(frozen=True)
+class OperandMatch:
+    """An operand of a use that holds trainable weights, and its rule."""
+
+    name: str
+    value: Any  # the argument: a weight, or a list or tuple with weights in it
+    weights: tuple[Tensor, ...]
+    rule: Rule | None
+    third_party: bool  # the rule was registered outside this package
+
+
+@dataclass(frozen=True)
+class Match:
+    """A use as the rules see it."""
+
+    arguments: dict[str, Any]  # by operand name, or "argument k" where no rule names it
+    unknown: tuple[str, ...]  # arguments that no rule of the operation names
+    operands: tuple[OperandMatch, ...]
+
+
+def match(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any], weights: Sequence[Tensor]) -> Match:
+    """Name the arguments of a call and find the rule of each operand that is, or holds, one of these weights.
+
+    ``linear(x, W, b)`` with the weights W and b has the arguments input, weight and bias and two operands: weight with
+    the rule ``linear_weight`` and bias with the rule ``linear_bias``.
+    """
+    arguments = named_arguments(operation, args, kwargs)
+    names = _OPERANDS.get(operation, ())
+    found = []
+    for name, value in arguments.items():
+        parts = value if type(value) in (list, tuple) else (value,)
+        held = []
+        for weight in weights:
+            for part in parts:
+                if part is weight:
+                    held.append(weight)
+                    break
+        if held:
+            rule = _RULES.get((operation, name))
+            third_party = rule is not None and not getattr(rule, "__module__", "").startswith("noisette.")
+            found.append(OperandMatch(name, value, tuple(held), rule, third_party))
+    return Match(arguments, tuple([name for name in arguments if name not in names]), tuple(found))
 
 
 def find_rule(operation: Operation, operand: str) -> Rule | None:
@@ -79,16 +121,16 @@ def find_rule(operation: Operation, operand: str) -> Rule | None:
 
 
 def named_arguments(operation: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The call's arguments under the operand names of its rules (numbered where the operation has none)."""
+    """The call's arguments by the operand names of its rules, or numbered where the operation has none."""
     names = _OPERANDS.get(operation, ())
-    if "axis" in kwargs and "dim" in names:  # NumPy's word for it
+    if "axis" in kwargs and "dim" in names:  # NumPy's name of it
         kwargs = {"dim" if name == "axis" else name: value for name, value in kwargs.items()}
     named = {names[k] if k < len(names) else f"argument {k}": value for k, value in enumerate(args)}
     return named | dict(kwargs)
 
 
 def operation_name(operation: Operation) -> str:
-    """A name a reader recognises: ``linear``, ``Tensor.add``."""
+    """The name that users know: ``linear``, ``Tensor.add``."""
     qualified = getattr(operation, "__qualname__", None) or getattr(operation, "__name__", repr(operation))
     return (
         qualified.replace("_VariableFunctionsClass.", "")

@@ -1,0 +1,36 @@
+"""The engine that stacks the gradients of all examples before it clips them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from noisette.clipping.engines.per_example_loop import by_rules_or_vmap, one_by_one
+from noisette.clipping.norms import ClippedSum, Clipping, clip_and_sum
+from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
+
+
+class MultiLoss:
+    """One backward pass for every example, stacked to (b, *parameter.shape), then clipped and added up at once.
+
+    Needs no rule, and the memory of all per-example gradients. A batch in which some gradient is not finite goes
+    through rules, or through `Vmap` where one is missing.
+
+    Source: Lee & Kifer 2020 (multiLoss).
+    """
+
+    def clipped_sum(
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
+    ) -> ClippedSum:
+        gradients = list(one_by_one(forward.losses, parameters))
+        stacked: dict[str, Tensor] = {}
+        for name in dict.fromkeys(name for of_example in gradients for name in of_example):
+            stacked[name] = torch.stack(
+                [of_example.get(name, torch.zeros_like(parameters[name])) for of_example in gradients]
+            )
+        found = PerExampleGradients.dense(stacked)
+        if not all(squared.isfinite().all() for squared in found.squared_norms.values()):
+            return by_rules_or_vmap(forward, parameters, clipping)
+        return clip_and_sum(found, forward.losses, clipping)
