@@ -1,10 +1,10 @@
-"""The refusals: what noisette raises instead of a warning when a privacy claim would not hold."""
+"""The errors that noisette raises where a privacy guarantee would not hold."""
 
 from __future__ import annotations
 
 
 class PrivacyError(RuntimeError):
-    """What was asked cannot carry a privacy claim; the message names the cause and the way out."""
+    """The request cannot have a privacy guarantee; the message names the cause and the way out."""
 
 
 class MissingRuleError(PrivacyError):
@@ -12,4 +12,4 @@ class MissingRuleError(PrivacyError):
 
 
 class UnsupportedEventError(ValueError):
-    """An accountant has no sound price for an event. The message names the event and an accountant that has one."""
+    """An accountant cannot bound the cost of an event. The message names the event and an accountant that can."""

@@ -435,7 +435,7 @@ def test_a_ledger_that_is_gone_is_asked_for(tmp_path: Path) -> None:
     with Ledger(tmp_path / "moved.jsonl", dataset="mine") as ledger, go_on(tmp_path, ledger=ledger) as run:
         assert run.steps_left == 190
     with Ledger(tmp_path / "new.jsonl") as ledger:
-        assert_refused(tmp_path, pair(), PrivacyError, "does not go on from", ledger=ledger)
+        assert_refused(tmp_path, pair(), PrivacyError, "does not continue from", ledger=ledger)
 
 
 def test_a_ledger_in_memory_cannot_be_gone_on_with(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Room:
     def fits(self) -> float:
         return self.examples / self.at_work
 
-    def retry_smaller(self) -> None:
+    def ran_out(self) -> None:
         self.given_back += 1
 
 
@@ -278,7 +278,7 @@ def test_devices_count_what_their_allocator_can_still_hand_out(monkeypatch: pyte
     peaks |= {0: 200, 1: 300}  # of 1000 free bytes, four fifths may be used; the pieces took 100 and 200
     assert memory.fits() == pytest.approx(4)
     assert emptied == []
-    memory.retry_smaller()
+    memory.ran_out()
     assert emptied == [], "the error still holds the memory"
     memory.begin()
     memory.begin()

@@ -1,1 +1,1 @@
-"""Small foundations that every folder may use: argument checks, the keystream, whole files, memory."""
+"""Used by every folder: argument checks, the keystream, atomic files, the allocator, the version."""

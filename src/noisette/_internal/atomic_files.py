@@ -1,4 +1,4 @@
-"""Files that are whole or not there, also after a crash of the machine."""
+"""Atomic writes: after a crash, also of the machine, a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @contextmanager
 def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
-    """A new file to write to, which takes the place of ``path`` at the end of the block, when it is on the disk.
+    """A new file to write to, which replaces ``path`` at the end of the block, once it is on the disk.
 
     Args:
-        path: where the file will lie; what lies there stays until then, or for good if the block fails.
-        mode: of the file, less what the umask takes away.
+        path: of the file; an older file stays until then, and for good if the block fails.
+        mode: permissions of the file, before the umask.
 
     Raises:
         OSError: it cannot be written; the error names the path.
@@ -29,7 +29,7 @@ def atomic_write(path: Path, *, mode: int = 0o666) -> Iterator[Path]:
         sync(path.parent)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error  # writing does not tell which file
+        raise OSError(error.errno, error.strerror, str(path)) from error  # a write error does not name the file
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
@@ -46,7 +46,7 @@ def write(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def clear(path: Path) -> None:
-    """Take away what a crash left of a new file for ``path``, where that can be done."""
+    """Delete an unfinished new file for ``path`` that a crash left, if possible."""
     with suppress(OSError):
         _beside(path).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Argument checks. Pass the argument by its name and the message carries it: ``positive(lr=lr)``."""
+"""Argument checks. Pass the argument by its name, and the message will contain it: ``positive(lr=lr)``."""
 
 from __future__ import annotations
 

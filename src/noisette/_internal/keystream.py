@@ -1,7 +1,7 @@
-"""Secret random bits as a pure function of (key, purpose, name, step, place): a ChaCha20 keystream (RFC 8439).
+"""Secret random bits as a pure function of (key, purpose, name, step, position): a ChaCha20 keystream (RFC 8439).
 
-Noise and sampling draw from here and from nowhere else, so no global seed reaches them, and the same key gives the same
-bits on any device, in any number of pieces.
+It is the only source of noise and sampling, so no global seed reaches them. The same key gives the same bits on any
+device, however the work is split.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 KEY_BYTES = 32
 WORDS_PER_BLOCK = 8  # a block of the cipher holds 64 bytes
 _MAX_BLOCK = 2**32  # its counter has 32 bits
-_ZEROS = memoryview(bytes(2**20))  # a keystream is what the cipher makes of zeros
+_ZEROS = memoryview(bytes(2**20))  # the keystream is the encryption of zeros
 
 
 class SecretKey:

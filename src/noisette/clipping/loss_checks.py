@@ -1,4 +1,4 @@
-"""The contract of a loss: one value per example, computed from that example alone."""
+"""Checks of the losses: one value per example, computed from that example alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TOLERANCE = 1e-3
 
 
 def check_one_per_example(losses: Tensor) -> None:
-    """The losses are a vector that depends on the model.
+    """Check that the losses are a vector that depends on the model.
 
     Raises:
         PrivacyError: a scalar, a matrix, or losses without a graph.
@@ -30,12 +30,12 @@ def check_one_per_example(losses: Tensor) -> None:
 
 
 def check_independent(losses: Tensor, outputs: Sequence[GradientEdge]) -> None:
-    """Each loss depends on its own example's output alone.
+    """Check that each loss depends on its own example's output alone.
 
-    Flips the sign of every other loss: with independent losses exactly the gradients at those examples' outputs flip.
+    Every second loss changes its sign: with independent losses exactly the gradients at those examples' outputs do.
 
     Raises:
-        PrivacyError: some loss looks at another example, as a contrastive or in-batch loss does.
+        PrivacyError: some loss depends on another example, as a contrastive or in-batch loss does.
     """
     b = losses.shape[0]
     signs = torch.ones_like(losses)

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.gradients.autograd_graph import LossGraph
-from noisette.gradients.output_gradients import visit_output_gradients
+from noisette.gradients.autograd_graph import LossGraph, visit_output_gradients
 from noisette.gradients.rules import Examples
 from noisette.gradients.tape import Recording, Use
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from noisette.errors import MissingRuleError, PrivacyError
-from noisette.gradients.autograd_graph import LossGraph
+from noisette.gradients.autograd_graph import LossGraph, visit_output_gradients
 from noisette.gradients.derived_weights import to_parameters
-from noisette.gradients.output_gradients import visit_output_gradients
 from noisette.gradients.rule_check import check_custom_rule
 from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name
 from noisette.gradients.rules.registry import Match, OperandMatch, match

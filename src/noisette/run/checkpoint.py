@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a run, and whether a model, an optimizer, a bound and a ledger are those that it needs."""
+"""The checkpoint of a run, and the check that model, optimizer, bound and ledger belong to it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from noisette.run.model_state import capture_state, check_fits, restore_state
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run after some of its steps, without any secret and without anything that was not released.
+    """A run after some of its steps. Holds no secret, and released values only.
 
     Args:
-        terms: what the run may do.
+        terms: the run's declared parameters.
         steps_taken: steps that moved the weights.
-        ledger: where the ledger lies, as seen from the folder of the checkpoint.
-        dataset: the name in the ledger.
-        head: of the ledger when the run was saved.
+        ledger: path of the ledger, relative to the folder of the checkpoint.
+        dataset: name of the data set in the ledger.
+        head: of the ledger at the time of the checkpoint.
         trained: names of the trained parameters.
         bound: what the bound has learned.
         learned: weights, buffers and the optimizer's state.
-        extras: what the caller gave.
+        extras: the caller's own values.
     """
 
     terms: RunParameters
@@ -58,15 +58,15 @@ class SavedRun:
         ledger: Ledger,
         extras: Mapping[str, Any],
     ) -> None:
-        """Keep a run, whose ledger is a file, in a folder, in place of the one that it held.
+        """Write the checkpoint of a run whose ledger is a file, in place of an older one.
 
         Raises:
-            TypeError: something cannot be kept; the message says what.
+            TypeError: something cannot be saved; the message names it.
             OSError: the files cannot be written; the older checkpoint stays.
         """
         assert ledger.path is not None, "in memory"
         ledger.shorten()
-        atomic_files.sync(ledger.path)  # a checkpoint must not outlive the line that it names
+        atomic_files.sync(ledger.path)  # the line that the checkpoint names must be on disk first
         saved = cls(
             terms=terms,
             steps_taken=steps_taken,
@@ -83,11 +83,11 @@ class SavedRun:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The run that a folder keeps.
+        """The checkpoint in a folder.
 
         Raises:
-            FileNotFoundError: it keeps none.
-            ValueError: a file was cut or altered, or is no checkpoint of a run.
+            FileNotFoundError: there is none.
+            ValueError: a file was truncated or altered, or is not the checkpoint of a run.
         """
         content = checkpoint_file.read(folder)
         try:
@@ -98,7 +98,7 @@ class SavedRun:
             raise ValueError(f"{folder} holds no checkpoint of a run: {error}") from error
 
     def check_fits(self, bound: GradientBound, optimizer: Optimizer) -> None:
-        """Bound, model and optimizer are like those of the run.
+        """Check that bound, model and optimizer are like those of the run.
 
         Raises:
             ValueError: they are not.
@@ -110,41 +110,39 @@ class SavedRun:
             raise ValueError("the checkpoint is of a run with another clipping rule; give the bound the same one")
 
     def restore_state(self, bound: GradientBound, optimizer: Optimizer) -> None:
-        """Give bound, model and optimizer what they had learned.
+        """Restore the state of bound, model and optimizer.
 
         Raises:
-            ValueError: they are not like those of the run, or the bound learned what no bound can be; they are left
-                as they were.
+            ValueError: they are not like those of the run, or the saved bound is outside its domain; they are left as
+                they were.
         """
         self.check_fits(bound, optimizer)
-        bound.restore(self.bound)  # first: it alone has values left to refuse
+        bound.restore(self.bound)  # first, because only it can still refuse its values
         restore_state(self.learned, bound.model, optimizer)
 
     def open_ledger(self, folder: Path) -> Ledger:
         """The ledger of the run, open for writing.
 
         Raises:
-            FileNotFoundError: it is not where it lay.
-            ValueError: a line was cut or altered.
+            FileNotFoundError: it is not at its path.
+            ValueError: a line was truncated or altered.
             PrivacyError: it is open elsewhere.
         """
         path = folder / self.ledger
         if not path.is_file():
-            raise FileNotFoundError(
-                f"the ledger of the run is not at {path}; put it there, or give the ledger yourself"
-            )
+            raise FileNotFoundError(f"the ledger of the run is not at {path}; move it there, or pass ledger=")
         return Ledger(path, dataset=self.dataset)
 
     def steps_lost(self, ledger: Ledger) -> int:
-        """How many steps the ledger holds of the run beyond those that moved the saved weights.
+        """Number of steps that the ledger records beyond those that moved the saved weights.
 
         Raises:
-            PrivacyError: the ledger does not go on from where the run was saved.
+            PrivacyError: the ledger does not continue from the checkpoint.
         """
         lost = self.terms.spent(ledger.events) - self.steps_taken
         if not ledger.holds(self.head) or lost < 0:
             raise PrivacyError(
-                "the ledger does not go on from where the checkpoint was made: it is that of another run, or an older "
-                "copy was put in its place, and what was spent since would not count. Give the run its own ledger"
+                "the ledger does not continue from the checkpoint: it belongs to another run, or is an older copy that "
+                "misses steps spent since. Give the run its own ledger"
             )
         return lost

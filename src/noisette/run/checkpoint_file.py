@@ -1,6 +1,6 @@
-"""Nested values with tensors in them, kept in two files: the tensors as safetensors, all else as JSON that seals both.
+"""The files of a checkpoint: tensors as safetensors, everything else as JSON with a checksum of both.
 
-Nothing that is read here can run code, and nothing that was cut or altered is handed on.
+Reading them runs no code, and a truncated or altered file is refused.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from noisette._internal import atomic_files
 FILE = "checkpoint.json"
 _FORMAT = "noisette checkpoint 1"
 _PRIVATE = 0o600
-_MOST_BYTES = 2**27  # of the JSON file: a larger one is none of ours
+_MOST_BYTES = 2**27  # of the JSON file: no checkpoint is larger
 
 
 def write(folder: Path, content: Mapping[str, Any]) -> None:
-    """Keep these values in a folder, durably; the checkpoint that it held is there until the new one is.
+    """Write these values to a folder, durably; an older checkpoint stays until the new one is complete.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
         content: tensors, numbers, text, ``None``, and mappings and sequences of those.
 
     Raises:
-        TypeError: a value of another kind; the message says where.
+        TypeError: a value of another type; the message says where.
         OSError: the files cannot be written; the older checkpoint stays.
     """
     tensors: dict[str, Tensor] = {}
@@ -51,11 +51,11 @@ def write(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The values that :func:`write` kept: mappings as dictionaries, sequences as lists, tensors on the CPU.
+    """The values that :func:`write` wrote: mappings as dictionaries, sequences as lists, tensors on the CPU.
 
     Raises:
         FileNotFoundError: the folder holds no checkpoint.
-        ValueError: a file of it was cut or altered, is absent, or is of another format.
+        ValueError: a file of it is missing, was truncated or altered, or is of another format.
     """
     path = folder / FILE
     if path.stat().st_size > _MOST_BYTES:
@@ -88,7 +88,7 @@ def _sealed(facts: Mapping[str, Any]) -> bytes:
 
 
 def _unsealed(content: bytes) -> dict[str, Any] | None:
-    """The facts that were sealed, or ``None`` where these are not the bytes that were written."""
+    """The facts, or ``None`` where these are not the bytes that were written."""
     try:
         facts = json.loads(content)
         del facts["seal"]
@@ -112,11 +112,11 @@ def _number(path: Path) -> int:
 
 
 def _pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON, with a tensor's number in its place. A mapping is a list of pairs: its keys keep a type."""
+    """The value as JSON, with a tensor's number in its place. A mapping becomes a list of pairs, to keep key types."""
     match value:
         case Tensor():
             place = str(len(tensors))
-            # A copy of its own: the format knows no tensors that share memory.
+            # A copy, because the format does not allow tensors that share memory.
             tensors[place] = value.detach().cpu().clone().contiguous()
             return {"tensor": place}
         case None | bool() | int() | float() | str():

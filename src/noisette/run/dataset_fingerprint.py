@@ -1,7 +1,7 @@
-"""A fingerprint by which a data set is known again, and which tells nothing to whoever lacks its key.
+"""A keyed fingerprint by which a resumed run recognises its data set.
 
-A plain digest of the records would let anybody who knows all but one of them test a guess for the last. This one is
-keyed, it lies beside the checkpoint with mode 0600 while a run is unfinished, and is no part of what is published.
+With a plain digest of the records, anyone who knows all but one of them could test guesses for the last. This digest is
+keyed. Its file lies beside the checkpoint with mode 0600 while the run is unfinished, and is never published.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from noisette._internal import atomic_files
 
 _FILE = "fingerprint.json"
 _KEY_BYTES = 32
-_SAMPLED = 64  # records that are read where a data set can only be read record by record
+_SAMPLED = 64  # records that are read of a data set that can only be read record by record
 _AT_ONCE = 2**24  # elements
 
 
 @runtime_checkable
-class DerivedBound(Protocol):
-    """A data set that was computed from records, and is known by them."""
+class DerivedDataset(Protocol):
+    """A data set that was computed from records, and is recognised by them."""
 
     @property
     def known_by(self) -> Any:
@@ -42,8 +42,8 @@ class Fingerprint:
     """The keyed digest of a data set.
 
     Tensors and arrays, alone or in a tuple, a list, a dictionary or a ``TensorDataset``, are digested to the last
-    byte. Of any other data set it is the length and some records that the key chooses; of one that reads them
-    differently each time, as with random augmentation, the length alone.
+    byte. Of any other data set the length and some records, chosen by the key, are digested; of one that returns
+    different values each time, as with random augmentation, only the length.
 
     Source: HMAC-SHA256, RFC 2104.
 
@@ -62,11 +62,11 @@ class Fingerprint:
         return cls(key, _digest(key, dataset))
 
     def fits(self, dataset: Any) -> bool:
-        """Whether this is the data set, as far as the fingerprint goes."""
+        """Whether the fingerprint of this data set is the same."""
         return hmac.compare_digest(self.digest, _digest(self.key, dataset))
 
     def write(self, folder: Path) -> None:
-        """Keep it in a folder, for its owner's eyes only."""
+        """Write it to a folder, readable by its owner only."""
         facts = {"key": self.key.hex(), "digest": self.digest.hex()}
         atomic_files.write(folder / _FILE, json.dumps(facts).encode() + b"\n", mode=0o600)
 
@@ -76,7 +76,7 @@ class Fingerprint:
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: it was cut or altered.
+            ValueError: it was truncated or altered.
         """
         path = folder / _FILE
         try:
@@ -90,18 +90,18 @@ class Fingerprint:
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Take away the one in a folder, if there is one."""
+        """Delete the one in a folder, if there is one."""
         (folder / _FILE).unlink(missing_ok=True)
 
 
 def _digest(key: bytes, dataset: Any) -> bytes:
-    if isinstance(dataset, DerivedBound):
+    if isinstance(dataset, DerivedDataset):
         dataset = dataset.known_by
     if isinstance(dataset, TensorDataset):
         dataset = dataset.tensors
     if _in_memory(dataset):
         return _digest_of_value(key, dataset)
-    # The remainder favours some records by a hair, which is as good a choice as any.
+    # The remainder is not exactly uniform over the records, which does not matter here.
     chosen = [int.from_bytes(_mac(key, b"record %d" % i)) % len(dataset) for i in range(_SAMPLED) if len(dataset)]
     records, again = ([_digest_of_value(key, dataset[index]) for index in chosen] for _ in range(2))
     return _mac(key, b"records %d" % len(dataset), *(records if records == again else [b"vary"]))
@@ -116,13 +116,13 @@ def _in_memory(dataset: Any) -> bool:
 def _mac(key: bytes, *parts: bytes) -> bytes:
     mac = hmac.new(key, digestmod="sha256")
     for part in parts:
-        mac.update(b"%d:" % len(part))  # so that no two lists of parts read alike
+        mac.update(b"%d:" % len(part))  # so that no two lists of parts give the same bytes
         mac.update(part)
     return mac.digest()
 
 
 def _digest_of_value(key: bytes, value: Any) -> bytes:
-    """The keyed digest of what a data set is made of: kinds, shapes, types and bytes."""
+    """The keyed digest of a value: type, shape, dtype and bytes."""
     match value:
         case Tensor():
             shape = f"{value.dtype} {tuple(value.shape)}"

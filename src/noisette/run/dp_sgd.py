@@ -1,12 +1,12 @@
 """DP-SGD, algorithm 1 of Abadi et al. 2016, and the function that computes each of its lines.
 
-1. Take a random batch, each record with probability q    ``batches``: ``sampling.poisson.PoissonSampler.indices``
-2. Compute the gradient of each example                   ``backward``: ``gradients.per_example.per_example_gradients``
-3. Clip each to norm C and add them up                    ``backward``: ``clipping.norms.clip_and_sum``
-4. Add noise of std sigma C, divide by the batch size     ``_release_before_step``: ``mechanisms.gaussian.GaussianRelease``
+1. Take a batch, each record with probability q           ``sampling.poisson.PoissonSampler.indices``
+2. Compute the gradient of each example                   ``gradients.per_example.per_example_gradients``
+3. Clip each to norm C and add them up                    ``clipping.norms.clip_and_sum``
+4. Add noise of std sigma C, divide by the batch size L   ``mechanisms.gaussian.GaussianRelease``
 5. Take a step of descent                                 ``optimizer.step``, the user's own
 
-The code below reads in this order.
+``batches`` computes line 1, ``backward`` lines 2 and 3, and a hook before ``optimizer.step`` line 4, in this order.
 """
 
 from __future__ import annotations

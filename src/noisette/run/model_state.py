@@ -1,4 +1,4 @@
-"""What a model and its optimizer have learned, taken out as plain values and put back whole or not at all."""
+"""The state of a model and its optimizer: captured as plain values, restored completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Weights, buffers and the optimizer's state, with what it takes to tell whether they fit another pair."""
+    """Weights, buffers and the optimizer's state, and the facts that :func:`check_fits` compares."""
     return {
         "weights": dict(model.state_dict()),
         "optimizer": type(optimizer).__name__,
@@ -19,37 +19,37 @@ def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def check_fits(kept: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """What was kept belongs to a model and an optimizer like these.
+def check_fits(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    """Check that a captured state fits this model and this optimizer.
 
     Raises:
-        ValueError: it does not; the first problems are listed.
+        ValueError: it does not; the first five problems are listed.
     """
-    weights, own = kept["weights"], model.state_dict()
+    weights, own = state["weights"], model.state_dict()
     problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
     for name, value in own.items():
         if name not in weights:
             problems.append(f"{name}: in the model, but not in the checkpoint")
         elif (was := _form(weights[name])) != _form(value):
             problems.append(f"{name}: {was} in the checkpoint, {_form(value)} in the model")
-    if kept["optimizer"] != type(optimizer).__name__:
-        problems.append(f"the optimizer was {kept['optimizer']}, not {type(optimizer).__name__}")
-    elif kept["groups"] != _names_of_groups(model, optimizer):
+    if state["optimizer"] != type(optimizer).__name__:
+        problems.append(f"the optimizer was {state['optimizer']}, not {type(optimizer).__name__}")
+    elif state["groups"] != _names_of_groups(model, optimizer):
         problems.append("the optimizer held other parameters, or in another order")
     if problems:
         more = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
         raise ValueError("the checkpoint is of another model:\n  " + "\n  ".join(problems[:5] + more))
 
 
-def restore_state(kept: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
-    """Give a model and an optimizer what :func:`learned` took from a pair like them.
+def restore_state(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer) -> None:
+    """Restore what :func:`capture_state` took from a model and an optimizer like these.
 
     Raises:
         ValueError: they are not like them; nothing is changed then.
     """
-    check_fits(kept, model, optimizer)
-    optimizer.load_state_dict(kept["state"])
-    model.load_state_dict(kept["weights"])
+    check_fits(state, model, optimizer)
+    optimizer.load_state_dict(state["state"])
+    model.load_state_dict(state["weights"])
 
 
 def _names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:

@@ -56,8 +56,8 @@ def gatherer(dataset: Any) -> tuple[int, Gather]:
         return _common_length(list(dataset.values())), lambda at: {name: column(at) for name, column in named.items()}
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
         raise TypeError(
-            f"a {type(dataset).__name__} has no length and index, so each record cannot be drawn on its own; "
-            "pass a data set with __len__ and __getitem__ (not a DataLoader: it brings a sampler of its own)"
+            f"a {type(dataset).__name__} has no length and index, so its records cannot be drawn one by one; "
+            "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
         )
     return len(dataset), _collated(dataset)
 

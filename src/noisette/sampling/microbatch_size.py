@@ -1,6 +1,6 @@
-"""How many examples are at work at once: given, or grown from the memory that a piece was measured to take.
+"""The size of a microbatch, given or grown by measuring memory.
 
-A size bounds memory and nothing else. The sum over a batch is the same however the batch is cut.
+It bounds memory and nothing else: the sum over a batch does not depend on the sizes of its microbatches.
 """
 
 from __future__ import annotations
@@ -12,64 +12,41 @@ from typing import Protocol
 
 import torch
 
-from noisette._internal import checks
-
-# A piece may be predicted to take this share of the memory that is free. An accelerator's allocator scatters what it
-# holds, and says when it has run out; a processor's system ends the process instead.
+# The predicted memory of a microbatch may be at most this share of the free memory. An accelerator's allocator
+# fragments its memory, and raises an error when it runs out; a processor's system kills the process instead.
 _SHARE_ON_CUDA = 0.8
 _SHARE_ON_PROCESSOR = 0.25
-# More examples at once make a processor no faster, and a container's own limit cannot be seen in every system.
+# A processor gains nothing from more examples at once, and a container's memory limit is not visible everywhere.
 _MOST_ON_PROCESSOR = 256
 # Where memory cannot be measured.
 _MOST_UNMEASURED = 32
 
 
 class MicrobatchSize(Protocol):
-    """Says how large the next piece is, and hears how the last one went."""
+    """Chooses the size of the next microbatch from how the last ones went."""
 
     @property
     def now(self) -> int:
-        """Examples in the next piece, at most."""
+        """The largest number of examples in the next microbatch."""
         ...
 
     def begin(self) -> None:
-        """A piece is about to be at work."""
+        """A microbatch is about to be processed."""
         ...
 
     def end(self, examples: int) -> None:
-        """The piece, of so many examples, went through its backward pass."""
+        """The microbatch, of so many examples, went through its backward pass."""
         ...
 
     def halve(self, examples: int) -> bool:
-        """Memory ran out in a piece of so many examples; whether there is a smaller size to try."""
+        """Memory ran out in a microbatch of so many examples; returns whether a smaller size can be tried."""
         ...
-
-
-class FixedSize:
-    """The size that was asked for.
-
-    Raises:
-        TypeError, ValueError: it is no whole number of at least one.
-    """
-
-    def __init__(self, size: int) -> None:
-        checks.count(size=size)
-        self.now = size
-
-    def begin(self) -> None:
-        pass
-
-    def end(self, examples: int) -> None:
-        pass
-
-    def halve(self, examples: int) -> bool:
-        return False
 
 
 class MeasuredSize:
-    """Begins with one example and doubles while twice the memory of the last piece would fit.
+    """Starts with one example and doubles while twice the memory of the last microbatch is free.
 
-    Where memory ran out all the same, half the examples are the most that is tried from then on.
+    After memory ran out all the same, no size above half of the one that failed is tried again.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -81,38 +58,38 @@ class MeasuredSize:
         self._memory.begin()
 
     def end(self, examples: int) -> None:
-        # The rest of a batch is smaller and says nothing about the size it was cut by.
+        # The last microbatch of a batch may be smaller, and then tells nothing about the full size.
         if examples == self.now and 2 * examples <= self._most and self._memory.fits() >= 2:
             self.now = 2 * examples
 
     def halve(self, examples: int) -> bool:
-        self._memory.retry_smaller()
+        self._memory.ran_out()
         self.now = self._most = max(1, examples // 2)
         return examples > 1
 
 
 class Memory(Protocol):
-    """Measures the memory that a piece takes."""
+    """Measures the memory that a microbatch takes."""
 
-    most: float  # examples beyond which no piece should grow
+    most: float  # the largest number of examples in a microbatch
 
     def begin(self) -> None:
-        """A piece is about to be at work."""
+        """A microbatch is about to be processed."""
         ...
 
     def fits(self) -> float:
-        """How many times over the memory that it took at most would have found a place."""
+        """The free memory over the peak that the microbatch took."""
         ...
 
-    def retry_smaller(self) -> None:
-        """Memory that ran out is no longer needed and may be put together anew."""
+    def ran_out(self) -> None:
+        """Memory ran out; the allocator may release what it caches before the next microbatch."""
         ...
 
 
 class CudaMemory:
-    """Peak of what PyTorch allocates on each device, against what was free there when the piece began.
+    """Peak of what PyTorch allocates on each device, against what was free there when the microbatch began.
 
-    The peak statistics of ``torch.cuda`` start anew with each piece.
+    Resets the peak statistics of ``torch.cuda`` for each microbatch.
     """
 
     most: float = math.inf
@@ -121,12 +98,12 @@ class CudaMemory:
         self._devices = list(devices)
         self._before: dict[torch.device, int] = {}
         self._free: dict[torch.device, int] = {}
-        self._scattered = False
+        self._fragmented = False
 
     def begin(self) -> None:
-        if self._scattered:  # by now the error that the memory hung on is gone
+        if self._fragmented:  # the exception that kept tensors alive is gone by now
             torch.cuda.empty_cache()
-            self._scattered = False
+            self._fragmented = False
         for device in self._devices:
             allocated = torch.cuda.memory_allocated(device)
             self._before[device] = allocated
@@ -137,15 +114,15 @@ class CudaMemory:
         taken = {d: torch.cuda.max_memory_allocated(d) - self._before[d] for d in self._devices}
         return min(_SHARE_ON_CUDA * self._free[d] / max(1, taken[d]) for d in self._devices)
 
-    def retry_smaller(self) -> None:
-        self._scattered = True
+    def ran_out(self) -> None:
+        self._fragmented = True
 
 
 class ProcessMemory:
-    """Peak of what the process holds, against what the system says is available; Linux alone tells.
+    """Peak of the process's memory, against what the system reports as available; Linux only.
 
-    The peak counts from the start of the process, so an earlier one of something else makes pieces smaller, never
-    larger. Growth ends at 256 examples.
+    The peak counts from the start of the process, so an earlier peak makes microbatches smaller, never larger. Growth
+    ends at 256 examples.
     """
 
     most: float = _MOST_ON_PROCESSOR
@@ -162,12 +139,12 @@ class ProcessMemory:
         taken = _kilobytes("/proc/self/status", "VmHWM") - self._at_first
         return _SHARE_ON_PROCESSOR * self._free / max(1, taken)
 
-    def retry_smaller(self) -> None:
+    def ran_out(self) -> None:
         pass
 
 
 class UnmeasuredMemory:
-    """Stands in where nothing tells what a piece takes: pieces grow to 32 examples."""
+    """For systems where memory cannot be measured: microbatches grow to 32 examples."""
 
     most: float = _MOST_UNMEASURED
 
@@ -177,12 +154,12 @@ class UnmeasuredMemory:
     def fits(self) -> float:
         return math.inf
 
-    def retry_smaller(self) -> None:
+    def ran_out(self) -> None:
         pass
 
 
 def memory_of(devices: set[torch.device]) -> Memory:
-    """What measures the memory of these devices."""
+    """The memory measurement for these devices."""
     kinds = {device.type for device in devices}
     if kinds == {"cuda"}:
         return CudaMemory(devices)

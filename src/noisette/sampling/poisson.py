@@ -16,7 +16,7 @@ from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.errors import PrivacyError
 from noisette.sampling.loading import Gather, Prefetch
-from noisette.sampling.microbatch_size import FixedSize, MicrobatchSize
+from noisette.sampling.microbatch_size import MicrobatchSize
 
 _CHUNK = 2**20  # records whose inclusion is drawn at once
 
@@ -51,6 +51,28 @@ class PoissonSampler:
             self.key.fill(drawn, purpose="sampling", name="", step=step, start=start)
             found.append(np.flatnonzero(drawn < below) + start)
         return np.concatenate(found) if found else np.arange(0)
+
+
+class FixedSize:
+    """The size that was given.
+
+    Raises:
+        TypeError, ValueError: it is not a whole number of at least one.
+    """
+
+    def __init__(self, size: int) -> None:
+        if type(size) is not int or size < 1:
+            checks.count(size=size)
+        self.now = size
+
+    def begin(self) -> None:
+        pass
+
+    def end(self, examples: int) -> None:
+        pass
+
+    def halve(self, examples: int) -> bool:
+        return False
 
 
 @dataclass
