@@ -417,20 +417,20 @@ def test_a_ledger_that_was_put_back_is_refused(tmp_path: Path) -> None:
         take_steps(run, 5)
         run.save(tmp_path / "saved")
     (tmp_path / "ledger.jsonl").write_bytes(older)
-    assert_refused(tmp_path, pair(), PrivacyError, "an older copy was put in its place")
+    assert_refused(tmp_path, pair(), PrivacyError, "is an older copy that misses steps")
 
 
 def test_another_runs_ledger_is_refused(tmp_path: Path) -> None:
     begun(tmp_path / "a")
     begun(tmp_path / "b", noise_multiplier=1.5)
     (tmp_path / "a" / "ledger.jsonl").write_bytes((tmp_path / "b" / "ledger.jsonl").read_bytes())
-    assert_refused(tmp_path / "a", pair(), PrivacyError, "that of another run")
+    assert_refused(tmp_path / "a", pair(), PrivacyError, "belongs to another run")
 
 
 def test_a_ledger_that_is_gone_is_asked_for(tmp_path: Path) -> None:
     begun(tmp_path)
     (tmp_path / "ledger.jsonl").rename(tmp_path / "moved.jsonl")
-    assert_refused(tmp_path, pair(), FileNotFoundError, "give the ledger yourself")
+    assert_refused(tmp_path, pair(), FileNotFoundError, "pass ledger=")
     assert not (tmp_path / "ledger.jsonl").exists()
     with Ledger(tmp_path / "moved.jsonl", dataset="mine") as ledger, go_on(tmp_path, ledger=ledger) as run:
         assert run.steps_left == 190

@@ -207,7 +207,7 @@ class Endless(IterableDataset):
 
 @pytest.mark.parametrize("dataset", [DataLoader(Records()), Endless(), iter([1, 2]), 5], ids=lambda d: type(d).__name__)
 def test_what_cannot_be_drawn_from_is_refused(dataset: object) -> None:
-    with pytest.raises(TypeError, match="each record cannot be drawn on its own"):
+    with pytest.raises(TypeError, match="records cannot be drawn one by one"):
         gatherer(dataset)
 
 
