@@ -58,8 +58,8 @@ class Part(Generic[Run]):
     """A figure or a table of a paper.
 
     ``missing`` lists the requested runs that are not finished, and ``seeds`` are the default seeds; both are empty if
-    nothing is trained. ``options`` are the options of the command that the part accepts besides seeds, and ``rows`` are
-    the rows that can be requested separately.
+    nothing is trained. ``options`` are the options of the command that the part accepts in addition to seeds, and
+    ``rows`` are the rows that can be requested separately.
     """
 
     title: str

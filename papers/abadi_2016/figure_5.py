@@ -45,7 +45,7 @@ class Sweep:
         return getattr(REFERENCE, self.fields[-1])
 
     def shown(self, *, full: bool) -> tuple[float, ...]:
-        """Return the values to run besides the reference."""
+        """Return the values to run in addition to the reference."""
         return self.values if full else self.few
 
 
