@@ -59,9 +59,7 @@ def test_a_linear_layer_can_be_frozen_too(images: DataSet, convolutions: Path) -
     assert torch.equal(outcome.model.state_dict()["head.fc1.weight"], load_file(convolutions)["head.fc1.weight"])
 
 
-def test_the_report_names_the_digest_of_the_file_and_gives_its_records_no_guarantee(
-    images: DataSet, convolutions: Path
-) -> None:
+def test_the_report_names_the_file_by_its_digest_and_excludes_its_records(images: DataSet, convolutions: Path) -> None:
     outcome = train(short(convolutions, "features"), images, ledger_path=None, on_step=lambda run, point: None)
     facts = facts_of(outcome)
     digest = hashlib.sha256(convolutions.read_bytes()).hexdigest()
