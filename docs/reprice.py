@@ -1,8 +1,8 @@
-"""What the releases in a noisette ledger cost, without noisette: python reprice.py ledger.jsonl 1e-5
+"""Recompute the epsilon of a noisette ledger without noisette: python reprice.py ledger.jsonl 1e-5
 
-Uses the standard library and dp-accounting (pip install dp-accounting). It checks that every line follows from the one
-before, adds up what was reserved or charged and not given back, and prints the epsilon of all of it at this delta, for
-adding or removing one record.
+Uses the standard library and dp-accounting (pip install dp-accounting). The script checks that every line follows from
+the line before it, adds up the steps that were reserved or charged and not given back, and prints their epsilon at this
+delta, for adding or removing one record.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ WEIGHT = {"reserve": 1, "charge": 1, "release": -1, "commit": 0}
 
 
 def lines_of(path: str) -> list[dict]:
-    """The lines of a ledger whose chain of digests is whole."""
+    """Return the lines of a ledger after checking its chain of digests."""
     lines, head = [], ""
     with open(path, encoding="utf-8") as file:
         for number, text in enumerate(file, start=1):
@@ -33,7 +33,7 @@ def lines_of(path: str) -> list[dict]:
 
 
 def event_of(line: dict) -> DpEvent:
-    """The release that a line speaks of, as dp-accounting knows it."""
+    """Convert the release of a line to an event of dp-accounting."""
     match line["neighbouring"], line["mechanism"]:
         case "add or remove one record", "Gaussian":
             return GaussianDpEvent(line["noise_multiplier"])
@@ -43,7 +43,7 @@ def event_of(line: dict) -> DpEvent:
 
 
 def epsilon_of(path: str, delta: float) -> float:
-    """An upper bound: pessimistic privacy loss distributions, the worse of both directions."""
+    """Compute an upper bound: pessimistic privacy loss distributions, the larger epsilon of both directions."""
     times: Counter[DpEvent] = Counter()
     for line in lines_of(path):
         times[event_of(line)] += WEIGHT[line["kind"]] * line["steps"]
@@ -56,5 +56,5 @@ def epsilon_of(path: str, delta: float) -> float:
 
 if __name__ == "__main__":
     if len(sys.argv) != 3 or not 0 < float(sys.argv[2]) < 1:
-        sys.exit("give a ledger and a delta between 0 and 1: python reprice.py ledger.jsonl 1e-5")
+        sys.exit("expected a ledger and a delta between 0 and 1: python reprice.py ledger.jsonl 1e-5")
     print(epsilon_of(sys.argv[1], float(sys.argv[2])))

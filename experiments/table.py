@@ -2,7 +2,7 @@
 
     python -m experiments.table [--check]
 
-With --check nothing is written, and the exit code says whether the README is up to date.
+With --check nothing is written; the exit code is 0 if the README is up to date.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- results: made by `python -m experiments.table` -->", "<!-- end of results -->"
 
-# What others report at about the same budget, training a network from its first layer.
-COMPARED = {
+# Accuracies that others report at about the same budget, for networks of which every layer is trained.
+REPORTED_ELSEWHERE = {
     "digits": "",
-    "mnist": "96.8 % at 2.91 (Opacus' example), 98.1 % (best published end-to-end CNN)",
+    "mnist": "96.8% at 2.91 (Opacus' example), 98.1% (best published end-to-end CNN)",
     "fashion-mnist": "",
 }
-MODELS = {"cnn": "small CNN", "scattering": "fixed wavelets, one linear layer"}
+MODELS = {"cnn": "small CNN", "scattering": "linear layer on fixed scattering features"}
 
 
 def main() -> None:
@@ -42,13 +42,13 @@ def main() -> None:
 
 def table() -> str:
     rows = [
-        "| data set | model | epsilon, delta | test accuracy: median (range) of seeds | time, 1 thread | others |",
+        "| data set | model | epsilon, delta | median test accuracy (range) | time, 1 thread | reported elsewhere |",
         "|---|---|---|---|---|---|",
     ]
-    for name, others in COMPARED.items():
+    for name, elsewhere in REPORTED_ELSEWHERE.items():
         runs = results(name)
         if runs:
-            rows.append(row(name, runs, others))
+            rows.append(row(name, runs, elsewhere))
     return "\n".join(rows)
 
 
@@ -57,13 +57,15 @@ def results(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def row(name: str, runs: list[dict[str, Any]], others: str) -> str:
+def row(name: str, runs: list[dict[str, Any]], elsewhere: str) -> str:
     accuracies = [run["test_accuracy"] for run in runs]
-    spread = f"**{statistics.median(accuracies):.1%}** ({min(accuracies):.1%} to {max(accuracies):.1%}) of {len(runs)}"
+    spread = (
+        f"**{statistics.median(accuracies):.1%}** ({min(accuracies):.1%} to {max(accuracies):.1%}), {len(runs)} seeds"
+    )
     epsilon = f"{max(run['epsilon'] for run in runs):.2f}, {runs[0]['delta']:.0e}".replace("e-0", "e-")
     seconds = statistics.median(run["seconds"] for run in runs)
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return f"| {name} | {MODELS[runs[0]['model']]} | {epsilon} | {spread} | {time} | {others} |"
+    return f"| {name} | {MODELS[runs[0]['model']]} | {epsilon} | {spread} | {time} | {elsewhere} |"
 
 
 if __name__ == "__main__":

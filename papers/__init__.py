@@ -1,1 +1,1 @@
-"""Experiments of published papers made again, with the printed number beside ours."""
+"""Reproductions of published papers: each figure and table with the printed numbers beside ours."""

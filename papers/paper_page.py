@@ -1,4 +1,4 @@
-"""The document and the figures of a paper, made from its committed runs."""
+"""Write the page and the figures of a paper from its committed runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAPERS = Path(__file__).parent
 
 
 def main(paper: Paper[Any], description: str, origin: str) -> None:
-    """Write the document, or with --check say by the exit code whether it is up to date."""
+    """Write the page; with --check, exit with 0 if it is up to date."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()

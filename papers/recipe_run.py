@@ -1,4 +1,4 @@
-"""A recipe carried out for a paper: what is kept of it."""
+"""Train by a recipe for a paper, and keep the results that its pages need."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def carry_out(
     points: int,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> dict[str, Any]:
-    """Train by the recipe: steps, price, noise, time, and the test accuracy at so many places along the way.
+    """Train by the recipe and return steps, epsilon, noise multiplier, time, and the test accuracy at ``points`` steps.
 
-    ``on_outcome`` is shown what became of the run.
+    ``on_outcome`` is called with the outcome of the run.
 
-    Guarantee: that of the recipe; nothing here was computed from the training records but through the noise.
+    Guarantee: that of the recipe; the result depends on the training records only through the noised gradients.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.

@@ -1,4 +1,4 @@
-"""One figure or table of a paper, made again: its numbers beside ours, for a page, a document or a terminal."""
+"""One reproduced figure or table of a paper, for a page, a Markdown document or a terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Section:
     """A figure with its table, or a table alone.
 
-    ``figure`` is an SVG element that takes its colours from the page around it, or empty; ``about`` are paragraphs, the
-    cells of ``rows`` are text, and ``name`` is what the figure's file is called.
+    ``figure`` is an SVG element that inherits its colours from the page, or empty; ``about`` are paragraphs, the cells
+    of ``rows`` are text, and ``name`` is the stem of the figure's file name.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Section:
 
 
 def markdown(section: Section) -> str:
-    """The section as a part of a Markdown document that has its figures beside it."""
+    """Return the section in Markdown; its figure is a file beside the document."""
     table = [section.header, ("---",) * len(section.header), *section.rows]
     picture = [f"![{section.title}]({section.name}.svg)"] if section.figure else []
     return "\n\n".join(

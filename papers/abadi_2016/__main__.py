@@ -2,7 +2,7 @@
 
     python -m papers.abadi_2016 [--check]
 
-With --check nothing is written, and the exit code says whether the document is up to date. The runs are made by
+With --check nothing is written; the exit code is 0 if the page is up to date. The runs are made by
 `python -m papers abadi-2016 --figure N --out papers/abadi_2016`.
 """
 
@@ -12,10 +12,10 @@ from papers.abadi_2016.figures import PAPER
 from papers.paper_page import main
 
 _ORIGIN = (
-    "To make a figure yourself: `python -m papers abadi-2016 --figure N`. It says how long that takes, and goes on "
-    "where it was stopped. This page is made by `python -m papers.abadi_2016` from the runs in "
-    "`papers/abadi_2016/runs.jsonl`, one line each, which that command has made with `--out "
-    "papers/abadi_2016`. Times are those of one thread on a machine that had other work too."
+    "To reproduce a figure: `python -m papers abadi-2016 --figure N`. The command shows how long it takes, and after "
+    "an interruption it continues with the missing runs. This page is written by `python -m papers.abadi_2016` from "
+    "`papers/abadi_2016/runs.jsonl`, one line per run, which that command wrote with `--out papers/abadi_2016`. Times "
+    "are those of one thread on a shared machine."
 )
 
 if __name__ == "__main__":

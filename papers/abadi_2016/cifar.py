@@ -1,4 +1,4 @@
-"""The study of CIFAR-10: convolutions that were learnt from other, public images, and private linear layers."""
+"""The experiment on CIFAR-10: convolutions learnt from other, public images, and privately trained linear layers."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Cifar(Setting):
 
     @property
     def seconds_a_step(self) -> float:
-        """From runs on a small machine: a part for each product of the layers, and for each noised weight."""
+        """From runs on a small machine: one term per product of the layers, and one per noised weight."""
         return 2.8e-10 * self.lot * _WEIGHTS + 3e-8 * _WEIGHTS
 
     def learning(self, seed: int, weights: str | None) -> Recipe:
-        """All of a run's recipe but data and privacy."""
+        """Return the recipe of a run without data and privacy."""
         return Recipe(
             model=ModelSection("cifar-tutorial", weights),
             training=TrainingSection(epochs=NO_LIMIT, batch_size=self.lot, lr=self.lr, cosine=False, seed=seed),

@@ -24,7 +24,7 @@ TITLE = "Figure 2: epsilon against epochs"
 
 @dataclass(frozen=True)
 class Line:
-    """An accountant in the figure, and what the paper prints for it after some epochs."""
+    """An accountant in the figure, and the epsilons that the paper prints for it, by epoch."""
 
     name: str
     accountant: Accountant
@@ -33,7 +33,7 @@ class Line:
     printed: dict[int, float]
 
     def epsilons(self, epochs: Sequence[int]) -> list[float]:
-        """Epsilon after each number of epochs."""
+        """Return epsilon after each number of epochs."""
         steps = [STEPS_AN_EPOCH * epoch for epoch in epochs]
         return epsilon_curve(STEP, checkpoints=steps, delta=DELTA, accountant=self.accountant)
 
@@ -49,7 +49,7 @@ _DRAWN = (1, 2, 5, *range(10, 100, 10), *range(100, 401, 25))
 
 
 def section() -> Section:
-    """The figure and its table: sampling rate 0.01, noise 4 times the bound, delta 1e-5."""
+    """Make the figure and its table: sampling rate 0.01, noise multiplier 4, delta 1e-5."""
     header, columns = ["epochs"], [[str(epoch) for epoch in _SHOWN]]
     for line in LINES:
         if line.printed:
@@ -61,14 +61,15 @@ def section() -> Section:
 
 
 _ABOUT = (
-    "Sampling rate 0.01, noise 4 times the bound, delta 1e-5, 100 steps an epoch. Circles are the numbers that the "
-    "paper prints. Every epsilon of ours is rounded up.",
-    "As printed, strong composition takes q times a step's epsilon as its price on a sampled lot, and the square of "
-    "that for what it loses on average: neither is proved. The proved form prices a step at ln(1 + q (exp(epsilon) - "
-    "1)), with the exact epsilon of its Gaussian mechanism and the best division of delta, and costs far more.",
-    "The moments accountant has the paper's orders, 1 to 32, which cannot certify less than ln(1/delta)/32 = 0.36. "
-    "Its 2.58 after 400 epochs takes the larger moment of both directions; the smaller one alone would give 2.56. The "
-    "privacy loss distribution (PLD) is what noisette reports by default.",
+    "Sampling rate 0.01, noise multiplier 4, delta 1e-5, 100 steps per epoch. Circles are the numbers that the paper "
+    "prints. Every epsilon of ours is rounded up.",
+    "Strong composition as printed uses q times a step's epsilon as the epsilon of a step on a sampled lot, and the "
+    "square of that for the expected privacy loss: neither is proved. The proved form uses ln(1 + q (exp(epsilon) - "
+    "1)) for a step, with the exact epsilon of its Gaussian mechanism and the best split of delta, and gives a far "
+    "larger epsilon.",
+    "The moments accountant uses the paper's orders, 1 to 32, which cannot certify less than ln(1/delta)/32 = 0.36. "
+    "Its 2.58 after 400 epochs uses the larger moment of both directions; the smaller one alone would give 2.56. The "
+    "privacy loss distribution (PLD) is noisette's default accountant.",
 )
 
 

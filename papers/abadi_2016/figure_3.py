@@ -16,18 +16,19 @@ PANELS = (
     Panel("small noise (2, 4)", Mnist(noise=2.0, pca_noise=4.0), 8.0, 0.97),
 )
 _ABOUT = (
-    "60 private principal components, 1000 ReLU units, lots of 600, each layer's gradient clipped at 4, learning rate "
-    "0.1 falling to 0.052 over ten epochs, delta 1e-5. In brackets: the noise on the gradients, and that on the "
-    "components. Accuracy is that on the test images: that on the training images would itself be private.",
-    "A budget only says when a run stops, so one run answers for both accountants: the paper's moments accountant "
-    "ends the budget at the first mark, the privacy loss distribution (PLD) at the second. Both layers see the same "
-    "lot and are priced as one Gaussian mechanism with noise sigma / sqrt(2), beside the principal components. Which "
-    'price the paper used is not known. The column "if flat" holds the epochs that the moments accountant would allow '
-    "if the noise were on one gradient clipped as a whole: too many for what was run.",
+    "60 private principal components, 1000 ReLU units, lots of 600, each layer's gradient clipped to norm 4, learning "
+    "rate 0.1 decreasing to 0.052 over ten epochs, delta 1e-5. In brackets: the noise multipliers of the gradients and "
+    "of the components. Accuracies are measured on the test images: those on the training images would be private.",
+    "The budget only determines where a run stops, so one run is enough for both accountants: the budget is spent at "
+    "the first mark by the paper's moments accountant, and at the second by the privacy loss distribution (PLD). Both "
+    "layers use the same lot and are accounted as one Gaussian mechanism with noise multiplier sigma / sqrt(2), "
+    'composed with the principal components. It is not known which accounting the paper used. The column "epochs if '
+    'flat" shows the epochs that the moments accountant would allow if the noise were on one gradient clipped as a '
+    "whole; no run is that long.",
 )
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there."""
+    """Make the figure and its table from the finished runs."""
     figure = drawn(PANELS, runs, lowest=80, salt="abadi-2016-figure-3")
     return Section("figure-3", TITLE, _ABOUT, HEADER, tuple(row(panel, runs) for panel in PANELS), figure)

@@ -25,7 +25,7 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # (epsilon, delta): what the paper prints; the last three are figure 3's.
 PRINTED = {(0.25, 1e-2): 0.90, (0.5, 1e-5): 0.90, (2.0, 1e-5): 0.95, (8.0, 1e-5): 0.97}
 _MORE_NOISE = {Mnist(noise=12.0, pca_noise=24.0): 0.5, Mnist(noise=6.0, pca_noise=10.0): 2.0}
-_PRICED = 25  # places along a run
+_ACCOUNTED = 25  # steps along a run at which epsilon is computed
 _BY: tuple[tuple[str, Accountant], ...] = (
     ("moments accountant", panels.MOMENTS),
     ("privacy loss distribution", PldAccountant(coarseness=4)),
@@ -33,7 +33,7 @@ _BY: tuple[tuple[str, Accountant], ...] = (
 
 
 def plans(seeds: Sequence[int], *, full: bool) -> list[Plan]:
-    """The runs of figure 3; ``full`` adds two more levels of noise."""
+    """List the runs of figure 3; ``full`` adds two more noise levels."""
     more = [Plan(setting, seed, epsilon, PldAccountant.name) for seed in seeds for setting, epsilon in _extra(full)]
     return panels.plans(figure_3.PANELS, seeds) + more
 
@@ -44,16 +44,16 @@ def _extra(full: bool) -> list[tuple[Mnist, float]]:
 
 _ABOUT = (
     "For each epsilon and delta, the median over seeds of the best test accuracy that any of the runs reached within "
-    "that budget. These are the runs of figure 3 and others like them, stopped early and priced at each delta; "
-    "choosing among them by their test accuracy is not charged, here as in the paper.",
-    "A delta above one over the number of records (1.7e-5) is no protection worth its name: releasing one record in "
-    "the clear would satisfy it. noisette trains with such a delta only if told to (allow_large_delta); the larger "
-    "ones stand here because the paper has them.",
+    "that budget. The runs are those of figure 3 and similar ones, stopped early and accounted at each delta; choosing "
+    "among them by their test accuracy is not included in epsilon, as in the paper.",
+    "A delta above one over the number of records (1.7e-5) gives no meaningful protection: releasing one record in the "
+    "clear would satisfy it. noisette trains with such a delta only with the option allow_large_delta; the larger ones "
+    "are shown because the paper has them.",
 )
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there."""
+    """Make the figure and its table from the finished runs."""
     curves: Curves = {}
     for name, accountant in _BY:
         reached = list(_reached(runs, accountant))
@@ -67,10 +67,10 @@ Curves = dict[tuple[str, float], Best]  # for each accountant and delta
 
 
 def _reached(runs: Sequence[Run], accountant: Accountant) -> Iterator[tuple[PrivacyCurve, float]]:
-    """What runs cost at places along their way, and the accuracy there; epsilon grows like the root of the steps."""
+    """Yield privacy curve and accuracy at steps along the runs; epsilon grows like the square root of the steps."""
     for setting in _LEVELS:
         points = course(of_setting(runs, setting))
-        for k in sorted({round(len(points) * (place / _PRICED) ** 2) for place in range(1, _PRICED + 1)} - {0}):
+        for k in sorted({round(len(points) * (place / _ACCOUNTED) ** 2) for place in range(1, _ACCOUNTED + 1)} - {0}):
             step, spread = points[k - 1]
             yield setting.compose(step, accountant), spread.median
 

@@ -26,7 +26,7 @@ assert PANELS[1].setting == REFERENCE  # its runs serve here too
 
 @dataclass(frozen=True)
 class Sweep:
-    """What varies, over which values, and what the paper says about it; ``few`` are the values of the default grid."""
+    """The setting that varies, its values, and the paper's text about it; ``few`` is the default grid."""
 
     name: str
     fields: tuple[str, ...]
@@ -35,17 +35,17 @@ class Sweep:
     printed: str
 
     def setting(self, value: float) -> Mnist:
-        """The reference with this value in place of its own."""
+        """Return the reference setting with this value."""
         kind = type(getattr(REFERENCE, self.fields[0]))
         return replace(REFERENCE, **dict.fromkeys(self.fields, kind(value)))
 
     @property
     def reference(self) -> float:
-        """The value that the other sweeps have."""
+        """The value in all other sweeps."""
         return getattr(REFERENCE, self.fields[-1])
 
     def shown(self, *, full: bool) -> tuple[float, ...]:
-        """The values to be run beside the reference."""
+        """Return the values to run in addition to the reference."""
         return self.values if full else self.few
 
 
@@ -72,15 +72,15 @@ SWEEPS = (
         (0.01, 0.05, 0.2),
         "flat from 0.01 to 0.07, best at 0.05, lower beyond",
     ),
-    Sweep("clipping bound of a layer", ("clip",), (1, 2, 3, 4, 6, 8, 10), (2, 8), ""),
+    Sweep("clipping norm of a layer", ("clip",), (1, 2, 3, 4, 6, 8, 10), (2, 8), ""),
     Sweep("noise", ("noise",), (1, 2, 3, 4, 6, 8), (2, 6), ""),
 )
 
 
 def plans(seeds: Sequence[int], *, full: bool) -> list[Plan]:
-    """The reference and every sweep with each seed, until the moments accountant ends the budget.
+    """List the reference and every sweep with each seed; each run ends where the moments accountant ends the budget.
 
-    Where the budget does not pay for a step there is nothing to be run.
+    Settings whose budget does not allow a single step are left out.
     """
     settings = {REFERENCE: None}
     settings |= {sweep.setting(value): None for sweep in SWEEPS for value in sweep.shown(full=full)}
@@ -89,17 +89,17 @@ def plans(seeds: Sequence[int], *, full: bool) -> list[Plan]:
 
 
 _ABOUT = (
-    "Each setting varies alone; the others are 60 components, 1000 units, lots of 600, learning rate 0.1 falling to "
-    "0.052, bound 4 and noise 4 (components: 7). A run goes on until epsilon 2 at delta 1e-5 would be exceeded by the "
-    "moments accountant, both layers on one lot; noise 1 is too little for a single step. The learning rate's sweep is "
-    "at a constant rate; its reference falls to 0.052. The paper prints no table for this figure: what its text says "
-    "stands in the last column.",
+    "One setting varies at a time; the others are 60 components, 1000 units, lots of 600, learning rate 0.1 decreasing "
+    "to 0.052, clipping norm 4 and noise multiplier 4 (components: 7). A run stops before the moments accountant, with "
+    "both layers on one lot, exceeds epsilon 2 at delta 1e-5; noise multiplier 1 does not allow a single step. The "
+    "learning rates of the sweep are constant; the reference decreases to 0.052. The paper prints no table for this "
+    "figure: the last column is from its text.",
 )
 _HEADER = ("setting", "value", "epochs", "ours", "paper")
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there."""
+    """Make the figure and its table from the finished runs."""
     reached = {sweep.name: _reached(sweep, runs) for sweep in SWEEPS}
     rows = tuple(row for sweep in SWEEPS for row in _rows(sweep, reached[sweep.name]))
     return Section("figure-5", TITLE, _ABOUT, _HEADER, rows, _figure(reached))
@@ -109,7 +109,7 @@ Reached = dict[float, tuple[float, Spread]]  # value: epochs and accuracies
 
 
 def _reached(sweep: Sweep, runs: Sequence[Run]) -> Reached:
-    """What was run of a sweep; the reference stands at its value."""
+    """Return epochs and accuracies of the finished runs of a sweep, by value, with the reference at its value."""
     reached: Reached = {}
     for value in sorted({*sweep.values, sweep.reference}):
         setting = REFERENCE if value == sweep.reference else sweep.setting(value)

@@ -1,4 +1,4 @@
-"""The figures of the paper: what each needs to be run, and what it makes of the runs."""
+"""The figures of the paper: the runs that each needs, and the function that draws it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SEEDS, _SEED = (0, 1, 2), (0,)
 
 
 def _left(wanted: Callable[[Asked], list[Plan]]) -> Callable[[Asked, Sequence[Run]], list[PlannedRun]]:
-    """Those of the wanted plans that no finished run serves."""
+    """Return a function that lists the wanted plans without a finished run."""
     return lambda asked, done: [PlannedRun(plan) for plan in missing(wanted(asked), done)]
 
 
 PAPER: Paper[Run] = Paper(
     name="abadi-2016",
-    title="Deep Learning with Differential Privacy, made again",
+    title="Reproducing Abadi et al. 2016: Deep Learning with Differential Privacy",
     about=(
         "The figures of Abadi et al. 2016, with the printed number beside ours. Epsilon is for adding or removing one "
-        "record, with lots drawn by Poisson sampling; each run is priced by itself, as in the paper, and neither "
-        "several seeds nor the choice of settings is charged.",
+        "record, with lots drawn by Poisson sampling; it is the epsilon of one run, as in the paper, and includes "
+        "neither the repetition with several seeds nor the choice of settings.",
     ),
     parts={
         "figure-2": Part(figure_2.TITLE, lambda runs: figure_2.section()),

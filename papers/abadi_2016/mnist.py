@@ -1,4 +1,4 @@
-"""The study of MNIST: private principal components and one hidden layer."""
+"""The experiment on MNIST: private principal components and one hidden layer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _PIXELS, _CLASSES = 784, 10
 class Mnist(Setting):
     """The defaults are the reference of the paper's sweeps.
 
-    ``lr`` falls to ``lr_end`` in a line over ten epochs and stays there; ``pca_noise`` is the noise of the principal
-    components in units of its bound; ``components=0`` trains on the pixels themselves.
+    ``lr`` decreases linearly to ``lr_end`` over ten epochs and then stays constant; ``pca_noise`` is the noise
+    multiplier of the principal components; ``components=0`` trains on the pixels.
     """
 
     data: ClassVar[str] = "mnist"
@@ -35,22 +35,22 @@ class Mnist(Setting):
 
     @property
     def model(self) -> str:
-        """The network, as a recipe names it."""
+        """The name of the network in a recipe."""
         return "mlp1000" if self.units == 1000 else f"papers.abadi_2016.networks:units_{self.units}"
 
     @property
     def before(self) -> dict[Event, int]:
-        """The principal components."""
+        """The release of the principal components."""
         return {Gaussian(self.pca_noise): 1} if self.components else {}
 
     @property
     def seconds_a_step(self) -> float:
-        """From runs on a small machine: a part for each step, each product of the network, each noised weight."""
+        """From runs on a small machine: one term per step, per product of the network and per noised weight."""
         weights = self.units * ((self.components or _PIXELS) + _CLASSES)
         return 1e-3 + 2.8e-10 * self.lot * weights + 3e-8 * weights
 
     def learning(self, seed: int, weights: str | None) -> Recipe:
-        """All of a run's recipe but data and privacy."""
+        """Return the recipe of a run without data and privacy."""
         projection = ProjectionSection(self.components, self.pca_noise) if self.components else ProjectionSection()
         return Recipe(
             model=ModelSection(self.model, weights),

@@ -1,4 +1,4 @@
-"""The network of the MNIST study with other numbers of hidden units, for recipes to name."""
+"""The network of the MNIST experiment with other numbers of hidden units, to be named in recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy against epochs at several levels of noise: how figures 3 and 6 look, and their tables."""
+"""Accuracy against epochs at several noise levels: panels and table rows of figures 3 and 6."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOMENTS = MomentsAccountant(PAPERS_ORDERS)
 
 @dataclass(frozen=True)
 class Panel:
-    """A level of noise, its budget, and the test accuracy that the paper prints for it."""
+    """A noise level, its budget, and the test accuracy that the paper prints for it."""
 
     name: str
     setting: Setting
@@ -31,7 +31,7 @@ class Panel:
 
     @property
     def steps_by_moments(self) -> int:
-        """Steps within the budget by the paper's accountant, both layers on one lot."""
+        """Steps within the budget by the paper's accountant, with all layers on one lot."""
         return self.setting.steps_within(self.epsilon, accountant=MOMENTS)
 
     @property
@@ -41,7 +41,7 @@ class Panel:
 
     @property
     def steps_if_flat(self) -> int:
-        """Steps that the moments accountant would allow if the noise were on one gradient, not on each of two."""
+        """Steps that the moments accountant would allow with the noise on one gradient instead of on each layer's."""
         return steps_for(
             epsilon=self.epsilon,
             delta=DELTA,
@@ -53,7 +53,7 @@ class Panel:
 
 
 HEADER = (
-    "level of noise",
+    "noise level",
     "epsilon",
     "paper",
     "ours, moments",
@@ -66,12 +66,12 @@ HEADER = (
 
 
 def plans(panels: Sequence[Panel], seeds: Sequence[int], *, weights: str | None = None) -> list[Plan]:
-    """Each level of noise with each seed, until the privacy loss distribution ends the budget."""
+    """List each noise level with each seed; each run ends where the privacy loss distribution ends the budget."""
     return [Plan(panel.setting, seed, panel.epsilon, PldAccountant.name, weights) for seed in seeds for panel in panels]
 
 
 def row(panel: Panel, runs: Sequence[Run]) -> tuple[str, ...]:
-    """The panel's line of the table."""
+    """Return the table row of a panel."""
     setting = panel.setting
     seeds = of_setting(runs, setting, steps=panel.steps_by_pld)
     return (
@@ -92,7 +92,7 @@ def _shown(spread: Spread | None) -> str:
 
 
 def drawn(panels: Sequence[Panel], runs: Sequence[Run], *, lowest: int, salt: str) -> str:
-    """The panels side by side, with accuracies from ``lowest`` per cent, as an SVG element."""
+    """Draw the panels side by side as an SVG element; the axis of accuracies starts at ``lowest`` per cent."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9.0, 3.4))
         for place, panel in enumerate(panels):

@@ -1,4 +1,4 @@
-"""Runs that are finished, one JSON line each; a run is made once."""
+"""Finished and planned runs of the paper."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from noisette.data import DataSet
     from papers.paper import Tell
 
-_POINTS = 100  # accuracies along a run
+_POINTS = 100  # accuracies measured along a run
 _SETTINGS: dict[str, type[Setting]] = {study.data: study for study in (Mnist, Cifar)}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run in public numbers: its setting, and its accuracy on the test images along the way.
+    """A finished run: its setting, and its accuracy on the test images along the run.
 
-    Guarantee: nothing here was computed from the training images but through the noise.
+    Guarantee: all values are public; they depend on the training images only through the noised gradients.
     """
 
     setting: Setting
@@ -35,16 +35,16 @@ class Run:
     points: tuple[tuple[int, float], ...]  # (step, test accuracy)
 
     def serves(self, plan: Plan) -> bool:
-        """Whether this run is the plan's, or goes on where that ends: a budget only says when a run stops."""
+        """Tell whether this run has the plan's setting and seed and is at least as long: a budget only ends a run."""
         return (self.setting, self.seed) == (plan.setting, plan.seed) and self.steps >= plan.steps
 
     def accuracy_within(self, steps: int) -> float | None:
-        """The latest test accuracy that was taken within so many steps."""
+        """Return the latest test accuracy within so many steps."""
         return max(((step, accuracy) for step, accuracy in self.points if step <= steps), default=(0, None))[1]
 
 
 def read(path: Path) -> list[Run]:
-    """The finished runs of a file, in their order; none if there is no file.
+    """Read the finished runs of a file, in order; none if there is no file.
 
     Raises:
         ValueError: a line is not a run.
@@ -53,7 +53,7 @@ def read(path: Path) -> list[Run]:
 
 
 def missing(plans: Sequence[Plan], done: Sequence[Run]) -> list[Plan]:
-    """The plans that no finished run serves, the shortest first, each once."""
+    """Return the plans without a finished run, the shortest first, each once."""
     kept: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: -plan.steps):
         twin = any((plan.setting, plan.seed) == (other.setting, other.seed) for other in kept)
@@ -64,30 +64,30 @@ def missing(plans: Sequence[Plan], done: Sequence[Run]) -> list[Plan]:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A plan as a run to be made."""
+    """A plan as a job of the command."""
 
     plan: Plan
 
     @property
     def seconds(self) -> float:
-        """About how long it takes on one processor core."""
+        """Approximate time on one processor core."""
         return self.plan.seconds
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The records."""
+        """The data set of the run."""
         return (self.plan.setting.data,)
 
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
-        """Make the run and add its line to the file."""
+        """Carry out the run and add its line to the file."""
         make(self.plan, data[self.plan.setting.data], runs, tell)
 
 
 def make(plan: Plan, data: DataSet, path: Path, tell: Tell) -> None:
-    """Make a run and add its line to the file; ``tell`` is told of each step with the latest test accuracy.
+    """Carry out a run and add its line to the file; ``tell`` is called at each step with the latest test accuracy.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed; the run leaves no line.
+        KeyboardInterrupt: Ctrl-C was pressed; no line is written.
     """
     known = {
         "data": data.name,

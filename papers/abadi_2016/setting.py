@@ -1,4 +1,4 @@
-"""What a study varies, what it leaves alone, and how long a budget lasts."""
+"""Settings of the experiments, and the number of steps within a budget."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NO_LIMIT = 100_000.0  # epochs: the budget ends a run
 class Setting(ABC):
     """A network and how it is trained on one data set.
 
-    ``noise`` is the standard deviation of the noise on each layer's gradient, in units of the layer's bound.
+    ``noise`` is the noise multiplier of each layer: the deviation of its noise divided by the layer's clipping norm.
     """
 
     data: ClassVar[str]
     size: ClassVar[int]
     """Records in the training set, a public number."""
     layers: ClassVar[int]
-    """How many are trained, each clipped and noised on its own."""
+    """Number of trained layers; each is clipped and noised separately."""
 
     lot: int
     noise: float
@@ -35,16 +35,16 @@ class Setting(ABC):
     @property
     @abstractmethod
     def seconds_a_step(self) -> float:
-        """About how long a step takes on one processor core."""
+        """Approximate time of a step on one processor core."""
 
     @property
     def before(self) -> dict[Event, int]:
-        """What is released before the first step."""
+        """The releases before the first step."""
         return {}
 
     @abstractmethod
     def learning(self, seed: int, weights: str | None) -> Recipe:
-        """All of a run's recipe but data and privacy."""
+        """Return the recipe of a run without data and privacy."""
 
     @property
     def sampling_rate(self) -> float:
@@ -53,19 +53,19 @@ class Setting(ABC):
 
     @property
     def step(self) -> PoissonGaussian:
-        """One step: all layers see the same lot, so they are one Gaussian mechanism."""
+        """The event of one step: all layers use the same lot, so they are one Gaussian mechanism."""
         return PoissonGaussian(self.sampling_rate, self.noise / math.sqrt(self.layers))
 
     def epochs(self, steps: int) -> float:
-        """So many steps in passes over the data."""
+        """Convert steps to passes over the data."""
         return steps * self.sampling_rate
 
     def compose(self, steps: int, accountant: Accountant) -> PrivacyCurve:
-        """What the whole run costs, up to this step."""
+        """Compose all releases of the run up to this step."""
         return accountant.compose({**self.before, self.step: steps})
 
     def steps_within(self, epsilon: float, *, accountant: Accountant) -> int:
-        """Most steps that the budget pays for, at the study's delta."""
+        """Return the largest number of steps within the budget, at the paper's delta."""
         return _steps_within(self, epsilon, accountant)
 
 
@@ -83,9 +83,9 @@ def _steps_within(setting: Setting, epsilon: float, accountant: Accountant) -> i
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to be made: a setting, trained from the weights of a seed until an accountant says that the budget ends.
+    """A planned run: a setting, trained from the initial weights of a seed until an accountant ends the budget.
 
-    ``weights`` is the file that the network begins with, if the study has one.
+    ``weights`` is the file of public weights from which the network starts, if the experiment has one.
     """
 
     setting: Setting
@@ -96,12 +96,12 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """How long the run is."""
+        """Number of steps of the run."""
         return self.setting.steps_within(self.epsilon, accountant=ACCOUNTANTS[self.accountant])
 
     @property
     def seconds(self) -> float:
-        """About how long it takes on one processor core."""
+        """Approximate time on one processor core."""
         return self.steps * self.setting.seconds_a_step
 
     @property

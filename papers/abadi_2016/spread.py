@@ -13,7 +13,7 @@ from papers.abadi_2016.setting import Setting
 
 @dataclass(frozen=True)
 class Spread:
-    """Test accuracies of the seeds that were run."""
+    """Test accuracies of the finished seeds."""
 
     low: float
     median: float
@@ -31,7 +31,7 @@ class Spread:
 
 
 def of_setting(runs: Sequence[Run], setting: Setting, *, steps: int = 1) -> list[Run]:
-    """The runs of a setting that are at least so long, the longest of each seed."""
+    """Return the runs of a setting with at least so many steps, the longest of each seed."""
     longest: dict[int, Run] = {}
     for run in sorted(runs, key=lambda run: run.steps):
         if run.setting == setting and run.steps >= steps:
@@ -40,13 +40,13 @@ def of_setting(runs: Sequence[Run], setting: Setting, *, steps: int = 1) -> list
 
 
 def within(runs: Sequence[Run], steps: int) -> Spread | None:
-    """The seeds' latest accuracies within so many steps; ``None`` if there are none."""
+    """Summarise the seeds' latest accuracies within so many steps; ``None`` if there are none."""
     accuracies = [accuracy for run in runs if (accuracy := run.accuracy_within(steps)) is not None]
     return Spread.of(accuracies) if accuracies else None
 
 
 def course(runs: Sequence[Run]) -> list[tuple[int, Spread]]:
-    """The seeds' latest accuracies at each step at which the shortest run has one."""
+    """Summarise the seeds' latest accuracies at each measured step of the shortest run."""
     shortest = min(runs, key=lambda run: run.steps, default=None)
     spreads = ((step, within(runs, step)) for step, _ in shortest.points) if shortest else ()
     return [(step, spread) for step, spread in spreads if spread]

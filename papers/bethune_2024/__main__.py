@@ -2,8 +2,8 @@
 
     python -m papers.bethune_2024 [--check]
 
-With --check nothing is written, and the exit code says whether the document is up to date. The runs are made by
-`python -m papers bethune-2024 --table NAME or --figure NAME --out papers/bethune_2024`.
+With --check nothing is written; the exit code is 0 if the page is up to date. The runs are made by
+`python -m papers bethune-2024 --table NAME --out papers/bethune_2024`, or with --figure NAME.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from papers.bethune_2024.parts import PAPER
 from papers.paper_page import main
 
 _ORIGIN = (
-    "To make a part yourself: `python -m papers bethune-2024 --figure pareto`, or robustness or speed, or `--table "
-    "tabular`, or digits. It says how long that takes, and goes on where it was stopped. This page is made by `python "
-    "-m experiments.bethune_2024` from the runs in `papers/bethune_2024/runs.jsonl`, one line each, which that "
-    "command has made with `--out papers/bethune_2024`."
+    "To reproduce a part: `python -m papers bethune-2024 --figure pareto` (or robustness, speed), or `--table tabular` "
+    "(or digits). The command shows how long it takes, and after an interruption it continues with the missing runs. "
+    "This page is written by `python -m papers.bethune_2024` from `papers/bethune_2024/runs.jsonl`, one line per run, "
+    "which that command wrote with `--out papers/bethune_2024`."
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How well scores tell anomalies from the rest."""
+"""The area under the ROC curve of a network that detects anomalies."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _AT_ONCE = 10_000  # rows in memory
 
 @torch.no_grad()
 def area_under_roc(model: nn.Module, test: Split) -> float:
-    """The chance that an anomaly scores above a row that is none, of two drawn from the test rows.
+    """Return the probability that a random anomaly of the test rows scores above a random normal row.
 
-    A row's score is that of class 1 less that of class 0.
+    The score of a row is its output for class 1 minus its output for class 0.
     """
     from sklearn.metrics import roc_auc_score
 
     device = next(model.parameters()).device
-    pieces = torch.as_tensor(test.inputs).split(_AT_ONCE)
-    scores = torch.cat([model(rows.to(device)).cpu() for rows in pieces])
+    chunks = torch.as_tensor(test.inputs).split(_AT_ONCE)
+    scores = torch.cat([model(rows.to(device)).cpu() for rows in chunks])
     return float(roc_auc_score(test.targets, (scores[:, 1] - scores[:, 0]).double().numpy()))

@@ -1,4 +1,4 @@
-"""Accuracy against epsilon: MNIST, Fashion-MNIST, and CIFAR-10 for those who have the hours."""
+"""Accuracy against epsilon: MNIST, Fashion-MNIST, and with --full CIFAR-10, which takes hours."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _LINES: Mapping[str, Sequence[tuple[str, Network, str]]] = {
     "fashion-mnist": _GREY,
     "cifar10": [("mixer", MIXER, BLUE)],
 }
-# In per cent at the epsilons above, "" for none: MNIST of a published notebook, whose convolutions have unsound bounds;
-# CIFAR-10 read off figure 4, within one per cent, likewise.
+# Printed accuracies in per cent at the epsilons above, "" for none. MNIST: from a published notebook, whose bounds of
+# convolutions are unsound. CIFAR-10: read off figure 4, within one per cent, with the same bounds.
 _PRINTED = {"mnist-pixels": ("61.1", "81.1", "91.4", ""), "cifar10-mixer": ("", "33", "39", "43.7")}
 _ABOUT = (
-    "Test accuracy in per cent of networks trained without clipping, delta 1e-5, priced by the privacy loss "
+    "Test accuracy in per cent of networks trained without clipping, delta 1e-5, epsilon by the privacy loss "
     "distribution for adding or removing one record; lots are drawn by Poisson sampling. Ours are medians of the "
-    "seeds, with the least and the most of them. Each run is priced by itself: neither several seeds nor the choice "
-    "of settings is charged. Settings were chosen on EMNIST letters, a public set, but that the rate for frequencies "
-    "falls along a cosine: that was thought of when a constant one had failed on Fashion-MNIST.",
-    "Pixels: an image less its mean, on the sphere, through 128 hidden units. Frequencies: the same, on its 8 x 8 "
-    "lowest frequencies, a projection that is fixed. Scattering: one linear layer on 833 fixed wavelet coefficients, "
-    "less the mean and over the deviation of those of 5,000 images of Kuzushiji-MNIST, which are taken to be public. "
-    "These fixed features carry the accuracy: nothing but a linear layer is learnt behind them.",
-    "The paper prints no numbers for MNIST; those shown are of its published notebook (a convolutional network), "
-    "which bounds convolutions by less than they can reach, so its epsilon does not hold as stated. CIFAR-10, a "
-    "mixer, is run with --full alone; its printed numbers are read off the paper's figure, within a point. CIFAR-10 "
-    "may come from files of JPEG images, which are not lossless, so that accuracies are not comparable with printed "
-    "ones.",
+    "seeds, with minimum and maximum. Epsilon is that of one run: it includes neither the repetition with several "
+    "seeds nor the choice of settings. Settings were chosen on EMNIST letters, a public set, with one exception: the "
+    "cosine decay of the learning rate for frequencies was introduced after a constant rate had failed on "
+    "Fashion-MNIST.",
+    "Pixels: an image minus its mean, scaled to the sphere, through 128 hidden units. Frequencies: the same on its 8 x "
+    "8 lowest frequencies, a fixed projection. Scattering: one linear layer on 833 fixed wavelet coefficients, "
+    "standardised with the mean and the deviation over 5,000 images of Kuzushiji-MNIST, which are assumed to be "
+    "public. Most of the accuracy comes from these fixed features: only a linear layer is learnt behind them.",
+    "The paper prints no numbers for MNIST; those shown are from its published notebook (a convolutional network), "
+    "which bounds convolutions by less than they can reach, so its epsilon does not hold as stated. CIFAR-10, a mixer, "
+    "is run with --full only; its printed numbers are read off the paper's figure, within a point. CIFAR-10 may come "
+    "from files of JPEG images, which are not lossless, so its accuracies are not comparable with printed ones.",
 )
 
 
@@ -71,7 +71,7 @@ GRID: Grid[float, Setting, Cell, Run] = Grid(
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there."""
+    """Make the figure and its table from the finished runs."""
     reached = {
         name: {
             epsilon: median

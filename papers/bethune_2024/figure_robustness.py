@@ -1,4 +1,4 @@
-"""Certified accuracy against how far an example is moved, for several scales of the loss."""
+"""Certified accuracy against the radius, for several temperatures of the loss."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _PRINTED = {
 _COLOURS = (BLUE, GREEN, ORANGE, "#b8609a", "#8a6d00", INK)
 TITLE = "Certified accuracy against the radius"
 _ABOUT = (
-    "The share of test images, in per cent, whose class is right and cannot change while the image is moved by no more "
-    "than a Euclidean distance, given in 255ths: one is the smallest change of a pixel. Certified by the network's "
-    "Lipschitz constants, not by attacks. A small tau asks for wide margins, at the price of accuracy.",
-    "MNIST is pixels through 128 hidden units at epsilon 3, as in the figure above; medians of the seeds. CIFAR-10 is "
-    "a mixer at epsilon 20, run with --full alone, beside the numbers that the paper prints for temperatures of one "
-    "over tau. Inputs are put on a sphere, so a distance counts for more where an image is dark. CIFAR-10 may come "
-    "from files of JPEG images, whose accuracies are not comparable with printed ones.",
+    "The share of test images, in per cent, whose class is correct and cannot change while the image moves by at most "
+    "this Euclidean distance, in 255ths: one is the smallest change of a pixel. Certified by the network's Lipschitz "
+    "constants, not by attacks. A small tau favours wide margins over accuracy.",
+    "MNIST: pixels through 128 hidden units at epsilon 3, as in the figure above; medians of the seeds. CIFAR-10: a "
+    "mixer at epsilon 20, run with --full only, beside the numbers that the paper prints for temperatures of 1 / tau. "
+    "Inputs are scaled to a sphere, so a given distance has more effect on a dark image. CIFAR-10 may come from files "
+    "of JPEG images, whose accuracies are not comparable with printed ones.",
 )
 At = tuple[Setting, float]  # a radius is one of the setting's
 
@@ -80,7 +80,7 @@ GRID: Grid[int, At, Cell, Run] = Grid(
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there."""
+    """Make the figure and its table from the finished runs."""
     return GRID.section(runs, figure=_figure(runs))
 
 

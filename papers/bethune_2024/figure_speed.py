@@ -1,4 +1,4 @@
-"""Time per step as the batch grows, without clipping and with it, from a benchmark that was run before."""
+"""Time per step as the batch grows, without and with clipping, from the committed benchmark."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from papers.section import Section
 MEASURED = Path("benchmarks/results/clipless.json")
 TITLE = "Time per step as the batch grows"
 _ABOUT = (
-    "Seconds per step of Lipschitz networks for images of 28 pixels a side, by the library's benchmark: one step "
-    "without privacy, one without clipping of gradients, and such with clipping. It is read from "
-    "benchmarks/results/clipless.json; to measure it yourself, `noisette bench --experiments clipless --out "
-    "benchmarks/results` and then this command from the same folder. The lines of the paper, below ours, are read off "
-    "its figure 5: seconds "
-    "per batch of convolutional networks on a GPU of 48 GB, so that only their courses compare.",
+    "Seconds per step of Lipschitz networks for images of 28 x 28 pixels, measured by the library's benchmark: steps "
+    "without privacy, without clipping, and with clipping by two methods. Read from benchmarks/results/clipless.json; "
+    "to measure it yourself, run `noisette bench --experiments clipless --out benchmarks/results` and then this "
+    "command from the same folder. The paper's lines, below ours, are read off its figure 5: seconds per batch of "
+    "convolutional networks on a GPU of 48 GB, so only the shapes of the curves are comparable.",
 )
 # Median seconds per batch; networks by their number of weights.
 _PRINTED: Sequence[tuple[str, Mapping[int, float]]] = (
@@ -39,7 +38,7 @@ Course = Mapping[int, float]  # seconds of a step, by batch
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the benchmark if it was run."""
+    """Make the figure and its table from the benchmark, if it was run."""
     measured = dict(_courses(json.loads(MEASURED.read_text("utf-8")))) if MEASURED.is_file() else {}
     printed = {("paper", name): course for name, course in _PRINTED}
     batches = sorted({batch for course in (measured | printed).values() for batch in course})
@@ -54,7 +53,7 @@ def section(runs: Sequence[Run]) -> Section:
 
 
 def _courses(report: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Course]]:
-    """Each network by each method; what did not fit in memory has no time."""
+    """Yield the times of each network and method; there is none for batches that did not fit in memory."""
     cells: Sequence[Mapping[str, Any]] = report["cells"]
     for network in dict.fromkeys(cell["title"] for cell in cells):
         own = [cell for cell in cells if cell["title"] == network]

@@ -1,4 +1,4 @@
-"""The figures and tables of the study: what each needs to be run, and what it makes of the runs."""
+"""The figures and tables of the paper: the runs that each needs, and the function that makes it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _FULL = frozenset({"full"})
 
 PAPER: Paper[Run] = Paper(
     name="bethune-2024",
-    title="Private training without clipping, made again",
+    title="Reproducing Bethune et al. 2024: DP-SGD without clipping",
     about=(
-        "After Bethune et al. 2024: networks that stretch no vector, so that layers, loss and inputs bound each "
-        "example's gradient and none is clipped, but that at the scores, a few numbers per example. Every run is "
-        "private and priced by itself.",
+        "Experiments after Bethune et al. 2024: in 1-Lipschitz networks the layers, the loss and the inputs bound each "
+        "example's gradient, so only the gradient at the scores is clipped, a few numbers per example. Every run is "
+        "private, and epsilon is that of one run.",
     ),
     parts={
         "figure-pareto": Part(

@@ -1,4 +1,4 @@
-"""Runs of the study, finished and to be made."""
+"""Finished and planned runs of the paper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POINTS = 10  # test accuracies along a run
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: what its network reached on the test examples, as a share.
+    """A finished run and its results on the test examples, from 0 to 1.
 
     ``reached`` is the accuracy, or the area under the ROC curve, and ``certified`` the certified accuracy at each of
     the setting's radii.
@@ -40,7 +40,7 @@ class Run:
 
 
 def read(path: Path) -> list[Run]:
-    """The finished runs of a file, in their order; none if there is no file.
+    """Read the finished runs of a file, in order; none if there is no file.
 
     Raises:
         ValueError: a line is not a run.
@@ -64,7 +64,7 @@ def _parsed(facts: Mapping[str, Any]) -> Run:
 
 @dataclass(frozen=True)
 class Cell:
-    """A setting to be run with a seed; ``seconds`` is about how long that takes on one processor core."""
+    """A planned run of a setting with a seed; ``seconds`` is its approximate time on one processor core."""
 
     setting: Setting
     seed: int
@@ -72,11 +72,11 @@ class Cell:
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The examples, and the public ones if there are any."""
+        """The data set of the run, and that of the public examples if there are any."""
         return (self.setting.data, *([self.setting.public] if self.setting.public else []))
 
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
-        """Make the run and add its line to the file."""
+        """Carry out the run and add its line to the file."""
         setting, records = self.setting, data[self.setting.data]
         public = data[setting.public] if setting.public else None
         measured: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def _measured(setting: Setting, outcome: Outcome) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Median:
-    """What several seeds reached: the median, and the least and the most, in per cent."""
+    """Median, minimum and maximum over seeds, in per cent."""
 
     median: float
     least: float
@@ -126,12 +126,12 @@ class Median:
 
 
 def median_of(runs: Sequence[Run], setting: Setting) -> Median | None:
-    """What the runs of a setting reached; ``None`` if there are none."""
+    """Summarise the results of the runs of a setting; ``None`` if there are none."""
     return _median([run.reached for run in one_of_each_seed(runs, setting)])
 
 
 def certified_of(runs: Sequence[Run], setting: Setting, radius: float) -> Median | None:
-    """The certified accuracy of the runs of a setting at one of its radii; ``None`` if there are none."""
+    """Summarise the certified accuracy of the runs of a setting at one of its radii; ``None`` if there are none."""
     place = setting.radii.index(radius)
     return _median([run.certified[place] for run in one_of_each_seed(runs, setting)])
 

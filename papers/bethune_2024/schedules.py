@@ -1,11 +1,11 @@
-"""How each network is trained at each budget: the one place to change.
+"""The training settings of each network at each budget.
 
-Nothing here was chosen by examples of a set that the study shows. Settings for MNIST and its like come from EMNIST
-letters A to J, those for digits from the same letters shrunk to 8 x 8 pixels, those for rows from Adult (as it is, and
-with one in forty of its rarer class), from ADBench's mammography and, where there are many rows, from these with less
-noise and from points of three numbers at random. Lots had the same share of the examples there, and noise the same size
-beside the mean gradient. The mixer's were not tuned. That frequencies cool down was thought of when a constant rate
-had failed on Fashion-MNIST; how fast they begin was then chosen on letters alone.
+No setting was chosen on a data set that the pages show. Settings for MNIST and Fashion-MNIST come from EMNIST letters A
+to J, those for digits from the same letters scaled down to 8 x 8 pixels, and those for tables from Adult (unchanged,
+and with one in forty of its rarer class), from ADBench's mammography and, for many rows, from these with less noise and
+from random points of three numbers. Lots had the same share of the examples there, and noise the same size in relation
+to the mean gradient. The mixer was not tuned. One exception: the cosine decay for frequencies was introduced after a
+constant rate had failed on Fashion-MNIST; its initial rate was then chosen on letters alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Network:
-    """A network and how it is trained: what holds at every budget, and what at each.
+    """A network and its training settings: those of all budgets, and the schedule ``at`` each budget.
 
-    ``share`` is the part of the examples in a lot; without ``tau`` whole gradients are clipped, see
+    ``share`` is the share of the examples in a lot; without ``tau`` whole gradients are clipped, see
     :class:`papers.bethune_2024.setting.Setting`.
     """
 
@@ -44,7 +44,7 @@ class Network:
     cosine: bool = False
 
     def setting(self, data: str, size: int, delta: float, epsilon: float) -> Setting | None:
-        """How it is trained on a set of so many examples, if it is at this budget."""
+        """Return its setting on a set of ``size`` examples; ``None`` if there is no schedule for this budget."""
         if epsilon not in self.at:
             return None
         schedule = self.at[epsilon]
@@ -78,7 +78,7 @@ FREQUENCIES = Network(
     at={8.0: Schedule(300, 48.0), 3.0: Schedule(200, 32.0), 1.0: Schedule(100, 24.0), 0.5: Schedule(60, 24.0)},
     cosine=True,
 )
-# Where there is one layer, a large tau keeps its weights far from the edge of their ball, so that nothing holds them.
+# With one layer, a large tau keeps its weights inside of their ball, so the constraint is not active.
 SCATTERING = Network(
     "scattering-lipschitz-linear",
     "scattering, one linear layer",
@@ -95,13 +95,13 @@ MIXER = Network(
     at={20.0: Schedule(400, 10.0), 8.0: Schedule(300, 10.0), 3.0: Schedule(200, 10.0), 1.0: Schedule(100, 7.0)},
 )
 
-_FEW, _MANY, _WIDE = 5_000, 100_000, 25  # rows, and columns
+_FEW, _MANY, _WIDE = 5_000, 100_000, 25  # rows, rows and columns
 
 
 def clipless_rows(size: int, columns: int) -> Network:
-    """For a table of so many rows and columns, at epsilon 1.
+    """Return the network without clipping for a table of ``size`` rows, at epsilon 1.
 
-    Noise on a hidden layer grows with its inputs, so wide tables have a fixed one, and small tables none.
+    Noise on a hidden layer grows with its inputs, so wide tables have a fixed hidden layer, and small tables none.
     """
     if size < _FEW:
         return Network(named("linear"), "one layer", tau=20.0, at={1.0: Schedule(50, 3.0)}, share=0.5)
@@ -114,7 +114,7 @@ def clipless_rows(size: int, columns: int) -> Network:
 
 
 def clipped_rows(size: int, columns: int) -> Network:
-    """The same network with free weights, whose whole gradients are clipped."""
+    """Return the same network with unconstrained weights, whose whole gradients are clipped."""
     if size < _FEW:
         return Network(named("free_linear"), "one layer", tau=None, at={1.0: Schedule(50, 60.0)}, share=0.5)
     if columns >= _WIDE:
@@ -124,7 +124,7 @@ def clipped_rows(size: int, columns: int) -> Network:
     return Network(named("free_narrow"), "two layers", tau=None, clip=1.0, at={1.0: Schedule(steps, 1.0)})
 
 
-# Of one example in one step, from runs on a small machine; and what goes before the first step.
+# Seconds of one example in one step, and seconds before the first step, from runs on a small machine.
 _SECONDS_AN_EXAMPLE = {
     "lipschitz-dense": 1e-5,
     "dct-lipschitz-dense": 4e-6,
@@ -136,6 +136,6 @@ _SECONDS_TO_BEGIN = {"scattering-lipschitz-linear": 60.0, "lipschitz-mixer": 30.
 
 
 def seconds(setting: Setting) -> float:
-    """About how long a run takes on one processor core."""
+    """Approximate time of a run on one processor core."""
     an_example = _SECONDS_AN_EXAMPLE.get(setting.model, _ROW)
     return _SECONDS_TO_BEGIN.get(setting.model, 5.0) + an_example * setting.epochs * setting.size

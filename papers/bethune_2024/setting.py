@@ -1,4 +1,4 @@
-"""How a network of the study is trained."""
+"""The training settings of a network."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MICROBATCH = 8192  # examples at once in memory
 
 @dataclass(frozen=True)
 class Setting:
-    """A network and how it is trained, at a budget priced by the privacy loss distribution.
+    """A network and its training settings, at a budget by the privacy loss distribution.
 
-    ``size`` is the declared number of examples. ``clip`` bounds an example's gradient: at the scores, by a loss that is
-    scaled by ``tau``, or the whole of it where there is no ``tau``. ``public`` names the set whose examples standardise
-    fixed features. The learning rate falls to zero along a ``cosine``, or stays. The finished network is measured by
-    accuracy, or, for anomalies, by the area under its ROC curve; and by its certified accuracy at each of ``radii``,
-    Euclidean distances in the units of the inputs.
+    ``size`` is the declared number of examples. ``clip`` is the clipping norm of an example's gradient: of the gradient
+    at the scores, for a loss scaled by ``tau``, or of the whole gradient without ``tau``. ``public`` names the data set
+    whose examples standardise fixed features. The learning rate decreases to zero along a ``cosine``, or is constant.
+    The finished network is measured by its accuracy or, for anomalies, by the area under its ROC curve; and by its
+    certified accuracy at each of ``radii``, Euclidean distances in units of the inputs.
     """
 
     data: str
@@ -47,11 +47,11 @@ class Setting:
 
     @property
     def anomalies(self) -> bool:
-        """Whether the area under the ROC curve is measured."""
+        """Whether the result is the area under the ROC curve."""
         return self.data.startswith("adbench-")
 
     def recipe(self, seed: int) -> Recipe:
-        """The run as a recipe."""
+        """Return the recipe of the run."""
         clipping, lipschitz = PrivacySection(max_grad_norm=self.clip), LipschitzSection()
         if self.tau is not None:
             clipping, lipschitz = PrivacySection(), LipschitzSection(self.tau, self.clip)

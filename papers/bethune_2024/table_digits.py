@@ -1,4 +1,4 @@
-"""Digits, a set of 1,437 images: what is left at a small budget when there is little data."""
+"""Digits, a set of 1,437 images: accuracy at a small budget with little data."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ GRID: Grid[float, Setting, Cell, Run] = Grid(
     title="Digits",
     about=(
         "Test accuracy in per cent on the 360 test images of scikit-learn's digits, delta 1e-4: one linear layer on "
-        "the pixels, each image less its mean and on the sphere. The paper does not have this table; settings were "
-        "chosen on 1,437 letters of EMNIST, shrunk to 8 x 8 pixels. Medians of the seeds, with the least and the most.",
+        "the pixels of each image minus its mean, scaled to the sphere. The paper does not have this table; settings "
+        "were chosen on 1,437 letters of EMNIST, scaled down to 8 x 8 pixels. Medians of the seeds, with minimum and "
+        "maximum.",
     ),
     of="network",
     columns=EPSILONS,

@@ -29,7 +29,7 @@ def test_the_page_has_four_blocks() -> None:
 
 
 def test_the_test_of_a_bound_passes_and_fails_where_noise_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    test = ran(BOUND)["test_my_clipping_is_what_it_claims"]
+    test = ran(BOUND)["test_my_clipping_keeps_its_guarantee"]
     test()
     real = GaussianNoise.add_
 

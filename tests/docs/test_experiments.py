@@ -1,4 +1,4 @@
-"""The README's table and the documents of studies are those that the committed results make."""
+"""The README's table and the pages of papers are those that the committed results give."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_readme_table_is_up_to_date() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("study", ["abadi_2016", "bethune_2024", "davody_2020"])
-def test_the_document_of_a_study_is_up_to_date(study: str) -> None:
-    command = [sys.executable, "-m", f"experiments.{study}", "--check"]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, f"run: python -m experiments.{study}"
+@pytest.mark.parametrize("paper", ["abadi_2016", "bethune_2024", "davody_2020"])
+def test_the_page_of_a_paper_is_up_to_date(paper: str) -> None:
+    command = [sys.executable, "-m", f"papers.{paper}", "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, f"run: python -m papers.{paper}"

@@ -1,4 +1,4 @@
-"""The how-to pages do what they say: their code runs, and their tests pass and can fail."""
+"""The code of the page on rules runs, and its tests pass and can fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the first block of the page defines; its rule is forgotten afterwards."""
+    """Return what the first block of the page defines; its rule is removed from the registry afterwards."""
     for table in ("_RULES", "_OPERANDS"):
         monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
     found: dict[str, Any] = {"__name__": "a_users_module"}

@@ -1,4 +1,4 @@
-"""The public names: few, sorted, the same for people, type checkers and ``dir``."""
+"""The public names are sorted and the same at run time, for type checkers and in ``dir``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STUB = ast.parse(Path(noisette.__file__).with_suffix(".pyi").read_text())
 
 
 def typed_names() -> dict[str, str]:
-    """Name and module of each import in the stub."""
+    """Return the name and the module of each import in the stub."""
     imports = [node for node in STUB.body if isinstance(node, ast.ImportFrom)]
     assert all(alias.asname == alias.name for node in imports for alias in node.names)
     return {alias.name: node.module or "" for node in imports for alias in node.names if alias.name != "__version__"}
@@ -26,7 +26,7 @@ def test_all_is_sorted_and_as_typed() -> None:
 
 
 @pytest.mark.parametrize(("name", "module"), typed_names().items())
-def test_name_is_that_of_its_module(name: str, module: str) -> None:
+def test_name_is_the_object_of_its_module(name: str, module: str) -> None:
     from importlib import import_module
 
     assert getattr(noisette, name) is getattr(import_module(module), name)
@@ -34,7 +34,7 @@ def test_name_is_that_of_its_module(name: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("name", noisette.__all__)
-def test_name_says_what_it_is(name: str) -> None:
+def test_name_has_a_docstring_and_no_keyword_dictionary(name: str) -> None:
     thing = getattr(noisette, name)
     assert inspect.getdoc(thing)
     if inspect.isfunction(thing):
@@ -47,7 +47,7 @@ def test_unknown_name() -> None:
         noisette.Opacus  # noqa: B018
 
 
-def test_refusals_are_errors_of_their_own() -> None:
+def test_refusals_are_errors_not_warnings() -> None:
     assert issubclass(noisette.MissingRuleError, noisette.PrivacyError)
     assert issubclass(noisette.PrivacyError, RuntimeError)
     assert not issubclass(noisette.PrivacyError, Warning)

@@ -1,25 +1,78 @@
-"""The README's Python runs as it stands, from top to bottom, and prints what it says."""
+"""The Python code of the README and of the pages beside it runs, and prints what its comments state."""
 
 from __future__ import annotations
 
+import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "docs" / "models-and-clipping.md", ROOT / "docs" / "privacy-accounting.md")
+BLOCKS = [
+    (page.stem, number, block)
+    for page in PAGES
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+]
 
 
 def promised(block: str) -> list[str]:
-    """What the comments after ``print`` say, to where they trail off."""
+    """The output that the comments behind ``print`` state, up to an ellipsis."""
     return [said.strip().rstrip(".") for said in re.findall(r"^\s*print\(.*\)  # (.*)$", block, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("block", [block for block in BLOCKS if "import " in block], ids=lambda block: block.split()[3])
-def test_a_block_of_the_readme_prints_what_it_says(block: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block, str(README), "exec"), {})
+@pytest.mark.parametrize("block", [pytest.param(block, id=f"{page}-{number}") for page, number, block in BLOCKS])
+def test_a_block_prints_what_its_comments_state(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(block, "a block of the documentation", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert promised(block)
     for line, said in zip(printed, promised(block), strict=True):
         assert line.startswith(said)
+
+
+def test_every_page_has_a_block() -> None:
+    assert {page for page, _, _ in BLOCKS} == {page.stem for page in PAGES}
+
+
+def test_links_lead_to_files_and_headings() -> None:
+    pages = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    broken = []
+    for page in pages:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, heading = link.partition("#")
+            target = page.parent / path if path else page
+            if not link.startswith("http") and not (target.exists() and (not heading or heading in headings(target))):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_numbers_of_the_readme_stand_in_the_committed_results() -> None:
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    steps = {cell["model"]: cell["methods"] for cell in read("benchmarks/results/targets.json")["cells"]}
+    for model, title in (("resnet18-cifar", "ResNet-18"), ("lstm", "LSTM")):
+        opacus = min(method["ratio"] for name, method in steps[model].items() if name.startswith("Opacus"))
+        assert title in text
+        assert f"{steps[model]['BookKeeping']['ratio']:.2f} times" in text
+        assert f"{opacus:.2f}" in text
+    assurance = read("docs/assurance/results.json")
+    caught, audits = assurance["mutants"]["caught"], assurance["audits"]["ways"]
+    assert f"{sum(caught.values())} of {len(caught)} planted faults" in text
+    consistent = [audit for audit in audits if audit["verdict"] == "consistent"]
+    assert f"{len(consistent)} of {len(audits)} audits" in text
+    runs = [json.loads(line) for line in (ROOT / "experiments/results/mnist.jsonl").read_text().splitlines()]
+    assert f"{statistics.median(run['test_accuracy'] for run in runs):.1%} on MNIST at epsilon 3" in text
+    assert f"{statistics.median(run['seconds'] for run in runs):.0f} seconds" in text
+
+
+def read(path: str) -> dict:
+    """The content of a JSON file of the repository."""
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The script in docs prices a ledger without noisette, and finds the price that noisette finds."""
+"""The script in docs recomputes the epsilon of a ledger without noisette, and agrees with noisette."""
 
 import ast
 import re
@@ -18,7 +18,7 @@ RUN = PoissonGaussian(256 / 60_000, 1.1)
 
 
 def spend(path, *runs, charges=()):
-    """A ledger of several runs, each by a process of its own, that used part of what they reserved."""
+    """Write a ledger of several runs, each of which used part of the steps that it reserved."""
     for event, reserved, used, closed in runs:
         with Ledger(path, dataset="mnist") as ledger:
             ledger.reserve(event, reserved)
@@ -45,7 +45,7 @@ def reprice(path, delta="1e-5"):
     ],
     ids=["run-and-projection", "two-runs-one-of-them-crashed", "parts-and-quantiles"],
 )
-def test_it_finds_the_price_of_noisette(tmp_path, runs, charges, counted):
+def test_epsilon_is_that_of_noisette(tmp_path, runs, charges, counted):
     path = spend(tmp_path / "ledger.jsonl", *runs, charges=charges)
     events = Ledger.read(path).events
     assert counted is None or events == counted
@@ -58,7 +58,7 @@ def epsilon_of():
     return runpy.run_path(str(SCRIPT))["epsilon_of"]
 
 
-def test_an_altered_line_and_a_missing_line_have_no_price(tmp_path, epsilon_of):
+def test_an_altered_line_and_a_missing_line_are_refused(tmp_path, epsilon_of):
     path = spend(tmp_path / "ledger.jsonl", (RUN, 3, 2, True))
     lines = path.read_text().splitlines(keepends=True)
     for changed, said in (
@@ -72,20 +72,20 @@ def test_an_altered_line_and_a_missing_line_have_no_price(tmp_path, epsilon_of):
 
 
 @pytest.mark.parametrize("event", [FixedSizeGaussian(10, 100, 2.0), GroupPrivacy(RUN, 2)], ids=lambda e: e.mechanism)
-def test_a_mechanism_it_does_not_know_has_no_price(tmp_path, epsilon_of, event):
+def test_an_unknown_mechanism_is_refused(tmp_path, epsilon_of, event):
     path = spend(tmp_path / "ledger.jsonl", charges=[(event, 1)])
     with pytest.raises(SystemExit, match=f"line 1: this script does not know the mechanism '{event.mechanism}'"):
         epsilon_of(path, 1e-5)
 
 
-def test_without_a_price_the_script_fails_and_prints_none(tmp_path):
+def test_a_refusal_exits_with_1_and_prints_no_epsilon(tmp_path):
     path = tmp_path / "ledger.jsonl"
     path.write_text("{}\n")
     result = reprice(path)
     assert (result.returncode, result.stdout) == (1, "")
 
 
-def test_it_is_short_and_imports_nothing_but_dp_accounting():
+def test_the_script_is_short_and_imports_dp_accounting_only():
     text = SCRIPT.read_text()
     imports = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
     imports |= {name.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import) for name in node.names}

@@ -1,4 +1,4 @@
-"""Figure 6's network, begun with convolutions from a file: a short run, with random images and a random file."""
+"""A short run of figure 6's network from a file of convolutions, with random images and random weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def short(convolutions: Path, *frozen: str) -> Recipe:
     )
 
 
-def test_convolutions_of_a_public_file_stay_and_the_rest_is_trained(images: DataSet, convolutions: Path) -> None:
+def test_frozen_convolutions_do_not_change_and_the_rest_is_trained(images: DataSet, convolutions: Path) -> None:
     outcome = train(short(convolutions, "features"), images, ledger_path=None, on_step=lambda run, point: None)
     kept, learned = load_file(convolutions), outcome.model.state_dict()
     assert outcome.run.steps_taken == 2
@@ -52,16 +52,14 @@ def test_convolutions_of_a_public_file_stay_and_the_rest_is_trained(images: Data
         assert torch.equal(learned[name], value) == name.startswith("features")
 
 
-def test_the_lower_linear_layer_can_stay_too(images: DataSet, convolutions: Path) -> None:
+def test_a_linear_layer_can_be_frozen_too(images: DataSet, convolutions: Path) -> None:
     recipe = short(convolutions, "features", "head.fc1")
     outcome = train(recipe, images, ledger_path=None, on_step=lambda run, point: None)
     assert outcome.layers == 2
     assert torch.equal(outcome.model.state_dict()["head.fc1.weight"], load_file(convolutions)["head.fc1.weight"])
 
 
-def test_the_report_names_the_file_by_its_digest_and_promises_nothing_to_its_records(
-    images: DataSet, convolutions: Path
-) -> None:
+def test_the_report_names_the_file_by_its_digest_and_excludes_its_records(images: DataSet, convolutions: Path) -> None:
     outcome = train(short(convolutions, "features"), images, ledger_path=None, on_step=lambda run, point: None)
     facts = facts_of(outcome)
     digest = hashlib.sha256(convolutions.read_bytes()).hexdigest()

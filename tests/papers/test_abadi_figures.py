@@ -47,13 +47,13 @@ def test_figure_3_has_the_printed_number_beside_ours_by_both_accountants(runs: l
     assert {"paper 90", "paper 95", "paper 97"} <= texts(section.figure)
 
 
-def test_what_was_not_run_is_said_and_drawn_without() -> None:
+def test_missing_runs_are_marked() -> None:
     assert column(figure_3.section([]), "ours, moments") == ["not run"] * 3
     for part in PAPER.parts.values():
         ElementTree.fromstring(part.section([]).figure)
 
 
-def test_figure_4_is_better_with_more_epsilon_and_more_delta(runs: list[Run]) -> None:
+def test_figure_4_increases_with_epsilon_and_delta(runs: list[Run]) -> None:
     noisiest = [run for run in runs if run.setting == figure_3.PANELS[0].setting]
     rows = {row[:2]: row[2:] for row in figure_4.section(noisiest).rows}
     assert rows["1e-2", "paper"][0] == "90.0 %"
@@ -65,8 +65,8 @@ def test_figure_4_is_better_with_more_epsilon_and_more_delta(runs: list[Run]) ->
         assert large[0] > small[0]
 
 
-def test_an_accuracy_never_stands_at_less_than_it_cost() -> None:
-    """One run of one step, whose price is known: nothing is shown for less, all of it for more."""
+def test_an_accuracy_is_never_shown_below_its_epsilon() -> None:
+    """One run of one step with a known epsilon: nothing is shown below it, the accuracy at every epsilon above."""
     setting = figure_3.PANELS[1].setting
     runs = [Run(setting, 0, 1, 1.0, ((1, 0.5),))]
     cost = setting.compose(1, panels.MOMENTS).epsilon(delta=1e-5)
@@ -82,14 +82,14 @@ def test_figure_5_has_the_reference_in_every_sweep(runs: list[Run]) -> None:
     assert {sweep.name for sweep in figure_5.SWEEPS} <= texts(section.figure)
 
 
-def test_figure_5_reads_no_accuracy_beyond_the_budget() -> None:
+def test_figure_5_uses_no_accuracy_beyond_the_budget() -> None:
     setting = Mnist()
     steps = figure_5.plans([0], full=False)[0].steps
     runs = [Run(setting, 0, 2 * steps, 1.0, ((steps, 0.9), (steps + 1, 0.99)))]
     assert set(column(figure_5.section(runs), "ours")) == {"90.0 % (1 seed)"}
 
 
-def test_the_page_keeps_the_figures_that_the_folder_has(tmp_path: Path) -> None:
+def test_the_page_keeps_its_other_figures(tmp_path: Path) -> None:
     write_runs(panels.plans(figure_3.PANELS, [0]), tmp_path)
     PAPER.write("figure-2", tmp_path)
     PAPER.write("figure-3", tmp_path)
@@ -102,7 +102,7 @@ def test_the_page_keeps_the_figures_that_the_folder_has(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {RUNS, "figure-2.svg", "figure-3.svg", "abadi-2016.html"}
 
 
-def test_the_document_has_whole_tables(tmp_path: Path) -> None:
+def test_the_document_has_complete_tables(tmp_path: Path) -> None:
     sections = PAPER.drawn(["figure-2", "figure-3"], tmp_path / RUNS)
     text = PAPER.document(sections, "Made by a test.")
     assert "](figure-2.svg)" in text

@@ -23,7 +23,7 @@ def run(*points: tuple[int, float], seed: int = 0, setting: Setting | None = Non
     return Run(setting or Mnist(), seed, points[-1][0], 1.0, points)
 
 
-def test_a_longer_run_serves_a_shorter_plan_and_never_the_other_way(tmp_path: Path) -> None:
+def test_a_longer_run_replaces_a_shorter_plan_and_not_the_reverse(tmp_path: Path) -> None:
     assert missing([SHORT], read(write([LONG], tmp_path))) == []
     assert missing([LONG], read(write([SHORT], tmp_path))) == [LONG]
 
@@ -33,7 +33,7 @@ def test_another_seed_or_setting_is_missing(tmp_path: Path) -> None:
     assert missing([SHORT, *others], read(write([SHORT], tmp_path))) == others
 
 
-def test_the_longest_of_equal_plans_is_made_and_no_other() -> None:
+def test_only_the_longest_of_equal_plans_is_run() -> None:
     assert missing([SHORT, LONG, SHORT], []) == [LONG]
 
 
@@ -43,7 +43,7 @@ def test_short_runs_come_first() -> None:
 
 
 @pytest.mark.parametrize("broken", ['{"setting": {"colour": 1}}', "{", '{"seed": 0}', "[]"])
-def test_a_line_that_is_no_run_is_named(tmp_path: Path, broken: str) -> None:
+def test_a_line_that_is_not_a_run_is_named(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(line(SHORT) + "\n" + broken + "\n")
     with pytest.raises(ValueError, match=r"line 2 of .*runs.jsonl is not a finished run"):
@@ -58,7 +58,7 @@ def test_the_latest_accuracy_within_a_budget_is_taken() -> None:
     assert made.accuracy_within(1000) == 0.7
 
 
-def test_seeds_are_told_by_median_and_range() -> None:
+def test_seeds_are_summarised_by_median_and_range() -> None:
     spread = within([run((10, accuracy), seed=seed) for seed, accuracy in enumerate((0.9, 0.95, 0.91))], 10)
     assert spread is not None
     assert str(spread) == "91.0 % (90.0 to 95.0, 3 seeds)"
@@ -86,7 +86,7 @@ def images() -> DataSet:
     return DataSet("mnist", Split(inputs[:300], targets[:300]), Split(inputs[300:], targets[300:]), 10, 60_000, "")
 
 
-def test_a_run_leaves_one_line_of_public_numbers(tmp_path: Path, images: DataSet) -> None:
+def test_a_run_writes_one_line_of_public_values(tmp_path: Path, images: DataSet) -> None:
     plan = Plan(Mnist(units=1000, pca_noise=40.0, noise=40.0), 1, 0.1, "moments")
     path, steps = tmp_path / "runs.jsonl", []
     plan = replace(plan, epsilon=_just_above_projection(plan))
@@ -112,7 +112,7 @@ def _just_above_projection(plan: Plan) -> float:
     return 1.0005 * plan.setting.compose(5, ACCOUNTANTS[plan.accountant]).epsilon(delta=0.99e-5)
 
 
-def test_a_run_that_is_stopped_leaves_no_line(tmp_path: Path, images: DataSet) -> None:
+def test_a_stopped_run_writes_no_line(tmp_path: Path, images: DataSet) -> None:
     def stop(share: float, accuracy: float | None) -> None:
         raise KeyboardInterrupt
 

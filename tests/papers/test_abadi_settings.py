@@ -1,4 +1,4 @@
-"""Lengths of runs against the table of epochs that was computed apart from this project (scipy and mpmath)."""
+"""Lengths of runs, compared with epochs that were computed independently of this project (scipy and mpmath)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from papers.abadi_2016.setting import Plan
         )
     ],
 )
-def test_the_budget_of_figure_3_lasts_as_many_epochs_as_computed_elsewhere(
+def test_epochs_of_figure_3_agree_with_an_independent_computation(
     panel: panels.Panel, moments: float, pld: float, flat: float
 ) -> None:
     assert panel.setting.epochs(panel.steps_by_moments) == pytest.approx(moments, rel=5e-3)
@@ -35,14 +35,14 @@ def test_two_layers_on_one_lot_are_one_release_with_less_noise() -> None:
     assert Mnist().step.sampling_rate == 0.01
 
 
-def test_without_components_there_is_no_release_of_them_and_the_budget_lasts_longer() -> None:
+def test_without_components_the_budget_allows_more_steps() -> None:
     assert Mnist(pca_noise=5.0).before == {Gaussian(5.0): 1}
     assert Mnist(components=0).before == {}
     shorter, longer = (Plan(Mnist(components=k), 0, 2.0, "moments").steps for k in (60, 0))
     assert shorter < longer
 
 
-def test_a_recipe_says_what_the_paper_did() -> None:
+def test_a_recipe_has_the_settings_of_the_paper() -> None:
     recipe = Plan(Mnist(noise=2.0, pca_noise=4.0), 3, 8.0, "pld").recipe
     assert (recipe.data.name, recipe.model.name) == ("mnist", "mlp1000")
     assert (recipe.projection.components, recipe.projection.noise_multiplier) == (60, 4.0)
@@ -68,14 +68,14 @@ def test_the_small_grid_is_part_of_the_full_one_and_changes_one_setting_at_a_tim
             assert {name for name in reference if setting[name] != reference[name]} <= set(sweep.fields)
 
 
-def test_accuracies_of_figure_3_serve_the_reference_of_figure_5() -> None:
+def test_the_reference_of_figure_5_uses_the_runs_of_figure_3() -> None:
     reference = Plan(figure_5.REFERENCE, 0, figure_5.EPSILON, MomentsAccountant.name)
     longer = panels.plans(figure_3.PANELS, [0])[1]
     assert longer.setting == reference.setting
     assert longer.steps > reference.steps
 
 
-def test_a_budget_that_pays_for_no_step_makes_no_run() -> None:
+def test_a_budget_below_one_step_gives_no_plan() -> None:
     assert Plan(figure_5.SWEEPS[-1].setting(1), 0, figure_5.EPSILON, MomentsAccountant.name).steps == 0
     assert all(plan.steps for plan in figure_5.plans([0], full=True))
 
@@ -101,11 +101,11 @@ def test_every_number_of_hidden_units_has_its_network(units: int) -> None:
 
 # Epochs within the budget with three layers, by moments; computed apart from this project.
 @pytest.mark.parametrize(("panel", "epochs"), list(zip(figure_6.PANELS, (44.3, 82.7, 295.4), strict=True)))
-def test_the_budget_of_figure_6_lasts_as_many_epochs_as_computed_elsewhere(panel: panels.Panel, epochs: float) -> None:
+def test_epochs_of_figure_6_agree_with_an_independent_computation(panel: panels.Panel, epochs: float) -> None:
     assert panel.setting.epochs(panel.steps_by_moments) == pytest.approx(epochs, rel=5e-3)
 
 
-def test_figure_6_begins_with_the_file_that_is_given() -> None:
+def test_figure_6_starts_from_the_given_file() -> None:
     recipe = panels.plans(figure_6.PANELS, [0], weights="cifar100.safetensors")[0].recipe
     assert (recipe.data.name, recipe.model.name) == ("cifar10", "cifar-tutorial")
     assert (recipe.model.weights, recipe.model.frozen) == ("cifar100.safetensors", ("features",))

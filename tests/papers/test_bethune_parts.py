@@ -1,4 +1,4 @@
-"""Figures and tables of the study of training without clipping, made from runs that might have been."""
+"""Figures and tables of training without clipping, made from invented runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_median_of_the_seeds_is_shown_with_their_range() -> None:
     assert str(median_of(again, mnist)) == "97.0 (95.1 to 98.0)", "a seed that was run again counts once"
 
 
-def test_printed_accuracies_stand_above_ours() -> None:
+def test_printed_accuracies_are_above_ours() -> None:
     section = figure_pareto.section([finished(setting("mnist-pixels", 1.0), 0.931)])
     assert section.header == ("data and network", "", "ε 0.5", "ε 1", "ε 3", "ε 8")
     paper, ours = lines_of(section, "mnist-pixels")
@@ -83,7 +83,7 @@ def test_both_methods_have_the_same_budget_and_examples() -> None:
         assert [getattr(clipped, name) for name in same] == [getattr(clipless, name) for name in same]
 
 
-def test_certified_accuracies_are_those_of_their_radii() -> None:
+def test_certified_accuracies_belong_to_their_radii() -> None:
     at = figure_robustness.GRID.rows[0].whole(16)
     assert at is not None
     setting, radius = at
@@ -102,7 +102,7 @@ def test_all_radii_of_a_network_are_one_run() -> None:
 
 
 @pytest.mark.parametrize("name", PAPER.parts)
-def test_what_was_not_run_is_said_and_drawn_without(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_runs_are_marked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     section = PAPER.parts[name].section([])
     assert "not run" in {cell for row in section.rows for cell in row}
@@ -152,12 +152,12 @@ def test_every_setting_is_a_recipe_of_known_sets_and_models() -> None:
             assert job.setting.model in models.names() or "networks:" in job.setting.model
 
 
-def test_targets_of_the_study_are_at_the_budgets_that_were_asked_for() -> None:
+def test_budgets_are_those_of_the_study() -> None:
     assert figure_pareto.EPSILONS == (0.5, 1.0, 3.0, 8.0)
     assert table_digits.EPSILONS == (2.48,)
     for name in ("pixels", "frequencies", "scattering"):
         assert setting(f"mnist-{name}", 3.0).delta == 1e-5
-    noise = 2.8046  # of 200 steps at that rate: what a sound accountant says of it
+    noise = 2.8046  # of 200 steps at that rate, by an independent accountant
     steps = round(setting("mnist-scattering", 3.0).epochs * 60_000 / 8000)
     epsilon = PldAccountant().compose({PoissonGaussian(8000 / 60_000, noise): steps}).epsilon(delta=1e-5)
     assert math.isclose(epsilon, 3.0, abs_tol=0.01)

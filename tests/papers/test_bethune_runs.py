@@ -1,4 +1,4 @@
-"""Cells of the study of training without clipping: two steps of each kind, and what is measured of them."""
+"""Runs without clipping: two steps of each kind of network, and their measured results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from papers.bethune_2024.setting import Setting
 
 
 def quiet(share: float, accuracy: float | None) -> None:
-    """Nobody is told."""
+    """Ignore the progress."""
 
 
 def drawn(name: str, shape: tuple[int, ...], seed: int, classes: int = 10) -> DataSet:
@@ -31,7 +31,7 @@ def drawn(name: str, shape: tuple[int, ...], seed: int, classes: int = 10) -> Da
 
 
 def made(setting: Setting, data: list[DataSet], folder: Path) -> dict[str, Any]:
-    """The line that two steps of a setting leave."""
+    """Run two steps of a setting and return the line that they write."""
     path, short = folder / "runs.jsonl", replace(setting, lot=100, epochs=0.2, public_examples=20)
     Cell(short, 0, 1.0).make({one.name: one for one in data}, path, quiet)
     line = json.loads(path.read_text().splitlines()[-1])
@@ -85,7 +85,7 @@ def test_a_table_of_any_size_is_trained_by_both_methods(
     assert 0 <= line["reached"] <= 1
 
 
-def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
+def test_the_area_under_the_curve_is_the_share_of_ordered_pairs() -> None:
     scores, targets = torch.tensor([0.1, 0.9, 0.4, 0.35, 0.9]), np.array([0, 1, 0, 1, 0])
     model = nn.Linear(1, 2, bias=False)
     model.weight.data = torch.tensor([[0.0], [2.0]])
@@ -102,7 +102,7 @@ def test_the_area_under_the_curve_is_the_share_of_pairs_in_order() -> None:
         (models.lipschitz_rows, networks.free_narrow),
     ],
 )
-def test_free_networks_have_the_layers_of_those_whose_weights_are_kept_in_a_set(bound: Any, free: Any) -> None:
+def test_unconstrained_networks_have_the_layers_of_the_constrained_ones(bound: Any, free: Any) -> None:
     layers = [[p.shape for p in make((9,), 2).parameters() if p.requires_grad] for make in (bound, free)]
     assert layers[0] == layers[1]
 

@@ -17,7 +17,7 @@ def reproduce(*arguments: str, out: Path, paper: str = "abadi-2016") -> Result:
     return CliRunner().invoke(app, [paper, *arguments, "--out", str(out)])
 
 
-def test_figure_2_comes_without_training_and_says_what_the_others_cost(tmp_path: Path) -> None:
+def test_figure_2_needs_no_training_and_the_run_times_of_the_others_are_listed(tmp_path: Path) -> None:
     done = reproduce(out=tmp_path / "a" / "b")
     assert done.exit_code == 0, done.output
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"figure-2.svg", "abadi-2016.html"}
@@ -28,7 +28,7 @@ def test_figure_2_comes_without_training_and_says_what_the_others_cost(tmp_path:
     assert "min" in done.output
 
 
-def test_finished_runs_are_not_made_again(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_not_repeated(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noisette.data.load", _never)
     done = reproduce("--figure", "3", out=finished)
     assert done.exit_code == 0, done.output
@@ -46,12 +46,12 @@ def test_only_missing_runs_are_made(finished: Path, monkeypatch: pytest.MonkeyPa
     assert made == [3, 3, 3]
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_explains_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("noisette.data.load", lambda name, data_dir: "images")
     monkeypatch.setattr(runs, "make", _stopped)
     done = reproduce("--figure", "3", "--seeds", "0", out=tmp_path)
     assert done.exit_code == 130
-    assert "the same command goes on from there" in done.stderr
+    assert "the same command continues with the rest" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["--figure", "two"], "no figure two; there are 2, 3, 4, 5, 6"),
         (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
         (["--seeds", "-1", "--figure", "3"], "--seeds as whole numbers"),
-        (["--seeds", "1"], "--seeds is for figures that train"),
-        (["--full", "--figure", "3"], "--full is for a small and a full grid: add --figure 4 or --figure 5"),
+        (["--seeds", "1"], "--seeds is for figures that train networks"),
+        (["--full", "--figure", "3"], "--full is for parts with a small and a full grid: add --figure 4 or --figure 5"),
         (["--figure", "6"], "give their file with --weights"),
         (["--figure", "6", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
-        (["--figure", "3", "--weights", __file__], "--weights is for what begins with public weights: add --figure 6"),
+        (
+            ["--figure", "3", "--weights", __file__],
+            "for parts that start from public weights: add --figure 6",
+        ),
         (["--figure", "2", "--weights", __file__, "--full", "--seeds", "1"], "--seeds is for"),
         (["--table", "2"], "no table 2; there are no tables"),
         (["--rows", "a", "--figure", "3"], "--rows is for tables"),
@@ -89,7 +92,10 @@ def test_bad_input_writes_nothing(arguments: list[str], message: str, tmp_path: 
         (["--figure", "1", "--rows", "lenet-5"], "--rows is for tables"),
         (["--table", "2", "--full"], "add --table 3 or --table 5 or --figure norms"),
         (["--table", "6"], "give their file with --weights"),
-        (["--table", "6", "--weights", __file__], "the weights fit one network: add --rows with one of tf-tutorial"),
+        (
+            ["--table", "6", "--weights", __file__],
+            "fits one network: add --rows with one of tf-tutorial",
+        ),
         (["--table", "5", "--weights", __file__, "--seeds", "x"], "--seeds as whole numbers"),
         (["--table", "5", "--weights", __file__, "--seeds", "x"], "add --table 6"),
     ],
@@ -101,7 +107,7 @@ def test_bad_input_about_tables_writes_nothing(arguments: list[str], message: st
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_table_the_paper_says_what_there_is_and_writes_nothing(tmp_path: Path) -> None:
+def test_without_a_table_the_parts_are_listed_and_nothing_is_written(tmp_path: Path) -> None:
     done = reproduce(out=tmp_path / "out", paper="davody-2020")
     assert done.exit_code == 0, done.output
     for part in ("table 2", "table 3", "table 4", "table 5", "table 6", "table 7", "figure 1", "figure norms"):
@@ -109,7 +115,7 @@ def test_without_a_table_the_paper_says_what_there_is_and_writes_nothing(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_table_is_made_of_its_missing_cells_and_shown_with_the_printed_numbers(
+def test_missing_cells_of_a_table_are_run_and_shown_with_the_printed_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("noisette.data.load", lambda name, data_dir: name)
@@ -138,7 +144,7 @@ def test_a_table_is_made_of_its_missing_cells_and_shown_with_the_printed_numbers
     assert {file.name for file in tmp_path.iterdir()} == {"davody-2020.html", "figure-1.svg", "runs.jsonl"}
 
 
-def test_data_that_cannot_be_had_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_data_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(*_: object, **__: object) -> None:
         raise FileNotFoundError("no such data")
 
@@ -155,7 +161,7 @@ def test_another_paper_is_an_error() -> None:
     assert "abadi-2016" in done.stderr
 
 
-def test_runs_that_cannot_be_read_are_an_error_with_their_line(tmp_path: Path) -> None:
+def test_unreadable_runs_are_an_error_with_their_line(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text("{}\n")
     done = reproduce("--figure", "3", out=tmp_path)
     assert done.exit_code == 2
@@ -172,5 +178,5 @@ def _stopped(*arguments: object, **more: object) -> None:
 
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
-    """A folder with all runs of figure 3."""
+    """Write a folder with all runs of figure 3."""
     return write(panels.plans(figure_3.PANELS, [0, 1, 2]), tmp_path).parent
