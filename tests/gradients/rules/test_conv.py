@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noisette.gradients.rules import Examples, conv, find_rule, forms
-from noisette.gradients.rules.conv import GRAMS, WAYS, Geometry, Kernel, conv_over_time
+from noisette.gradients.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, Geometry, KernelGradients, conv_over_time
 from noisette.gradients.rules.forms import Dense, compact
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
@@ -25,7 +25,7 @@ FORWARD = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
 
-def rule_of(operation: Callable[..., Tensor], operand: str = "weight") -> Callable[..., Kernel]:
+def rule_of(operation: Callable[..., Tensor], operand: str = "weight") -> Callable[..., KernelGradients]:
     found = find_rule(operation, operand)
     assert found is not None
     return found
@@ -50,11 +50,11 @@ def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Exam
     form = rule_of(operation)(examples, dy, x, w, bias, **numbers)
     check_form(form, truth)
     check_form(compact(form), truth)
-    for way in WAYS.values():
+    for write in EXPLICIT_PLANS.values():
         found = torch.full(form.shape, torch.nan, dtype=x.dtype)
-        way(form, found)
+        write(form, found)
         torch.testing.assert_close(found.view_as(truth), truth, **TOLERANCE)
-    for norms, _ in GRAMS.values():
+    for norms, _ in GRAM_PLANS.values():
         torch.testing.assert_close(norms(form), truth.flatten(1).square().sum(1), **TOLERANCE)
 
 
@@ -146,7 +146,7 @@ def test_full_lattice_of_transposed_in_one_dimension() -> None:
             check(torch.conv_transpose1d, double(B, 2, 4), double(2, 3, kernel), Examples(B), **numbers)
 
 
-def plain_form(b: int) -> Kernel:
+def plain_form(b: int) -> KernelGradients:
     """More groups than one, and few enough places for Gram matrices."""
     x, w = double(b, 4, 4, 3), double(6, 2, 3, 2)
     numbers = {"stride": (2, 1), "padding": (1, 0), "groups": 2}
@@ -167,15 +167,15 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return results
 
 
-NORMS = {*GRAMS, *(f"{name}, dropped" for name in WAYS)}
-FORMS = {"factors", *(f"{name}, kept" for name in WAYS)}
+NORMS = {*GRAM_PLANS, *(f"{name}, dropped" for name in EXPLICIT_PLANS)}
+FORMS = {"factors", *(f"{name}, kept" for name in EXPLICIT_PLANS)}
 
 
 @pytest.mark.parametrize("at_once", [1, 10**3, 10**9])
 @pytest.mark.parametrize("cached", [1, 300, 10**6])
 def test_norms_are_the_same_by_every_way_and_in_parts_of_any_size(tried, monkeypatch, at_once, cached) -> None:
-    monkeypatch.setattr(forms, "_DROPPED_AT_ONCE", at_once)
-    monkeypatch.setattr(forms, "_DROPPED_PART", 0)
+    monkeypatch.setattr(forms, "_TEMPORARY_SIZE", at_once)
+    monkeypatch.setattr(forms, "_TEMPORARY_SHARE", 0)
     monkeypatch.setattr(conv, "_CACHED", cached)
     form = plain_form(7)
     form.squared_norms()
@@ -190,7 +190,7 @@ def test_a_rehearsal_takes_norms_and_sum(tried, monkeypatch: pytest.MonkeyPatch)
     assert tried.keys() == NORMS | FORMS
 
 
-def small_kernel(b: int) -> tuple[Tensor, Tensor, Kernel]:
+def small_kernel(b: int) -> tuple[Tensor, Tensor, KernelGradients]:
     """A form whose explicit gradients need less memory than its factors."""
     x, dy = double(b, 2, 12, 11), double(b, 3, 10, 9)
     return x, dy, rule_of(torch.conv2d)(Examples(b), dy, x, double(3, 2, 3, 3), None)
@@ -224,23 +224,23 @@ def test_gradients_of_few_numbers_may_be_kept_beyond_the_size_of_their_factors(t
 
 
 def test_gradients_of_the_size_of_their_factors_are_kept() -> None:
-    def form(size: int) -> Kernel:  # a gradient of 9 numbers, factors of twice the size
+    def form(size: int) -> KernelGradients:  # a gradient of 9 numbers, factors of twice the size
         x = double(2, 1, size)
         return rule_of(torch.conv1d)(Examples(2), x, x, double(1, 1, 9), None, padding=4)
 
     assert isinstance(compact(form(5)), Dense)
-    assert isinstance(compact(form(4)), Kernel)
+    assert isinstance(compact(form(4)), KernelGradients)
 
 
 def test_gram_matrices_are_for_few_places() -> None:
-    def has_few_places(size: int, channels: int, groups: int) -> bool:
+    def has_few_positions(size: int, channels: int, groups: int) -> bool:
         w = double(channels, channels // groups, 3, 3)
         x, numbers = double(1, channels, size, size), {"padding": 1, "groups": groups}
-        return rule_of(torch.conv2d)(Examples(1), x, x, w, None, **numbers).has_few_places
+        return rule_of(torch.conv2d)(Examples(1), x, x, w, None, **numbers).has_few_positions
 
-    assert has_few_places(4, 16, 1)
-    assert not has_few_places(12, 4, 1)
-    assert not has_few_places(3, 16, 16)
+    assert has_few_positions(4, 16, 1)
+    assert not has_few_positions(12, 4, 1)
+    assert not has_few_positions(3, 16, 16)
 
 
 @pytest.mark.parametrize("operation", FORWARD)

@@ -8,17 +8,12 @@ import torch.nn.functional as F
 
 from noisette.gradients.rules import find_rule, rewrites
 from noisette.gradients.rules.examples import Examples
-from noisette.gradients.rules.linear import (
-    addmm_input,
-    addmm_right,
-    linear_bias,
-    linear_input,
-    linear_weight,
-    matmul_right,
-)
+from noisette.gradients.rules.linear import linear_bias, linear_input, linear_weight
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
+matmul_right = find_rule(torch.matmul, "other")
+addmm_input, addmm_right = find_rule(torch.addmm, "input"), find_rule(torch.addmm, "mat2")
 AXES = [(), (3,), (2, 3)]
 
 

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules import Examples, find_rule
-from noisette.gradients.rules.by_channel import Channels
 from noisette.gradients.rules.public_statistics import (
     OPERANDS,
     Statistic,
@@ -15,6 +14,7 @@ from noisette.gradients.rules.public_statistics import (
     public_mean,
     public_variance,
 )
+from noisette.gradients.rules.shared_slope import Channels
 from rule_oracle import TOLERANCE, by_autograd, double
 
 B, C = 4, 3

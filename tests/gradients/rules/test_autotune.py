@@ -7,15 +7,15 @@ import time
 import pytest
 import torch
 
-import noisette.gradients.rules.fastest as measured
-from noisette.gradients.rules.fastest import fastest
+import noisette.gradients.rules.autotune as autotune
+from noisette.gradients.rules.autotune import fastest
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _no_winners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_WINNERS", {})
+    monkeypatch.setattr(autotune, "_WINNERS", {})
 
 
 def test_the_quickest_wins_and_is_remembered() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisette.gradients.rules import Examples, rewrites
-from noisette.gradients.rules.joining import cat_tensors, stack_tensors
+from noisette.gradients.rules.concatenation import cat_tensors, stack_tensors
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4

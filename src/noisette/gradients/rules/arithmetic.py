@@ -1,0 +1,151 @@
+"""Sums, differences, products, quotients and copies of two operands that broadcast, in any order and in place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from noisette.gradients.rules.examples import Examples
+from noisette.gradients.rules.forms import Dense, ExampleGradients, PerExampleRow
+from noisette.gradients.rules.registry import rewrite, rule
+
+
+def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> ExampleGradients:
+    """Per-example gradients of an operand from those of its expanded copy: a sum over every axis that was broadcast.
+
+    The example axis is kept. Where the operand itself has that axis (a parameter expanded to the batch), example i
+    contributes to row i alone. For an output with axes (example, t, f) and an operand (f,), ``dy`` is summed over t.
+
+    Args:
+        examples: where ``dy`` holds the examples.
+        dy: gradient of the operand after broadcasting, in the output's shape.
+        operand: the operand before broadcasting.
+    """
+    axis, aligned = examples.axis, (1,) * (dy.dim() - operand.dim()) + tuple(operand.shape)
+    if examples.count == 1:
+        return Dense(dy.sum_to_size(aligned).reshape(1, *operand.shape))
+    if axis < dy.dim() and aligned[axis] > 1:
+        return _per_example_rows(examples, dy, operand, aligned)
+    others = [k for k in range(dy.dim()) if k != axis]  # they follow the example and position axes
+    broadcast = [at + 2 for at, k in enumerate(others) if aligned[k] == 1 and dy.shape[k] > 1]
+    first = examples.first(dy)
+    summed = first.sum([1, *broadcast]) if first.shape[1] > 1 or broadcast else first
+    return Dense(summed.reshape(examples.count, *operand.shape))
+
+
+def _per_example_rows(examples: Examples, dy: Tensor, operand: Tensor, aligned: tuple[int, ...]) -> PerExampleRow:
+    """Gradients of an operand that has the example axis; ``aligned`` is its shape with the output's number of axes."""
+    b, axis = examples.count, examples.axis
+    if dy.shape[axis] != b or aligned[axis] != b:
+        raise ValueError(
+            f"a weight of shape {tuple(operand.shape)} meets the {b} examples on axis {axis} of the output"
+        )
+    rows = dy.sum_to_size(aligned).reshape(operand.shape)
+    axis -= dy.dim() - operand.dim()
+    return PerExampleRow(rows.movedim(axis, 0), torch.arange(b, device=dy.device), b, axis)
+
+
+_ADD = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_)
+_SUB_IN_PLACE = (Tensor.__isub__, Tensor.sub_, Tensor.subtract_)
+_SUB = (torch.sub, torch.subtract, Tensor.sub, Tensor.subtract, Tensor.__sub__, *_SUB_IN_PLACE)
+_MUL = (torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__)
+_DIV = (torch.div, torch.divide, torch.true_divide, Tensor.div, Tensor.divide, Tensor.true_divide, Tensor.__truediv__)
+
+
+@rule(*_ADD, operand="other")
+def add_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, alpha: float = 1) -> ExampleGradients:
+    """The rule of p in x + alpha p."""
+    return unbroadcast(examples, alpha * dy if alpha != 1 else dy, other)
+
+
+@rule(*_ADD, operand="input")
+def add_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, alpha: float = 1) -> ExampleGradients:
+    """The rule of p in p + alpha x."""
+    return unbroadcast(examples, dy, input)
+
+
+@rule(*_SUB, operand="input")
+def sub_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, alpha: float = 1) -> ExampleGradients:
+    """The rule of p in p - alpha x."""
+    return unbroadcast(examples, dy, input)
+
+
+@rule(*_SUB, operand="other")
+def sub_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, alpha: float = 1) -> ExampleGradients:
+    """The rule of p in x - alpha p."""
+    return unbroadcast(examples, -alpha * dy, other)
+
+
+@rule(*_MUL, operand="other")
+def mul_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
+    """The rule of p in x * p."""
+    return unbroadcast(examples, dy * input, other)
+
+
+@rule(*_MUL, operand="input")
+def mul_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
+    """The rule of p in p * x."""
+    return unbroadcast(examples, dy * other, input)
+
+
+@rule(*_DIV, operand="other")
+def div_other(
+    examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, rounding_mode: str | None = None
+) -> ExampleGradients:
+    """The rule of p in x / p."""
+    _require_unrounded(rounding_mode)
+    return unbroadcast(examples, -dy * input / (other * other), other)
+
+
+@rule(*_DIV, operand="input")
+def div_input(
+    examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, rounding_mode: str | None = None
+) -> ExampleGradients:
+    """The rule of p in p / x."""
+    _require_unrounded(rounding_mode)
+    return unbroadcast(examples, dy / other, input)
+
+
+def _require_unrounded(rounding_mode: str | None) -> None:
+    if rounding_mode is not None:
+        raise ValueError(f"a quotient rounded by {rounding_mode!r} has no gradient; divide without rounding")
+
+
+@rewrite(torch.rsub, Tensor.__rsub__)
+def sub_reflected(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+    """The difference other - alpha input."""
+    return torch.sub(other, input, alpha=alpha)
+
+
+@rewrite(Tensor.__rtruediv__)
+def div_reflected(input: Tensor, other: Tensor) -> Tensor:
+    """The quotient other / input."""
+    return torch.div(other, input)
+
+
+@rewrite(Tensor.mul_, Tensor.multiply_, Tensor.__imul__)
+def mul_in_place(input: Tensor, other: Tensor) -> Tensor:
+    """A product of a copy, because the rule needs the values that are overwritten."""
+    return input.copy_(torch.mul(input.clone(), other))
+
+
+@rewrite(Tensor.div_, Tensor.divide_, Tensor.true_divide_, Tensor.__itruediv__)
+def div_in_place(input: Tensor, other: Tensor, *, rounding_mode: str | None = None) -> Tensor:
+    """A quotient of a copy, because the rule needs the values that are overwritten."""
+    return input.copy_(torch.div(input.clone(), other, rounding_mode=rounding_mode))
+
+
+@rule(Tensor.copy_, operand="src")
+def copy_src(
+    examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
+) -> ExampleGradients:
+    """The rule of p in x.copy_(p)."""
+    return unbroadcast(examples, dy, src)
+
+
+@rule(Tensor.copy_, operand="input")
+def copy_input(
+    examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
+) -> ExampleGradients:
+    """No rule for p in p.copy_(x): the derivation of p from its parameters is overwritten."""
+    raise ValueError("data is written over it; multiply, divide or copy out of place")
