@@ -121,22 +121,22 @@ def to_parameters(
     """
     if not derived:
         return _add_by_tensor(gradients)
-    direct: dict[int, tuple[Tensor, list[ExampleGradients]]] = {}
+    direct: dict[int, tuple[Tensor, list[tuple[Region, ExampleGradients]]]] = {}
     views: dict[int, list[tuple[Region, ExampleGradients]]] = {}
-    pending = [(tensor, form) for tensor, form in _add_by_tensor(gradients)]
+    pending = _add_by_tensor(gradients)
     while pending:
         tensor, form = pending.pop(0)
         weight = derived.get(id(tensor))
         if weight is None:
-            direct.setdefault(id(tensor), (tensor, []))[1].append(form)
+            direct.setdefault(id(tensor), (tensor, []))[1].append((Region.of(tensor), form))
             continue
-        parent = next(iter(weight.parents))
+        parent = weight.parents[0]
         if isinstance(form, PerExampleRow) or len(weight.parents) > 1 or not _is_view(tensor, parent):
             pending += _propagate(weight, form)
         else:
             direct.setdefault(id(parent), (parent, []))
             views.setdefault(id(parent), []).append(_untransposed(Region.of(tensor), form))
-    return [(parameter, _merge(parameter, forms, views.get(key, []))) for key, (parameter, forms) in direct.items()]
+    return [(parameter, _merge(parameter, parts + views.get(key, []))) for key, (parameter, parts) in direct.items()]
 
 
 def _add_by_tensor(gradients: Sequence[tuple[Tensor, ExampleGradients]]) -> list[tuple[Tensor, ExampleGradients]]:
@@ -153,16 +153,13 @@ def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGr
     return at, form
 
 
-def _merge(
-    parameter: Tensor, forms: list[ExampleGradients], parts: list[tuple[Region, ExampleGradients]]
-) -> ExampleGradients:
+def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) -> ExampleGradients:
     """The sum of gradients of the whole parameter and of regions of it; written out where regions overlap."""
-    whole = Region.of(parameter)
-    by_region: dict[Region, list[ExampleGradients]] = {whole: list(forms)} if forms else {}
+    by_region: dict[Region, list[ExampleGradients]] = {}
     for at, form in parts:
         by_region.setdefault(at, []).append(form)
     slices = tuple((at, add(added)) for at, added in by_region.items())
-    if len(slices) == 1 and slices[0][0] == whole:
+    if len(slices) == 1 and slices[0][0] == Region.of(parameter):
         return slices[0][1]
     if _disjoint(tuple(at for at, _ in slices)):
         return Slices(parameter, slices)
@@ -181,12 +178,7 @@ def _propagate(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tens
     if terms := _terms(weight):
         return [(term, form) for term in terms]
     gradients = torch.autograd.grad(
-        weight.tensor,
-        weight.parents,
-        grad_outputs=form.explicit(),
-        is_grads_batched=True,
-        retain_graph=True,
-        materialize_grads=True,
+        weight.tensor, weight.parents, form.explicit(), is_grads_batched=True, retain_graph=True, materialize_grads=True
     )
     return [(parent, Dense(gradient)) for parent, gradient in zip(weight.parents, gradients, strict=True)]
 

@@ -28,15 +28,8 @@ def check_custom_rule(
 ) -> None:
     """Compare a rule that is not noisette's own with autograd, on the first batch of each shape.
 
-    The operation is repeated, and each example's gradient is computed with the output gradients of all others zero.
-
-    Args:
-        rule: the rule.
-        examples: where the output holds the examples.
-        dy: gradient of the output, a tuple if it has several tensors.
-        use: the call of the operation.
-        operand: the operand of the rule.
-        arguments: of the call, by the operand names of the rule.
+    The operation is repeated with ``arguments``, by the names that the rule gives them, and each example's gradient is
+    computed with the output gradients of all others set to zero.
 
     Raises:
         PrivacyError: gradients, norms or weighted sum of the rule are not those of autograd.
@@ -95,23 +88,9 @@ def _key(rule: Callable[..., Any], examples: Examples, operand: str, arguments: 
 
 
 def _by_autograd(
-    examples: Examples,
-    dy: Any,
-    use: Use,
-    operand: str,
-    arguments: Mapping[str, Any],
-    trained: Sequence[bool],
+    examples: Examples, dy: Any, use: Use, operand: str, arguments: Mapping[str, Any], trained: Sequence[bool]
 ) -> list[Tensor]:
-    """The gradients (b, *shape) of each trained tensor of the operand.
-
-    Args:
-        examples: where the output holds the examples.
-        dy: gradient of the output, a tuple if it has several tensors.
-        use: the call of the operation.
-        operand: name of the operand.
-        arguments: of the call, by name.
-        trained: for each tensor of the operand, whether its gradients are compared.
-    """
+    """The gradients (b, *shape) of those tensors of the operand that are ``trained``."""
     items = [
         item.detach().requires_grad_() if is_weight else item
         for item, is_weight in zip(_as_list(arguments[operand]), trained, strict=True)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from noisette.gradients.rules import Examples, find_rule, rewrites
-from rule_oracle import by_autograd_at, check_form, double
+from noisette.gradients.rules.elementwise import prelu_weight
+from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
 SHAPES = [(), (5,), (3, 1), (1, 1, 5), (B, 1, 5)]
@@ -97,3 +99,16 @@ def test_what_is_spelled_with_smaller_operations_means_the_same() -> None:
     assert torch.equal(rewrites()[torch.Tensor.where](x, mask, p), x.where(mask, p))
     for value in (0.5, double()):
         assert torch.equal(rewrites()[torch.Tensor.masked_fill](x, mask, value), x.masked_fill(mask, value))
+
+
+@pytest.mark.parametrize("places", [(), (7,), (3, 2)])
+@pytest.mark.parametrize("slopes", [(), (1,), (6,)])
+def test_learned_slopes(places: tuple[int, ...], slopes: tuple[int, ...]) -> None:
+    x, w, dy = double(B, 6, *places), double(*slopes), double(B, 6, *places)
+    x.view(-1)[:5] = 0
+    check_form(prelu_weight(Examples(B), dy, x, w), by_autograd(lambda v: F.prelu(x, v), w, dy, B))
+
+
+def test_one_learned_slope_for_scalar_examples() -> None:
+    x, w, dy = double(B), double(1), double(B)
+    check_form(prelu_weight(Examples(B), dy, x, w), by_autograd(lambda v: torch.prelu(x, v), w, dy, B))

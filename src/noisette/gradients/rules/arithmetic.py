@@ -11,15 +11,11 @@ from noisette.gradients.rules.registry import rewrite, rule
 
 
 def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> ExampleGradients:
-    """Per-example gradients of an operand from those of its expanded copy: a sum over every axis that was broadcast.
+    """Per-example gradients of an operand from ``dy``, those of the operand after broadcasting to the output's shape.
 
-    The example axis is kept. Where the operand itself has that axis (a parameter expanded to the batch), example i
-    contributes to row i alone. For an output with axes (example, t, f) and an operand (f,), ``dy`` is summed over t.
-
-    Args:
-        examples: where ``dy`` holds the examples.
-        dy: gradient of the operand after broadcasting, in the output's shape.
-        operand: the operand before broadcasting.
+    ``dy`` is summed over every axis that was broadcast but that of the examples: over t for an output with axes
+    (example, t, f) and an operand (f,). Where the operand itself has the example axis (a parameter expanded to the
+    batch), example i contributes to row i alone.
     """
     axis, aligned = examples.axis, (1,) * (dy.dim() - operand.dim()) + tuple(operand.shape)
     if examples.count == 1:
@@ -31,6 +27,12 @@ def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> ExampleGradi
     first = examples.first(dy)
     summed = first.sum([1, *broadcast]) if first.shape[1] > 1 or broadcast else first
     return Dense(summed.reshape(examples.count, *operand.shape))
+
+
+def unbroadcast_channels(examples: Examples, dy: Tensor, parameter: Tensor) -> Dense:
+    """Per-example gradients (b, c) of a per-channel parameter from ``dy`` with axes (example, channel, ...)."""
+    gradients = unbroadcast(examples, dy, parameter.view(-1, *[1] * (dy.dim() - 2))).explicit()
+    return Dense(gradients.reshape(examples.count, *parameter.shape))
 
 
 def _per_example_rows(examples: Examples, dy: Tensor, operand: Tensor, aligned: tuple[int, ...]) -> PerExampleRow:

@@ -102,15 +102,9 @@ def _projections(
     separate: Sequence[Tensor | None],
     bias: Tensor | None,
 ) -> Sequence[Tensor]:
-    """Queries, keys and values (example, position, feature), in as few matrix products as the arguments allow.
+    """Queries, keys and values (example, position, feature), with one matrix product for inputs that are one tensor.
 
-    Args:
-        query: the input of W_q, (example, position, feature).
-        key: the input of W_k; one product serves all inputs that are the same tensor.
-        value: the input of W_v.
-        packed: W_q, W_k and W_v stacked to (3 features, features), or ``None``.
-        separate: W_q, W_k and W_v, used without ``packed``.
-        bias: the three biases concatenated.
+    The weights are ``packed`` as W_q, W_k and W_v one below the other, or ``separate``; ``bias`` is packed.
     """
     if packed is not None and key is value:
         if query is key:

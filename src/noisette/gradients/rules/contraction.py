@@ -87,13 +87,6 @@ def factor_gradients(
     is the example, t is summed (a position), o comes from dy alone and i from x alone, so the form is an ``Outer`` of
     dy and x. A letter that W shares with both, such as h in "bhti,hoi->bhto", makes it a ``GroupedOuter``.
 
-    Args:
-        examples: where ``dy`` holds the examples.
-        dy: gradient of the output.
-        equation: as for ``torch.einsum``.
-        tensors: the factors.
-        place: which of them.
-
     Raises:
         ValueError: a diagonal of the factor is taken, or it holds the examples folded together with positions.
     """
@@ -110,10 +103,8 @@ def factor_gradients(
     letters = "".join(letter for letter in full if letter in present)
     if example in letters:
         return _per_example_rows(example, [output, *others], letters, operand)
-    if len(letters) == len(operand.letters):
-        form = _outer_products(example, output, others, letters)
-        if form is not None:
-            return form
+    if len(letters) == len(operand.letters) and (form := _outer_products(example, output, others, letters)):
+        return form
     gradients = _sum_of_products([output, *others], example + letters)
     return Dense(_expanded(gradients, letters, operand.letters, operand.tensor.shape))
 
@@ -140,15 +131,7 @@ def _split_positions(
     """The letter of the examples, and ``dy`` and the other factors with positions on an axis of their own.
 
     With two positions folded into the axis b of "bi,oi->bo", ``dy`` (2b, o) becomes (b, 2, o) with letters "bao".
-
-    Args:
-        examples: where ``dy`` holds the examples.
-        dy: gradient of the output.
-        others: the factors but the operand.
-        operand: the letters of the operand.
-
-    Raises:
-        ValueError: the operand holds the examples folded together with positions.
+    ``operand`` are the letters of the operand.
     """
     used = "".join([dy.letters, operand, *(other.letters for other in others)])
     unused = next(letter for letter in ascii_letters if letter not in used)

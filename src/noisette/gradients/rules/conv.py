@@ -303,22 +303,11 @@ def _kernel_gradients(
     dy: Tensor,
     weight: Tensor,
     stride: tuple[int, ...],
-    padding: tuple[tuple[int, ...], tuple[int, ...]],
+    padding: tuple[tuple[int, ...], tuple[int, ...]],  # before and after
     dilation: tuple[int, ...],
     groups: int,
 ) -> KernelGradients:
-    """Gradients of a kernel that is applied to images.
-
-    Args:
-        examples: where images and ``dy`` hold the examples, of which each may have several images.
-        images: (images, c, *image).
-        dy: the gradient at each output position, (images, o, *positions).
-        weight: the kernel.
-        stride: for each axis, as are the others.
-        padding: before and after.
-        dilation: of the kernel.
-        groups: of channels.
-    """
+    """Gradients of a kernel on images (n, c, *image), with ``dy`` (n, o, *positions) and n images in all examples."""
     before, after = padding
     if before != after:
         images = F.pad(images, [n for ends in zip(reversed(before), reversed(after), strict=True) for n in ends])

@@ -1,4 +1,4 @@
-"""Elementwise operations on operands that broadcast, by autograd with a copy of the operand per example."""
+"""Elementwise operations on operands that broadcast, most by autograd with a copy of the operand per example."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisette.gradients.rules.arithmetic import unbroadcast_channels
 from noisette.gradients.rules.by_autograd import by_expansion
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients
 from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite
+from noisette.gradients.rules.registry import rewrite, rule
 
 Binary = Callable[[Tensor, Tensor], Tensor]
 
@@ -86,6 +87,12 @@ def lerp(
 ) -> ExampleGradients:
     """The rules of p in p + w (x - p), in x + w (p - x) and in x + p (z - x)."""
     return _expanded(examples, dy, torch.lerp, {"input": input, "end": end, "weight": weight}, operand)
+
+
+@rule(torch.prelu, Tensor.prelu, operand="weight")
+def prelu_weight(examples: Examples, dy: Tensor, input: Tensor, weight: Tensor) -> ExampleGradients:
+    """G_c = sum over positions of dy_c min(x_c, 0), with channels on axis 1."""
+    return unbroadcast_channels(examples, dy * input.clamp(max=0), weight)
 
 
 @rewrite(torch.addcmul, Tensor.addcmul)

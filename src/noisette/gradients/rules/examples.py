@@ -37,13 +37,10 @@ class Examples:
             raise ValueError(
                 f"the {place} of shape {tuple(tensor.shape)} does not hold the {self.count} examples of the batch"
             )
+        positions = size // self.count
         if self.inner:
-            folded = tensor.unflatten(self.axis, (size // self.count, self.count))
-            return folded.movedim((self.axis + 1, self.axis), (0, 1))
-        if self.axis == 0:
-            return tensor.reshape(self.count, size // self.count, *tensor.shape[1:])
-        folded = tensor.unflatten(self.axis, (self.count, size // self.count))
-        return folded.movedim((self.axis, self.axis + 1), (0, 1))
+            return tensor.unflatten(self.axis, (positions, self.count)).movedim((self.axis + 1, self.axis), (0, 1))
+        return tensor.unflatten(self.axis, (self.count, positions)).movedim((self.axis, self.axis + 1), (0, 1))
 
     def sequences(self, tensor: Tensor) -> Tensor:
         """Axes (example, position, feature): all axes but the examples' and the last are flattened to positions."""

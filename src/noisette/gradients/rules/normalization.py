@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules.arithmetic import unbroadcast
+from noisette.gradients.rules.arithmetic import unbroadcast, unbroadcast_channels
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients
 from noisette.gradients.rules.per_operand import rule_per_operand
@@ -31,15 +31,8 @@ def scale_gradients(
 ) -> ExampleGradients:
     """Gradients of the scale of a normalized input, G = sum over positions of dy times the normalized input.
 
-    The batch is split, so that the normalized input is never held as a whole.
-
-    Args:
-        examples: where ``dy`` holds the examples.
-        dy: gradient of the output, in the shape of the input.
-        input: what is normalized.
-        weight: the scale.
-        normalize: normalizes a part of the batch, without scale and shift.
-        reduce: from gradients in the output's shape to those of the scale.
+    The batch is split, so that the normalized input is never held as a whole: ``normalize`` takes a part of it, and
+    ``reduce`` sums gradients in the shape of the input to those of the weight.
     """
     folded, left_over = divmod(len(dy), examples.count)
     if examples.axis or examples.inner or left_over:
@@ -50,12 +43,6 @@ def scale_gradients(
         for x, g in zip(input.split(rows), dy.split(rows), strict=True)
     ]
     return Dense(torch.cat(parts))
-
-
-def unbroadcast_channels(examples: Examples, dy: Tensor, parameter: Tensor) -> ExampleGradients:
-    """Per-example gradients (b, c) of a per-channel parameter from ``dy`` with axes (example, channel, ...)."""
-    gradients = unbroadcast(examples, dy, parameter.view(-1, *[1] * (dy.dim() - 2))).explicit()
-    return Dense(gradients.reshape(examples.count, *parameter.shape))
 
 
 def _affine_gradients(
@@ -88,11 +75,9 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> ExampleGradients:
     """Scale: G = sum_t dy_t x_hat_t. Shift: G = sum_t dy_t."""
-
-    def normalize(x: Tensor) -> Tensor:
-        return F.layer_norm(x, normalized_shape, eps=eps)
-
-    return _affine_gradients(operand, examples, dy, input, weight, bias, normalize, unbroadcast)
+    return _affine_gradients(
+        operand, examples, dy, input, weight, bias, lambda x: F.layer_norm(x, normalized_shape, eps=eps), unbroadcast
+    )
 
 
 @rule(F.rms_norm, operand="weight")

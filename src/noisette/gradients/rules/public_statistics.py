@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
+from noisette.gradients.rules.arithmetic import unbroadcast_channels
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients
-from noisette.gradients.rules.normalization import scale_gradients, unbroadcast_channels
+from noisette.gradients.rules.normalization import scale_gradients
 from noisette.gradients.rules.registry import rule
 from noisette.gradients.rules.shared_slope import Channels, SharedSlope
 
@@ -61,21 +62,17 @@ def _linearized(weight: Tensor, at: Statistic) -> Tensor:
     return at.value + (at.slope * change).sum(1)
 
 
-def mean_operands(gradients: Tensor, weight: Tensor, bias: Tensor | None, at: Statistic) -> list[Any]:
-    """Gradients of weight and bias from gradients (b, c) of the mean."""
-    of_weight: list[Any] = [(weight, SharedSlope(gradients, at.slope, at.channels))]
-    return of_weight if bias is None else [*of_weight, (bias, Dense(gradients))]
-
-
-def variance_operands(gradients: Tensor, weight: Tensor, at: Statistic) -> list[Any]:
-    """Gradients of the weight from gradients (b, c) of the variance."""
-    return [(weight, SharedSlope(gradients, at.slope, at.channels))]
+def _operand_gradients(gradients: Tensor, weight: Tensor, *bias_and_statistic: Any) -> list[Any]:
+    """Gradients of the weight, and of the bias if there is one, from gradients (b, c) of the mean or variance."""
+    *biases, at = bias_and_statistic
+    of_weight = (weight, SharedSlope(gradients, at.slope, at.channels))
+    return [of_weight, *((bias, Dense(gradients)) for bias in biases if bias is not None)]
 
 
 # For each operation that derives statistics: from gradients (b, c) of its result to those of its operands.
 OPERANDS: dict[Callable[..., Any], Callable[..., list[tuple[Tensor, ExampleGradients]]]] = {
-    public_mean: mean_operands,
-    public_variance: variance_operands,
+    public_mean: _operand_gradients,
+    public_variance: _operand_gradients,
 }
 
 

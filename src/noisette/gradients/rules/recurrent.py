@@ -90,11 +90,8 @@ class _PackedLengths:
 def _layers(operation: Operation, recurrence: Recurrence, *args: Any) -> Any:
     """A stack of layers in one or two directions, one layer and direction at a time.
 
-    Args:
-        operation: the fused operation.
-        recurrence: connects the states of one layer and direction to its two matrix products.
-        args: of the operation: input, states, weights, has_biases, num_layers, dropout, train, bidirectional and
-            batch_first; without batch_first but with batch_sizes after the input for packed sequences.
+    ``args`` are those of the fused operation: input, states, weights, has_biases, num_layers, dropout, train,
+    bidirectional and batch_first; for packed sequences with batch_sizes after the input and without batch_first.
     """
     if not torch.is_grad_enabled():
         return NotImplemented
@@ -135,14 +132,8 @@ def _layer(
 ) -> tuple[Tensor, ...]:
     """One layer in one direction: h_t, and for an LSTM c_t, with axes (b, t, features).
 
-    Args:
-        operation: the fused operation.
-        recurrence: connects the states to the two matrix products.
-        sequences: how the operation's tensors hold the sequences.
-        x: the input (b, t, features).
-        states: before the first step, (b, features) each.
-        weights: W_ih and W_hh, two biases if ``has_biases``, W_hr if there is a projection.
-        has_biases: whether there are biases.
+    ``x`` is (b, t, features), ``states`` before the first step are (b, features), and ``weights`` are W_ih, W_hh, the
+    two biases if there are any, and W_hr if h_t is projected.
     """
     w_ih, w_hh = weights[:2]
     b_ih, b_hh = weights[2:4] if has_biases else (None, None)
