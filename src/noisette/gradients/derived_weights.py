@@ -174,7 +174,7 @@ def _propagate(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tens
         return [(of, gradient) for of, gradient in operands(form.explicit(), *weight.args) if of.requires_grad]
     if isinstance(form, PerExampleRow) and _is_expansion(weight):
         source = weight.args[0]
-        return [(source, _summed_to(source, form))]
+        return [(source, _sum_expanded(source, form))]
     if terms := _terms(weight):
         return [(term, form) for term in terms]
     gradients = torch.autograd.grad(
@@ -200,10 +200,10 @@ def _terms(weight: DerivedWeight) -> list[Tensor]:
     return terms if like and not negated else []
 
 
-def _summed_to(source: Tensor, form: PerExampleRow) -> Dense:
+def _sum_expanded(source: Tensor, form: PerExampleRow) -> Dense:
     """Gradients of a tensor that was expanded to the batch: row i summed over the other axes that were expanded."""
     aligned = [1] * (form.rows.dim() - source.dim()) + list(source.shape)
-    del aligned[form.axis]  # the rows hold it first
+    del aligned[form.axis]  # in the rows, this axis is the first
     rows = form.rows.sum_to_size(form.rows.shape[0], *aligned)
     return Dense(rows.reshape(rows.shape[0], *source.shape))
 

@@ -53,7 +53,7 @@ def check_custom_rule(
             name, operation = f"{rule.__module__}.{operation_name(rule)}", operation_name(use.operation)
             raise PrivacyError(
                 f"the rule {name} for {operand} of {operation} differs from autograd by {error:.3g} of the gradient's "
-                "norm, so what it clips would not be what it adds up; correct it, or use "
+                "norm, so clipping by it would not bound the gradient; correct it, or use "
                 "engine=noisette.engines.MultiLoss(), which needs no rules"
             )
     if examples.count > 1:  # a rule that mixes examples is correct for one

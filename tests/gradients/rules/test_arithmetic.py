@@ -1,4 +1,4 @@
-"""Scales and shifts against autograd, for every way a parameter can be broadcast."""
+"""Sums, differences, products, quotients and copies against autograd, with parameters broadcast along any axes."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_rounded_quotients_are_refused(operand: str) -> None:
 
 
 @pytest.mark.parametrize("operation", [torch.Tensor.sub_, torch.Tensor.add_, torch.Tensor.__isub__])
-def test_in_place_sums_need_nothing_of_what_they_overwrite(operation: Callable[..., Tensor]) -> None:
+def test_in_place_sums_do_not_need_the_overwritten_values(operation: Callable[..., Tensor]) -> None:
     x, p, dy = double(*X), double(5), double(*X)
     for operand, owner in (("other", p), ("input", double(*X))):
         pair = (x, owner) if operand == "other" else (owner, x)
@@ -101,7 +101,7 @@ def test_in_place_sums_need_nothing_of_what_they_overwrite(operation: Callable[.
     "operation",
     [torch.Tensor.mul_, torch.Tensor.multiply_, torch.Tensor.__imul__, torch.Tensor.div_, torch.Tensor.__itruediv__],
 )
-def test_in_place_products_are_products_of_a_copy(operation: Callable[..., Tensor]) -> None:
+def test_in_place_products_use_a_copy(operation: Callable[..., Tensor]) -> None:
     x, p = double(*X), double(5)
     there, here = x.clone(), x.clone()
     assert rewrites()[operation](here, p) is here
@@ -131,8 +131,8 @@ def test_positions_folded_into_the_example_axis() -> None:
 
 
 def test_output_with_more_axes_than_the_data() -> None:
-    """A parameter that moves the examples off the first axis is refused."""
+    """A parameter with more axes than the data is refused, because the examples are not on the first axis."""
     with pytest.raises(ValueError, match="first axis"):
         unbroadcast(Examples(B), double(1, B, 5), double(1, 1, 5))
-    with pytest.raises(ValueError, match=f"meets the {B} examples"):
+    with pytest.raises(ValueError, match=f"one row for each of the {B} examples"):
         unbroadcast(Examples(B), double(7, B, 5), double(7, 1, 5))

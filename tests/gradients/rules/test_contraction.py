@@ -30,12 +30,12 @@ B = 4
         ("cio,bi->bco", [(2, 3, 5), (B, 3)], 0, GroupedOuter),
         ("bi,i->bi", [(B, 3), (3,)], 1, Dense),
         ("bti,i->bt", [(B, 2, 3), (3,)], 1, Dense),
-        ("bi,ij->b", [(B, 3), (3, 4)], 1, Dense),  # j meets nothing
+        ("bi,ij->b", [(B, 3), (3, 4)], 1, Dense),  # only the weight has j
         ("bi,ijk->bj", [(B, 3), (3, 4, 6)], 1, Dense),
         ("b...i,...io->b...o", [(B, 2, 7, 3), (1, 3, 5)], 1, Dense),
         ("b...i,...io->b...o", [(B, 2, 7, 3), (2, 1, 3, 5)], 1, Dense),
-        ("bi,io->bo", [(B, 1), (3, 5)], 1, Dense),  # the data stretches
-        ("bi,io->bo", [(B, 3), (1, 5)], 1, Dense),  # the weight stretches
+        ("bi,io->bo", [(B, 1), (3, 5)], 1, Dense),  # the data is broadcast
+        ("bi,io->bo", [(B, 3), (1, 5)], 1, Dense),  # the weight is broadcast
         ("bii,i->b", [(B, 3, 3), (3,)], 1, Dense),
         ("bto,ti,io->bo", [(B, 2, 5), (2, 3), (3, 5)], 1, Dense),
         ("bto,ti,io->bo", [(B, 2, 5), (2, 3), (3, 5)], 2, Dense),
@@ -107,7 +107,7 @@ def test_examples_folded_inside_a_weight_are_refused() -> None:
         ("...,...", [3, 1]),
     ],
 )
-def test_equations_spelled_out_mean_the_same(equation: str, axes: list[int]) -> None:
+def test_equations_with_explicit_letters_are_equivalent(equation: str, axes: list[int]) -> None:
     tensors = [double(*[2] * n) for n in axes]
     terms, out = explicit_letters(equation, axes)
     assert [len(term) for term in terms] == axes

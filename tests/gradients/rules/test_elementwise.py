@@ -1,4 +1,4 @@
-"""Operations on each element whose operands broadcast, against autograd."""
+"""Elementwise operations on operands that broadcast, against autograd."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_choices(shape: tuple[int, ...]) -> None:
     for operand in ("input", "other"):
         named = {"condition": where, "input": double(B, 3, 5), "other": double(B, 3, 5)}
         check(torch.where, named | {operand: double(*shape)}, operand, Examples(B))
-        # Both branches belong to no example; only the condition does.
+        # Neither branch has an example axis; only the condition has.
         named |= {"input": double(5), "other": double(1)}
         check(torch.where, named | {operand: double(3, 5)}, operand, Examples(B))
 
@@ -91,7 +91,7 @@ def test_examples_in_other_places(examples: Examples) -> None:
         check(torch.pow, {"input": x, "exponent": p}, "exponent", examples)
 
 
-def test_what_is_spelled_with_smaller_operations_means_the_same() -> None:
+def test_rewritten_operations_are_equivalent() -> None:
     x, p, z = double(B, 5), double(5), double(B, 1)
     for operation in (torch.addcmul, torch.addcdiv, torch.Tensor.addcmul, torch.Tensor.addcdiv):
         torch.testing.assert_close(rewrites()[operation](x, p, z, value=-2), operation(x, p, z, value=-2))

@@ -1,4 +1,4 @@
-"""Examples come first, wherever the model keeps them."""
+"""Examples are moved to the first axis from wherever the model has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scale and shift of layer, RMS, group and evaluating batch norm against autograd."""
+"""Scale and shift of layer, RMS, group, instance and evaluating batch norm against autograd."""
 
 from __future__ import annotations
 

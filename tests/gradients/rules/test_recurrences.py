@@ -1,4 +1,4 @@
-"""Closed-form gradients of each recurrence against autograd through its steps, written out here once more."""
+"""Closed-form gradients of each recurrence against autograd through its steps, which are implemented here again."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_gradients(kind: str, arriving: str) -> None:
 
 @pytest.mark.parametrize("kind", STEPS)
 def test_outputs_may_be_changed_in_place(kind: str) -> None:
-    """The way back needs no output, so what happens to it later does not matter."""
+    """The backward pass does not use the outputs, so they may be changed later."""
     _, gates = STEPS[kind]
     z, a = double(B, T, gates * H).requires_grad_(), double(B, T, gates * H)
     states = [double(B, H)] * (2 if kind == "lstm" else 1)

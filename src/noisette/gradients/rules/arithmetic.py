@@ -40,7 +40,8 @@ def _per_example_rows(examples: Examples, dy: Tensor, operand: Tensor, aligned: 
     b, axis = examples.count, examples.axis
     if dy.shape[axis] != b or aligned[axis] != b:
         raise ValueError(
-            f"a weight of shape {tuple(operand.shape)} meets the {b} examples on axis {axis} of the output"
+            f"a weight of shape {tuple(operand.shape)} does not have one row for each of the {b} examples on axis {axis} "
+            "of the output"
         )
     rows = dy.sum_to_size(aligned).reshape(operand.shape)
     axis -= dy.dim() - operand.dim()

@@ -152,13 +152,13 @@ def attention(
     """A learned query, key, value or mask: the attention of each example is computed with its own copy of it."""
     if dropout_p > 0:
         raise ValueError(
-            f"with dropout_p={dropout_p} its gradient needs the positions that were dropped, which are not kept; "
-            "set dropout_p=0 and drop parts of the output instead"
+            f"with dropout_p={dropout_p} its gradient needs the dropped positions, which are not recorded; "
+            "set dropout_p=0 and apply dropout to the output instead"
         )
     if examples.axis >= dy.dim() - 2:
         raise ValueError(
-            f"the examples lie on axis {examples.axis} of {tuple(dy.shape)}, among the queries; give them an axis "
-            "of their own in front"
+            f"the examples are on axis {examples.axis} of {tuple(dy.shape)}, among the queries; add a leading axis for "
+            "them"
         )
     tensors = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     settings = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}

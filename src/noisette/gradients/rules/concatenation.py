@@ -34,9 +34,9 @@ def stack_tensors(examples: Examples, dy: Tensor, tensors: Sequence[Tensor], dim
 
 
 def _require_other_axis(examples: Examples, dim: int) -> None:
-    """Refuse entries joined along the example axis: twice the examples would pass for two positions of each."""
+    """Refuse the example axis: with twice the examples, each would seem to have two positions."""
     if dim == examples.axis and examples.count > 1:
-        raise ValueError(f"it joins weights and data along axis {dim}, which holds the examples")
+        raise ValueError(f"it concatenates weights and data along axis {dim}, which holds the examples")
 
 
 @rewrite(torch.hstack, torch.column_stack)

@@ -1,4 +1,4 @@
-"""Gradients of one factor of an ``einsum``: the gradient of a sum of products is a sum of products too."""
+"""Gradients of one factor of an ``einsum``: it is an ``einsum`` too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, PerEx
 
 @dataclass(frozen=True)
 class Factor:
-    """A tensor and one letter for each of its axes."""
+    """A tensor and one letter for each of its axes, as in an ``einsum``."""
 
     tensor: Tensor
     letters: str
@@ -24,7 +24,7 @@ class Factor:
     def split_axis(self, letter: str, letters: str, sizes: Sequence[int]) -> Factor:
         """The factor with each axis of one letter split into axes of these letters and sizes."""
         tensor = self.tensor
-        for axis in reversed([k for k, own in enumerate(self.letters) if own == letter]):
+        for axis in reversed([k for k, name in enumerate(self.letters) if name == letter]):
             tensor = tensor.unflatten(axis, sizes)
         return Factor(tensor, self.letters.replace(letter, letters))
 
@@ -94,7 +94,7 @@ def factor_gradients(
     others = [Factor(tensor, letters) for tensor, letters in zip(tensors, terms, strict=True)]
     operand = others.pop(place)
     if len(set(operand.letters)) < len(operand.letters):
-        raise ValueError(f"{equation} takes a diagonal of a weight; take it with torch.diagonal before")
+        raise ValueError(f"{equation} takes a diagonal of a weight; call torch.diagonal on the weight first")
     sizes = _sizes([Factor(dy, out), *others, operand])
     full = _without_stretched_axes(operand, sizes).letters
     others = [_without_stretched_axes(other, sizes) for other in others]
@@ -103,6 +103,7 @@ def factor_gradients(
     letters = "".join(letter for letter in full if letter in present)
     if example in letters:
         return _per_example_rows(example, [output, *others], letters, operand)
+    # A letter of the operand alone, or an axis that is stretched, needs an explicit gradient.
     if len(letters) == len(operand.letters) and (form := _outer_products(example, output, others, letters)):
         return form
     gradients = _sum_of_products([output, *others], example + letters)

@@ -294,7 +294,7 @@ def _check_batch(examples: Examples, dy: Tensor, weight: Tensor) -> None:
             f"an image without a batch axis, whose output has shape {tuple(dy.shape)}; give it one with unsqueeze(0)"
         )
     if examples.axis:
-        raise ValueError(f"axis {examples.axis} holds the examples; a convolution keeps them apart in axis 0 alone")
+        raise ValueError(f"axis {examples.axis} holds the examples; a convolution needs them on axis 0")
 
 
 def _kernel_gradients(

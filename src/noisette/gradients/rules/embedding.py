@@ -60,13 +60,15 @@ def embedding_bag(
     if operand == "per_sample_weights":
         assert per_sample_weights is not None
         if offsets is not None:
-            raise ValueError("bags of different lengths share no weights; use bags of one length, or weights from data")
+            raise ValueError(
+                "learned per_sample_weights and bags of different lengths; use bags of one length, or weights from data"
+            )
         gradients = torch.einsum("bi,bti->bt", dy, weight[input])
         if padding is not None:
             gradients = gradients.masked_fill(input == padding, 0)
         return unbroadcast(examples, gradients, per_sample_weights)
     if examples.axis:
-        raise ValueError(f"its bags are the first axis of the output, and the examples are on axis {examples.axis}")
+        raise ValueError(f"its bags are on axis 0 of the output, but the examples are on axis {examples.axis}")
     places = _places(input, offsets, include_last_offset)
     ids = F.pad(input.flatten(), (0, 1), value=-1)[places]
     if padding is not None:
@@ -119,7 +121,7 @@ rewrite(F.embedding_bag)(_dense(F.embedding_bag))
 
 def _require_independent_rows(max_norm: float | None, scale_grad_by_freq: bool) -> None:
     if max_norm is not None:
-        raise ValueError("max_norm rewrites the rows that a batch touches, which no noise covers; leave it out")
+        raise ValueError("max_norm changes the rows that a batch looks up, without noise; leave it out")
     if scale_grad_by_freq:
         raise ValueError("scale_grad_by_freq counts ids over the whole batch and so mixes examples; leave it out")
 

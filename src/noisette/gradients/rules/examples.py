@@ -1,4 +1,4 @@
-"""Where the examples of a batch lie in the tensors of an operation."""
+"""Where the tensors of an operation hold the examples of a batch."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ from torch import Tensor
 _GRAM_SLACK = 16
 # Explicit gradients replace their factors when they need at most this many times the memory of the factors.
 _KEEP_EXPLICIT = 2
-# Temporary results are computed for a part of the batch at a time, so that they hold at most this many elements, or
-# this share of the elements of the factors if that is more.
+# Temporary results are computed for a part of the batch at a time, of at most this many elements, or of this share of
+# the factors' elements if that is more.
 _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
 # Below this many positions, writing and reading an explicit gradient costs more than computing it twice.
 _MIN_POSITIONS_TO_KEEP = 16
@@ -212,10 +212,10 @@ class Total:
         products = [find_inner_product(one, other) for one, other in combinations(self.parts, 2)]
         if not all(products):
             return _squared_norms(self.explicit())
-        apart = torch.stack([part.squared_norms() for part in self.parts]).sum(0)
-        across = torch.stack([product() for product in products if product]).sum(0)
+        squares = torch.stack([part.squared_norms() for part in self.parts]).sum(0)
+        cross_terms = torch.stack([product() for product in products if product]).sum(0)
         # Parts may cancel, as the terms of a Gram product may.
-        return (apart + 2 * across).clamp(min=0) + _GRAM_SLACK * torch.finfo(apart.dtype).eps * apart
+        return (squares + 2 * cross_terms).clamp(min=0) + _GRAM_SLACK * torch.finfo(squares.dtype).eps * squares
 
     def explicit(self) -> Tensor:
         return torch.stack([part.explicit() for part in self.parts]).sum(0)
@@ -255,10 +255,9 @@ def inner_product(one: type, other: type) -> Callable[[InnerProduct], InnerProdu
 
 def find_inner_product(one: ExampleGradients, other: ExampleGradients) -> Callable[[], Tensor] | None:
     """What computes each example's inner product of two gradients, shape (b,), or ``None`` for unregistered forms."""
-    if product := _INNER_PRODUCTS.get((type(one), type(other))):
-        return partial(product, one, other)
-    if product := _INNER_PRODUCTS.get((type(other), type(one))):
-        return partial(product, other, one)
+    for left, right in ((one, other), (other, one)):
+        if product := _INNER_PRODUCTS.get((type(left), type(right))):
+            return partial(product, left, right)
     return None
 
 

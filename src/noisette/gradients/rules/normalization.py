@@ -129,7 +129,7 @@ def instance_norm(
     """As :func:`group_norm`, with one channel per group or with fixed statistics."""
     if use_input_stats and running_mean is not None:
         raise ValueError(
-            "running statistics are computed from private data, which no noise covers; "
+            "running statistics are computed from private data, without noise; "
             "set track_running_stats=False, or call .eval() on the module"
         )
 
