@@ -22,6 +22,7 @@ from noisette.gradients.tape import DerivedWeight
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
+_EXPANSIONS = (Tensor.expand, Tensor.expand_as, torch.broadcast_to)
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _propagate(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tens
         return [rows]
     if operands := OPERANDS.get(weight.operation):
         return [(of, gradient) for of, gradient in operands(form.explicit(), *weight.args) if of.requires_grad]
-    if isinstance(form, PerExampleRow) and _is_expansion(weight):
+    if isinstance(form, PerExampleRow) and weight.operation in _EXPANSIONS and isinstance(weight.args[0], Tensor):
         source = weight.args[0]
         return [(source, _sum_expanded(source, form))]
     if terms := _terms(weight):
@@ -181,12 +182,6 @@ def _propagate(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tens
         weight.tensor, weight.parents, form.explicit(), is_grads_batched=True, retain_graph=True, materialize_grads=True
     )
     return [(parent, Dense(gradient)) for parent, gradient in zip(weight.parents, gradients, strict=True)]
-
-
-def _is_expansion(weight: DerivedWeight) -> bool:
-    return weight.operation in (Tensor.expand, Tensor.expand_as, torch.broadcast_to) and isinstance(
-        weight.args[0], Tensor
-    )
 
 
 def _terms(weight: DerivedWeight) -> list[Tensor]:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients, PerExampleRow
+from noisette.gradients.rules.per_operand import rule_per_operand
 from noisette.gradients.rules.registry import rewrite, rule
 
 
@@ -40,7 +41,7 @@ def _per_example_rows(examples: Examples, dy: Tensor, operand: Tensor, aligned: 
     b, axis = examples.count, examples.axis
     if dy.shape[axis] != b or aligned[axis] != b:
         raise ValueError(
-            f"a weight of shape {tuple(operand.shape)} does not have one row for each of the {b} examples on axis {axis} "
+            f"a weight of shape {tuple(operand.shape)} needs one row for each of the {b} examples on axis {axis} "
             "of the output"
         )
     rows = dy.sum_to_size(aligned).reshape(operand.shape)
@@ -91,27 +92,16 @@ def mul_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> E
     return unbroadcast(examples, dy * other, input)
 
 
-@rule(*_DIV, operand="other")
-def div_other(
-    examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, rounding_mode: str | None = None
+@rule_per_operand(*_DIV, operands=("input", "other"))
+def div(
+    operand: str, examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, rounding_mode: str | None = None
 ) -> ExampleGradients:
-    """The rule of p in x / p."""
-    _require_unrounded(rounding_mode)
-    return unbroadcast(examples, -dy * input / (other * other), other)
-
-
-@rule(*_DIV, operand="input")
-def div_input(
-    examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, rounding_mode: str | None = None
-) -> ExampleGradients:
-    """The rule of p in p / x."""
-    _require_unrounded(rounding_mode)
-    return unbroadcast(examples, dy / other, input)
-
-
-def _require_unrounded(rounding_mode: str | None) -> None:
+    """The rules of p in p / x and in x / p."""
     if rounding_mode is not None:
         raise ValueError(f"a quotient rounded by {rounding_mode!r} has no gradient; divide without rounding")
+    if operand == "input":
+        return unbroadcast(examples, dy / other, input)
+    return unbroadcast(examples, -dy * input / (other * other), other)
 
 
 @rewrite(torch.rsub, Tensor.__rsub__)
@@ -138,17 +128,11 @@ def div_in_place(input: Tensor, other: Tensor, *, rounding_mode: str | None = No
     return input.copy_(torch.div(input.clone(), other, rounding_mode=rounding_mode))
 
 
-@rule(Tensor.copy_, operand="src")
-def copy_src(
-    examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
+@rule_per_operand(Tensor.copy_, operands=("input", "src"))
+def copy(
+    operand: str, examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
 ) -> ExampleGradients:
-    """The rule of p in x.copy_(p)."""
+    """The rule of p in x.copy_(p). There is none in p.copy_(x), which overwrites how p was computed from parameters."""
+    if operand == "input":
+        raise ValueError("data is written over it; multiply, divide or copy out of place")
     return unbroadcast(examples, dy, src)
-
-
-@rule(Tensor.copy_, operand="input")
-def copy_input(
-    examples: Examples, dy: Tensor, input: Tensor, src: Tensor, non_blocking: bool = False
-) -> ExampleGradients:
-    """No rule for p in p.copy_(x): the derivation of p from its parameters is overwritten."""
-    raise ValueError("data is written over it; multiply, divide or copy out of place")
