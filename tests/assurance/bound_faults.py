@@ -138,7 +138,7 @@ def swapped_axes(patch: pytest.MonkeyPatch) -> None:
     """Steps of the kernel along one axis are taken along the other."""
     whole = conv._unfolded
 
-    def unfolded(form: conv.Kernel) -> Tensor:
+    def unfolded(form: conv.KernelGradients) -> Tensor:
         g = form.geometry
         return whole(replace(form, geometry=replace(g, stride=g.stride[::-1], dilation=g.dilation[::-1])))
 

@@ -16,7 +16,7 @@ from noisette.errors import MissingRuleError
 
 
 def attending(layer: nn.Module, need_weights: bool = False) -> nn.Module:
-    """Self-attention; its weights are part of the output where they are asked for."""
+    """Self-attention, with the attention weights in the output if they are returned."""
 
     def forward(m: Forward, x: Tensor) -> Tensor:
         output, weights = m.layer(x, x, x, need_weights=need_weights)
@@ -94,7 +94,7 @@ def heads(x: Tensor, n: int = 2) -> Tensor:
 
 
 def learned_queries(m: Forward, x: Tensor) -> Tensor:
-    """A few latents per example that read the sequence."""
+    """A few latent vectors per example that attend to the sequence."""
     latents = m.latents.expand(len(x), -1, -1)
     return F.scaled_dot_product_attention(heads(latents), heads(m.keys(x)), heads(x)).transpose(1, 2).flatten(2)
 
@@ -116,7 +116,7 @@ def memory_of_a_layer(layer: nn.Module) -> nn.Module:
 
 
 def learned_keys_and_values(m: Forward, x: Tensor) -> Tensor:
-    """A memory that belongs to no example: one for each head, then one for all heads."""
+    """A learned memory shared by all examples: one for each head, then one for all heads."""
     read = F.scaled_dot_product_attention(heads(m.queries(x)), m.keys, m.values)
     return F.scaled_dot_product_attention(read, m.keys[0], m.values[1])
 

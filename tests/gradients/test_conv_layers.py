@@ -1,4 +1,4 @@
-"""Convolution layers of every kind inside models: every engine gives the oracle's norms and sums."""
+"""Convolution layers of every kind inside models: norms and sums of every engine are the oracle's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noisette import MissingRuleError, PerExampleClip
 
 
 def chain(*layers: nn.Module) -> nn.Module:
-    """Every layer but the first has data below it that depends on parameters."""
+    """The input of every layer but the first depends on parameters."""
     return nn.Sequential(layers[0], *(part for layer in layers[1:] for part in (nn.Tanh(), layer)))
 
 
@@ -76,7 +76,7 @@ def tied_autoencoder() -> nn.Module:
 
 
 def frame_by_frame() -> nn.Module:
-    """A picture network over the frames of a film, which lie in the batch axis."""
+    """An image network on the frames of videos, which are folded into the batch axis."""
 
     def forward(m: Forward, x: torch.Tensor) -> torch.Tensor:
         frames = torch.tanh(m.first(x.flatten(0, 1)))

@@ -1,4 +1,4 @@
-"""From views of a parameter back to the parameter."""
+"""Gradients of a parameter from those of its views and of sums with it."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ VIEWS = {
 
 
 @pytest.mark.parametrize(("view", "overlaps"), VIEWS.values(), ids=VIEWS)
-def test_views_that_share_memory_with_themselves(view, overlaps: bool) -> None:
+def test_views_whose_elements_share_memory(view, overlaps: bool) -> None:
     seen = view(double(4, 6))
     assert _overlaps_itself(seen) is overlaps
     assert _disjoint((Region.of(seen),)) is not overlaps
 
 
-def test_regions_that_meet() -> None:
+def test_regions_that_overlap() -> None:
     w = double(6, 4)
     assert _disjoint((Region.of(w[:3]), Region.of(w[3:])))
     assert not _disjoint((Region.of(w[:3]), Region.of(w[2:])))
     assert _disjoint((Region.of(w[:, ::2]), Region.of(w[:, 1::2])))
 
 
-SHIFTS = {  # each with whether the gradient goes on in the form in which it came
+SHIFTS = {  # each with whether the term gets the gradient in its original form
     "W + c": (torch.add, lambda w, c: (w, c), {}, True),
     "c + W": (torch.Tensor.__radd__, lambda w, c: (w, c), {}, True),
     "W + W": (torch.Tensor.add, lambda w, c: (w, w), {}, True),
@@ -71,7 +71,7 @@ SHIFTS = {  # each with whether the gradient goes on in the form in which it cam
 
 
 @pytest.mark.parametrize(("operation", "operands", "kwargs", "keeps"), SHIFTS.values(), ids=SHIFTS)
-def test_a_sum_hands_gradients_on_to_its_terms_in_the_form_they_have(operation, operands, kwargs, keeps) -> None:
+def test_terms_of_a_sum_get_its_gradients_in_their_form(operation, operands, kwargs, keeps) -> None:
     w, c = double(6, 4).requires_grad_(), double(6, 4)
     arguments = operands(w, c)
     shifted = operation(*arguments, **kwargs)
@@ -87,7 +87,7 @@ def test_a_sum_hands_gradients_on_to_its_terms_in_the_form_they_have(operation, 
 
 
 @pytest.mark.parametrize("w", [torch.ones(6, 4), torch.ones(1, 4).double()], ids=["precision", "shape"])
-def test_a_sum_of_other_shape_or_precision_hands_its_term_gradients_like_the_term(w: torch.Tensor) -> None:
+def test_a_term_of_other_shape_or_precision_gets_gradients_in_its_own(w: torch.Tensor) -> None:
     w.requires_grad_()
     shifted, arriving = w + (c := double(6, 4)), double(5, 6, 4)
     [(_, form)] = to_parameters(

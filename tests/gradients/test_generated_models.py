@@ -1,4 +1,4 @@
-"""Stacks of layers drawn at random, with drawn sizes, biases and frozen parameters, against the oracle."""
+"""Random stacks of layers, with random sizes, biases and frozen parameters, against the oracle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Layer = Callable[[Draw, Shape], tuple[nn.Module, Shape]]  # the layer, and what 
 
 
 class TimeFirst(nn.Module):
-    """The layer sees (time, example, feature)."""
+    """The layer gets (time, example, feature)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Positions(nn.Module):
 
 
 class Channels(nn.Module):
-    """A layer over (channel, time) for values that are (time, channel)."""
+    """A layer on (channel, time) applied to values (time, channel)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Pooled(nn.Module):
 
 
 class AsSequence(nn.Module):
-    """Places of an image one after the other."""
+    """The positions of an image as a sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.flatten(2).transpose(1, 2)
@@ -267,7 +267,7 @@ def check_drawn(drawn: Drawn) -> None:
     note(repr(drawn))
     shape = (drawn.b, *drawn.inputs.shape)
     x = torch.randn(shape) if drawn.inputs.is_floating_point() else torch.randint(0, 7, shape)
-    # A normalisation cancels what is before it; a gradient that is rounding alone has no truth.
+    # A normalization may cancel the gradient of what precedes it; a gradient of rounding errors alone has no reference.
     assume(float(clipped_sum(drawn.model, squares, (x,), 1.0).norms.min()) > 1e-6)
     for engine in (BookKeeping(), TwoPass()):
         check(Case("drawn", lambda: drawn.model, lambda b: (x,), squares), engine, b=drawn.b, dtype=torch.float64)

@@ -88,7 +88,7 @@ def llama() -> nn.Module:
 
 
 def t5() -> nn.Module:
-    """An encoder and a decoder with one word table, and positions as a bias on the attention."""
+    """An encoder and a decoder with one embedding table, and positions as a bias of the attention."""
     return transformers.T5ForConditionalGeneration(
         transformers.T5Config(
             vocab_size=WORDS,
@@ -121,7 +121,7 @@ def vit() -> nn.Module:
 
 
 def with_adapters(base: nn.Module, **settings: object) -> nn.Module:
-    """Low-rank adapters on a frozen model. They begin at a point where half of their gradients vanish, so they move."""
+    """Low-rank adapters on a frozen model, moved from their initial point, where half of their gradients vanish."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = peft.get_peft_model(base, peft.LoraConfig(r=2, lora_alpha=4, lora_dropout=0.0, **settings))
     for name, p in model.named_parameters():
@@ -150,7 +150,7 @@ def texts(b: int = 4) -> Inputs:
 
 
 def labelled_texts(b: int = 4) -> Inputs:
-    """Texts of different lengths, filled up, with the label among the model's own inputs."""
+    """Padded texts of different lengths, with the label among the model's inputs."""
     lengths = torch.randint(3, 8, (b, 1))
     return {**texts(b), "attention_mask": (torch.arange(7) < lengths).long(), "labels": torch.randint(0, 2, (b,))}
 
@@ -246,7 +246,7 @@ def test_loss_of_the_models_own_is_refused() -> None:
 
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 def test_fine_tuning(checkpointed: bool) -> None:
-    """A data set of named columns, AdamW, a schedule, dropout, and activations that are computed twice."""
+    """A data set of named columns, AdamW, a schedule, dropout, and activation checkpointing."""
     model = transformers.BertForSequenceClassification(
         transformers.BertConfig(**BERT | {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1})
     ).train()

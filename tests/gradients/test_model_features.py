@@ -1,4 +1,4 @@
-"""What users do with modules: each is exact, or refused with the way out."""
+"""Features of PyTorch modules: each is exact, or refused with an alternative."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Lists(nn.Module):
 
 
 class Inputs(nn.Module):
-    """Words, a number, a switch and a mask for each example."""
+    """Ids, a number, a boolean and a mask for each example."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ Heads = namedtuple("Heads", ["near", "far"])
 
 
 class Nested(nn.Module):
-    """Outputs in a structure."""
+    """Outputs in a nested structure."""
 
     def __init__(self, wrap: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def masked(m: Forward, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def with_one_mask(model: nn.Module, x: Tensor) -> Tensor:
-    """The mask is an input that belongs to no example."""
+    """The mask is an input without example axis."""
     return model(x, torch.tensor([1, 0, 1, 1, 0], dtype=x.dtype)).square().sum(1)
 
 
@@ -204,7 +204,7 @@ def test_clipped_sum_is_the_oracles(case: Case) -> None:
         check(case, engine, b=6, dtype=torch.float32)
 
 
-# Random operations: the draws are the graph's own, so the truth is each loss alone on that graph
+# Random operations: the draws are part of the graph, so the reference is the gradient of each loss on that graph
 
 
 def clipped_on_one_graph(model: nn.Module, losses: Tensor, bound: float) -> Tensor:
@@ -218,7 +218,7 @@ def clipped_on_one_graph(model: nn.Module, losses: Tensor, bound: float) -> Tens
 
 
 class StochasticDepth(nn.Module):
-    """Each example skips each block with a probability of its own, or the whole batch does."""
+    """Each block is skipped at random, by each example or by the whole batch."""
 
     def __init__(self, of_the_batch: bool) -> None:
         super().__init__()
@@ -301,7 +301,7 @@ def test_checkpointed_inside_a_model_is_exact() -> None:
 @every_engine
 @pytest.mark.parametrize("input_needs_gradient", [False, True])
 def test_reentrant_checkpoint_is_refused(engine, input_needs_gradient: bool) -> None:
-    """It hides what runs inside of it from the tape, and from autograd."""
+    """Operations inside of it are seen neither by the tape nor by autograd."""
     model = checkpointed(True, input_needs_gradient=input_needs_gradient)
     clip = PerExampleClip(model, 1.0, engine=engine)
     with warnings.catch_warnings():
@@ -363,7 +363,7 @@ def test_compiled_is_exact(place, make: Callable[[], nn.Module], backend: str) -
     expected = measured(model, squares, (x,), 0.5, BookKeeping())[1]
     bounded, called = place(model, torch.compile(model, backend=backend))
     clip = PerExampleClip(bounded, 0.5)
-    for _ in range(3):  # what the first call compiled is used again
+    for _ in range(3):  # later calls reuse the compiled code
         clip.backward(squares(called, x))
         [total] = clip.pop_sums()
         for found, truth in zip(total.grads, expected.values(), strict=True):

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not sup
 
 OTHER_ENGINES = [
     engine for engine in ENGINES if not isinstance(engine, BookKeeping | Vmap)
-]  # torch.func repeats no fused recurrence
+]  # torch.func cannot repeat fused recurrences
 T, FEATURES, UNITS = 4, 3, 4
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "tanh": nn.RNN,
@@ -91,13 +91,13 @@ def test_every_number_of_layers_and_directions(kind: str, bias: bool, batch_firs
     for num_layers, bidirectional in ((1, False), (1, True), (3, False)):
         options = {"num_layers": num_layers, "bidirectional": bidirectional, "bias": bias, "batch_first": batch_first}
         case = Case(kind, of(forward, rnn=layer(kind, **options)), floats(T, FEATURES))
-        check(case, BookKeeping(), b=T, dtype=torch.float64)  # as many examples as steps: shapes cannot tell them apart
+        check(case, BookKeeping(), b=T, dtype=torch.float64)  # as many examples as steps, so that shapes are ambiguous
 
 
 @every_kind
 @pytest.mark.parametrize("part", ["last output", "h_n", "c_n"])
 def test_loss_of_one_part_alone(kind: str, part: str) -> None:
-    """The gradient must come through all steps, also where it begins at the last."""
+    """The gradient must pass through all steps, also if only the last has a loss."""
 
     def forward(m: Forward, x: Tensor) -> Tensor:
         output, state = m.rnn(x)
@@ -134,7 +134,7 @@ def test_states_from_data_and_from_parameters(kind: str) -> None:
 
 
 def test_constant_inputs_to_states_made_of_data() -> None:
-    """A decoder that is shown the same learned word at every step."""
+    """A decoder with the same learned input at every step."""
 
     def forward(m: Forward, h: Tensor) -> Tensor:
         return everything(m.rnn(m.word.expand(len(h), T, -1), m.start(h).unsqueeze(0)))
@@ -178,7 +178,7 @@ def test_packed_sequences_in_every_engine(kind: str) -> None:
 
 
 @every_kind
-def test_padding_contributes_exactly_nothing(kind: str) -> None:
+def test_padding_contributes_exactly_zero(kind: str) -> None:
     case = packed(kind, False, num_layers=2, bidirectional=True)
     model, (x, lengths) = case.model().double(), cast(case.inputs(6), torch.float64)
     _, sums = measured(model, squares, (x, lengths), 0.5, BookKeeping())
@@ -190,7 +190,7 @@ def test_padding_contributes_exactly_nothing(kind: str) -> None:
 
 
 @every_kind
-def test_example_that_is_not_finite_is_cut_out(kind: str) -> None:
+def test_non_finite_example_is_excluded(kind: str) -> None:
     model = Forward(
         lambda m, x: everything(m.rnn(x)), rnn=layer(kind, num_layers=2, bidirectional=True, batch_first=True)
     ).double()
@@ -245,7 +245,7 @@ def test_layer_called_twice_with_a_part_frozen(kind: str) -> None:
 
 
 def test_dropout_between_layers() -> None:
-    """Dropping everything leaves nothing to chance."""
+    """Dropout with probability 1 is deterministic."""
     case = Case(
         "dropout",
         lambda: Forward(

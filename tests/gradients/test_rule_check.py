@@ -1,4 +1,4 @@
-"""Rules from elsewhere are compared with autograd before they are relied on."""
+"""Rules from outside the package are compared with autograd before they are used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Rule = Callable[..., object]
 
 
 def product(input: Tensor, weight: Tensor) -> Tensor:
-    """An operation of the user's, which the tape sees whole."""
+    """A user's operation, which the tape records as one."""
     if torch.overrides.has_torch_function((input, weight)):
         return torch.overrides.handle_torch_function(product, (input, weight), input, weight)
     return input.tanh() @ weight
@@ -41,7 +41,7 @@ def doubled(examples, dy, input, weight):
     return Outer(2 * examples.sequences(input.tanh()), examples.sequences(dy))
 
 
-def forgets_the_function(examples, dy, input, weight):
+def omits_the_function(examples, dy, input, weight):
     return Outer(examples.sequences(input), examples.sequences(dy))
 
 
@@ -56,8 +56,8 @@ def wrong_for_small_gradients(examples, dy, input, weight):
 
 
 @dataclass
-class ForgetsPositions:
-    """Its norms add up squares of positions, which hides how they add."""
+class IgnoresPositions:
+    """Its norms are sums of squared norms of positions, which ignores their inner products."""
 
     true: Outer
 
@@ -72,7 +72,7 @@ class ForgetsPositions:
 
 
 @dataclass
-class SumsInAnotherOrder(ForgetsPositions):
+class SumsInAnotherOrder(IgnoresPositions):
     def squared_norms(self) -> Tensor:
         return self.true.squared_norms()
 
@@ -94,7 +94,7 @@ def explicit_wrong(examples, dy, input, weight):
 
 
 def norms_wrong(examples, dy, input, weight):
-    return ForgetsPositions(right(examples, dy, input, weight))
+    return IgnoresPositions(right(examples, dy, input, weight))
 
 
 def sums_wrong(examples, dy, input, weight):
@@ -125,7 +125,7 @@ def test_right_rule_passes_and_is_used(dtype: torch.dtype) -> None:
     assert float((found.double() - truth).norm()) <= tolerance * float(truth.norm())
 
 
-WRONG = [doubled, forgets_the_function, batch_mean, wrong_for_small_gradients, norms_wrong, sums_wrong, explicit_wrong]
+WRONG = [doubled, omits_the_function, batch_mean, wrong_for_small_gradients, norms_wrong, sums_wrong, explicit_wrong]
 
 
 @pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=lambda e: type(e).__name__)
@@ -136,15 +136,15 @@ def test_wrong_rule_is_refused_by_name(wrong: Rule, engine) -> None:
         clip_once(model(), torch.randn(5, 3, 6), engine)
 
 
-def test_bad_example_hides_no_fault() -> None:
-    rule(product)(forgets_the_function)
+def test_non_finite_example_does_not_conceal_a_wrong_rule() -> None:
+    rule(product)(omits_the_function)
     x = torch.randn(5, 3, 6)
     x[0], x[1, 0, 0] = float("nan"), float("inf")
     with pytest.raises(PrivacyError, match="differs from autograd"):
         clip_once(model(), x)
 
 
-def test_bad_example_refuses_no_right_rule() -> None:
+def test_non_finite_example_does_not_refuse_a_right_rule() -> None:
     rule(product)(right)
     net, x = model(), torch.randn(5, 3, 6)
     x[0], x[1, 0, 0], x[2] = float("nan"), float("inf"), 1e30
@@ -153,7 +153,7 @@ def test_bad_example_refuses_no_right_rule() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
-def test_size_of_the_gradient_refuses_no_right_rule(scale: float) -> None:
+def test_size_of_the_gradient_does_not_refuse_a_right_rule(scale: float) -> None:
     rule(product)(right)
     clip_once(Forward(lambda m, x: product(x, m.w) * scale, w=parameter(6, 4)), torch.randn(5, 3, 6))
 
@@ -172,7 +172,7 @@ def test_comparison_is_made_once_for_each_shape() -> None:
     assert calls == [5, 5, 5, 7, 5, 5]
 
 
-def test_one_example_alone_proves_nothing() -> None:
+def test_a_batch_of_one_example_is_no_proof() -> None:
     rule(product)(batch_mean)
     net = model()
     clip_once(net, torch.randn(1, 3, 6))

@@ -1,4 +1,4 @@
-"""Every engine on models built from the smaller operations: joined tensors, products, scales, bags, derived weights."""
+"""Every engine on models of smaller operations: concatenation, products, scales, embedding bags, derived weights."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Symmetric(nn.Module):
 
 
 class Low(nn.Module):
-    """A product of two thin factors on top of a frozen weight."""
+    """A low-rank product of two factors added to a frozen weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ def test_engines_agree_with_the_oracle(case: Case) -> None:
 @every_engine
 @pytest.mark.parametrize("build", [pruned, old_weight_norm])
 def test_weights_that_a_hook_computes(build: Callable[[], nn.Module], engine: Engine) -> None:
-    """Such a module cannot be copied, so its own gradients, one example at a time, are the truth."""
+    """Such a module cannot be copied, so the reference is its own gradient of one example at a time."""
     model, x, bound = build().double(), torch.randn(5, 6).double(), 1.5
     parameters = dict(model.named_parameters())
     each = [torch.autograd.grad(squares(model, row).sum(), list(parameters.values())) for row in x.split(1)]
@@ -274,7 +274,7 @@ def test_weights_that_a_hook_computes(build: Callable[[], nn.Module], engine: En
 
 @every_engine
 def test_spectral_norm_that_is_still_iterating(engine: Engine) -> None:
-    """Its buffers move with the weight alone; the pass that follows is the truth of this one."""
+    """Its buffers depend on the weight alone, so the next forward pass is the reference for this one."""
     model, x = parametrizations.spectral_norm(nn.Linear(6, 4)).double(), torch.randn(5, 6).double()
     before = copy.deepcopy(model.state_dict())
     bound = 0.5

@@ -33,7 +33,7 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 @dataclass
 class Watched:
-    """An engine that remembers the norms it clipped by."""
+    """An engine that records the norms by which it clips."""
 
     engine: Engine
     norms: list[Tensor] = field(default_factory=list)
@@ -51,7 +51,7 @@ class Watched:
 def measured(
     model: nn.Module, loss: Callable[..., Tensor], inputs: Inputs, bound: float, engine: Engine
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Norms and clipped sum of one backward of the library."""
+    """Norms and clipped sum of one backward pass of the library."""
     watched = Watched(engine)
     clip = PerExampleClip(model, bound, engine=watched)
     try:
@@ -65,7 +65,7 @@ def measured(
 
 
 def check(case: Case, engine: Engine, *, b: int, dtype: torch.dtype) -> None:
-    """Norms and sums are the oracle's with none, some and all of b examples clipped; the model is left as it was."""
+    """Norms and sums are the oracle's with none, some and all of b examples clipped; the model is unchanged."""
     model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
     if isinstance(engine, Vmap) and case.name in NOT_FOR_VMAP:
         with pytest.raises(PrivacyError, match=r"torch\.func cannot repeat"):
@@ -83,7 +83,7 @@ def check(case: Case, engine: Engine, *, b: int, dtype: torch.dtype) -> None:
         found, sums = measured(model, case.loss, inputs, bound, engine)
         assert sums.keys() == truth.sums.keys()
         torch.testing.assert_close(found, truth.norms, rtol=TOLERANCE[dtype], atol=0)
-        scale = float(truth.norms.clamp(max=bound).norm())  # not the sum's own, in which examples may cancel
+        scale = float(truth.norms.clamp(max=bound).norm())  # not the norm of the sum, in which examples may cancel
         for name, expected in truth.sums.items():
             error = float((sums[name] - expected).norm())
             assert error <= TOLERANCE[dtype] * scale, (name, bound, error)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def lstm_by_hand(x: Tensor, weights: Callable[[], Sequence[Tensor]]) -> Tensor:
-    """States h_t (b, t, features) of an LSTM that begins at zero; ``weights`` gives those of each step."""
+    """States h_t (b, t, features) of an LSTM with zero initial states; ``weights`` is called for those of each step."""
     outputs, h, c = [], None, None
     for x_t in x.unbind(1):
         w_ih, w_hh, b_ih, b_hh = weights()

@@ -1,4 +1,4 @@
-"""Models as data: each is a way to use parameters that a clipped sum must get right."""
+"""Models as data: each uses parameters in another way, for which the clipped sum must be exact."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 
 def squares(model: nn.Module, *inputs: Tensor) -> Tensor:
-    """A loss that fits any output whose first axis holds the examples."""
+    """A loss (b,) of any output whose first axis holds the examples."""
     return (model(*inputs) - 0.3).square().flatten(1).sum(1)
 
 
@@ -210,7 +210,7 @@ def accumulated_bias(m: Forward, x: Tensor) -> Tensor:
 
 
 def put_together(m: Forward, x: Tensor) -> Tensor:
-    """A weight written into constants, part by part."""
+    """A weight written into a constant tensor, part by part."""
     h = torch.zeros(6, dtype=x.dtype)
     h[1:4] = m.p
     h[4] = m.q

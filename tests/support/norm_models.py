@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """Two convolutions with batch norm and a way around them that has one too."""
+    """Two convolutions with batch norm and a shortcut with batch norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ NETWORKS = {
 
 
 def network(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    """A model in double precision with scales and shifts of its own, nine public examples, six private ones."""
+    """A model in double precision with random parameters, nine public examples, six private ones."""
     torch.manual_seed(11)
     made = NETWORKS[name]
     model = made.make().double()
@@ -80,5 +80,5 @@ def network(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def losses(model: nn.Module, x: Tensor) -> Tensor:
-    """One for each example, of an output of any shape."""
+    """One loss for each example, of an output of any shape."""
     return (model(x) - 0.3).square().flatten(1).sum(1)

@@ -1,6 +1,6 @@
-"""The truth about clipped sums: each example alone, in double precision, through a plain copy of the module.
+"""Reference clipped sums: one example at a time, in double precision, by a plain copy of the module.
 
-Knows nothing of noisette.
+Uses nothing of noisette.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Clipped:
 
 
 def clipped_sum(model: nn.Module, loss: Loss, inputs: Sequence[Tensor] | Mapping[str, Tensor], bound: float) -> Clipped:
-    """Sum over examples of min(1, bound / norm) times gradient; an example without a finite norm adds nothing."""
+    """Sum over examples of min(1, bound / norm) times gradient; an example without a finite norm adds zero."""
     plain = copy.deepcopy(model).double()
     for module in plain.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):

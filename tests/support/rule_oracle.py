@@ -1,4 +1,4 @@
-"""Per-example gradients by autograd alone, and the three answers that every form must give about them."""
+"""Per-example gradients by autograd alone, and the check of a form against them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 
 
 def by_autograd(operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tensor, b: int) -> Tensor:
-    """Gradient of <output, dy> at the weight with all but one example's dy silent, shape (b, *weight.shape)."""
+    """Gradients (b, *weight.shape) of <output, dy_i> at the weight, where dy_i is zero but for example i."""
     weight = weight.detach().requires_grad_()
     output = operation(weight)
     rows = dy.reshape(b, -1)
     gradients = []
     for i in range(b):
-        silent = torch.zeros_like(rows)
-        silent[i] = rows[i]
-        gradients.append(torch.autograd.grad(output, weight, silent.view_as(dy), retain_graph=True)[0])
+        alone = torch.zeros_like(rows)
+        alone[i] = rows[i]
+        gradients.append(torch.autograd.grad(output, weight, alone.view_as(dy), retain_graph=True)[0])
     return torch.stack(gradients)
 
 
 def by_autograd_at(examples: Examples, operation: Callable[[Tensor], Tensor], weight: Tensor, dy: Tensor) -> Tensor:
-    """The same where the model's output keeps its examples in another place than first."""
+    """The same where the examples are not on the first axis of the output."""
     return by_autograd(lambda v: examples.first(operation(v)), weight, examples.first(dy).contiguous(), examples.count)
 
 
 def check_form(form, truth: Tensor) -> None:
-    """Norms, explicit gradients, weighted sum and selection are those of the truth (b, *shape), in any order."""
+    """Norms, explicit gradients, weighted sum and selection agree with the gradients ``truth`` (b, *shape)."""
     b = truth.shape[0]
     weights = torch.linspace(-1, 2, b, dtype=truth.dtype)
     expected_sum = torch.einsum("b,b...->...", weights, truth)

@@ -9,14 +9,13 @@ from torch import nn
 
 from model_cases import CASES, Forward, Scaling, parameter
 from noisette import explain
-from noisette.gradients.rules.conv import conv_weight
 
 
 def test_lines_name_parameter_operation_rule_shape_and_cost() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
     report = explain(model, torch.zeros(5, 3, 4, 4))
     assert [(u.parameter, u.operation, u.operand, u.rule) for u in report.uses] == [
-        ("0.weight", "conv2d", "weight", conv_weight.__name__),
+        ("0.weight", "conv2d", "weight", "conv_weight"),
         ("0.bias", "conv2d", "bias", "conv_bias"),
         ("2.weight", "linear", "weight", "linear_weight"),
         ("2.bias", "linear", "bias", "linear_bias"),

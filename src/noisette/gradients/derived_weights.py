@@ -1,7 +1,9 @@
-"""From the gradients of derived weights back to the gradients of the parameters they come from.
+"""From per-example gradients of derived weights to those of the parameters from which they are computed.
 
-A slice or a transpose has the gradient norms of its part of the parameter, exactly, and a parameter with a constant
-added has those of the sum. Any other derivation gets each example's gradient pushed back through it by autograd.
+The gradient of a slice or a transpose is that of its part of the parameter, and the gradient of a sum is that of each
+term, so their forms are used as they are. Through any other derivation, each example's gradient is propagated by
+autograd. For a packed projection split into W_q, W_k and W_v, the squared norm of the parameter's gradient is the sum
+of the three squared norms, and the three forms stay factored.
 """
 
 from __future__ import annotations
@@ -13,18 +15,19 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules import Dense, ExampleGradients, Outer, PerExampleRow, Rows, add, compact
+from noisette.gradients.rules import Dense, ExampleGradients, Outer, PerExampleRow, add, compact
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.public_statistics import OPERANDS
 from noisette.gradients.tape import DerivedWeight
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)
+_EXPANSIONS = (Tensor.expand, Tensor.expand_as, torch.broadcast_to)
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where a view lies in its parameter's memory."""
+    """The memory of a view: offset in elements from the start of the storage, size and stride."""
 
     offset: int
     size: tuple[int, ...]
@@ -37,7 +40,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Slices:
-    """Gradients of a parameter known through views of it that do not overlap."""
+    """Gradients of a parameter from those of views of it that do not overlap, zero elsewhere."""
 
     parameter: Tensor
     parts: tuple[tuple[Region, ExampleGradients], ...]
@@ -48,19 +51,19 @@ class Slices:
     def explicit(self) -> Tensor:
         gradients = [part.explicit() for _, part in self.parts]
         full = gradients[0].new_zeros(gradients[0].shape[0], *self.parameter.shape)
-        for target, gradient in zip(self._views(full), gradients, strict=True):
-            target.add_(gradient)
+        for view, gradient in zip(self._views(full), gradients, strict=True):
+            view.add_(gradient)
         return full
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         sums = [part.weighted_sum(weights) for _, part in self.parts]
         full = sums[0].new_zeros(1, *self.parameter.shape)
-        for target, total in zip(self._views(full), sums, strict=True):
-            target.add_(total)
+        for view, total in zip(self._views(full), sums, strict=True):
+            view.add_(total)
         return full[0]
 
     def _views(self, full: Tensor) -> list[Tensor]:
-        """Each region in ``full``, which holds one copy of the parameter per example."""
+        """Each region of ``full``, (b, *parameter.shape): views (b, *region.size)."""
         count, start = self.parameter.numel(), self.parameter.storage_offset()
         return [
             full.as_strided((full.shape[0], *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts
@@ -77,7 +80,7 @@ def _(form: Slices) -> Slices:
 
 @lru_cache(maxsize=256)
 def _disjoint(regions: tuple[Region, ...]) -> bool:
-    """No element of memory belongs to two places of these regions."""
+    """Whether no element of memory belongs to two elements of these regions."""
     end = max(at.offset + sum((n - 1) * s for n, s in zip(at.size, at.stride, strict=True)) for at in regions) + 1
     index = torch.arange(end)
     touched = torch.cat([index.as_strided(at.size, at.stride, at.offset).reshape(-1) for at in regions])
@@ -85,46 +88,56 @@ def _disjoint(regions: tuple[Region, ...]) -> bool:
 
 
 def _is_view(derived: Tensor, parameter: Tensor) -> bool:
+    """Whether each element of a derived weight is another element of its parameter."""
     same_memory = derived.untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr()
     plain = same_memory and derived.dtype == parameter.dtype and parameter.is_contiguous()
     return plain and not _overlaps_itself(derived)
 
 
 def _overlaps_itself(view: Tensor) -> bool:
-    """Two places of the view may share memory, as after ``expand`` or ``unfold``."""
-    reach = 0
+    """Whether two elements of the view may share memory, as after ``expand`` or ``unfold``.
+
+    Axes are added from the smallest stride on; each stride must exceed the extent of the axes before it. Stride 1 and
+    size 3 has extent 2: a next stride of 3 is free of overlap, a next stride of 2 is not.
+    """
+    extent = 0
     for stride, n in sorted(zip(view.stride(), view.shape, strict=True)):
-        if n > 1 and stride <= reach:
+        if n > 1 and stride <= extent:
             return True
-        reach += (n - 1) * stride
+        extent += (n - 1) * stride
     return False
 
 
 def to_parameters(
     gradients: Sequence[tuple[Tensor, ExampleGradients]], derived: Mapping[int, DerivedWeight]
 ) -> list[tuple[Tensor, ExampleGradients]]:
-    """The gradients of each parameter, given those of each tensor that a use saw in its place.
+    """The gradients of each parameter, once, given those of the parameters and derived weights that were used.
 
-    A parameter met directly, as views, and through other derivations has all of them added up before any norm.
+    All gradients of one parameter are added before any norm is taken: those of its own uses, of views of it, and of
+    other weights derived from it.
+
+    Args:
+        gradients: each tensor that was used, with its gradients; a tensor may occur several times.
+        derived: how derived weights were computed, by their identity.
     """
     if not derived:
         return _add_by_tensor(gradients)
-    direct: dict[int, tuple[Tensor, list[ExampleGradients]]] = {}
+    direct: dict[int, tuple[Tensor, list[tuple[Region, ExampleGradients]]]] = {}
     views: dict[int, list[tuple[Region, ExampleGradients]]] = {}
-    pending = [(tensor, form) for tensor, form in _add_by_tensor(gradients)]
+    pending = _add_by_tensor(gradients)
     while pending:
         tensor, form = pending.pop(0)
         weight = derived.get(id(tensor))
         if weight is None:
-            direct.setdefault(id(tensor), (tensor, []))[1].append(form)
+            direct.setdefault(id(tensor), (tensor, []))[1].append((Region.of(tensor), form))
             continue
-        parent = next(iter(weight.parents))
+        parent = weight.parents[0]
         if isinstance(form, PerExampleRow) or len(weight.parents) > 1 or not _is_view(tensor, parent):
-            pending += _pull_back(weight, form)
+            pending += _propagate(weight, form)
         else:
             direct.setdefault(id(parent), (parent, []))
-            views.setdefault(id(parent), []).append(_upright(Region.of(tensor), form))
-    return [(parameter, _joined(parameter, forms, views.get(key, []))) for key, (parameter, forms) in direct.items()]
+            views.setdefault(id(parent), []).append(_untransposed(Region.of(tensor), form))
+    return [(parameter, _merge(parameter, parts + views.get(key, []))) for key, (parameter, parts) in direct.items()]
 
 
 def _add_by_tensor(gradients: Sequence[tuple[Tensor, ExampleGradients]]) -> list[tuple[Tensor, ExampleGradients]]:
@@ -134,77 +147,67 @@ def _add_by_tensor(gradients: Sequence[tuple[Tensor, ExampleGradients]]) -> list
     return [(tensor, add(forms)) for tensor, forms in grouped.values()]
 
 
-def _upright(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGradients]:
-    """A transposed matrix as its upright self, so that W and W^T are one region."""
+def _untransposed(at: Region, form: ExampleGradients) -> tuple[Region, ExampleGradients]:
+    """The region and gradients of W for those of W^T, so that both are one region."""
     if len(at.size) == 2 and at.stride[0] < at.stride[1] and isinstance(form, Outer):
         return Region(at.offset, at.size[::-1], at.stride[::-1]), form.transposed()
     return at, form
 
 
-def _joined(
-    parameter: Tensor, forms: list[ExampleGradients], parts: list[tuple[Region, ExampleGradients]]
-) -> ExampleGradients:
-    whole = Region.of(parameter)
-    by_region: dict[Region, list[ExampleGradients]] = {whole: list(forms)} if forms else {}
+def _merge(parameter: Tensor, parts: Sequence[tuple[Region, ExampleGradients]]) -> ExampleGradients:
+    """The sum of gradients of the whole parameter and of regions of it; written out where regions overlap."""
+    by_region: dict[Region, list[ExampleGradients]] = {}
     for at, form in parts:
         by_region.setdefault(at, []).append(form)
     slices = tuple((at, add(added)) for at, added in by_region.items())
-    if len(slices) == 1 and slices[0][0] == whole:
+    if len(slices) == 1 and slices[0][0] == Region.of(parameter):
         return slices[0][1]
     if _disjoint(tuple(at for at, _ in slices)):
         return Slices(parameter, slices)
     return Dense(Slices(parameter, slices).explicit())
 
 
-def _pull_back(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
-    """Each example's gradient of a derived weight as gradients of its parents."""
+def _propagate(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tensor, ExampleGradients]]:
+    """Gradients of the tensors from which a derived weight was computed, from its own gradients."""
     if weight.operation is torch.nn.functional.embedding and (rows := _embedded_rows(weight, form)) is not None:
         return [rows]
     if operands := OPERANDS.get(weight.operation):
         return [(of, gradient) for of, gradient in operands(form.explicit(), *weight.args) if of.requires_grad]
-    if isinstance(form, PerExampleRow) and _is_expansion(weight):
+    if isinstance(form, PerExampleRow) and weight.operation in _EXPANSIONS and isinstance(weight.args[0], Tensor):
         source = weight.args[0]
-        return [(source, _summed_to(source, form))]
+        return [(source, _sum_expanded(source, form))]
     if terms := _terms(weight):
         return [(term, form) for term in terms]
     gradients = torch.autograd.grad(
-        weight.tensor,
-        weight.parents,
-        grad_outputs=form.explicit(),
-        is_grads_batched=True,
-        retain_graph=True,
-        materialize_grads=True,
+        weight.tensor, weight.parents, form.explicit(), is_grads_batched=True, retain_graph=True, materialize_grads=True
     )
     return [(parent, Dense(gradient)) for parent, gradient in zip(weight.parents, gradients, strict=True)]
 
 
-def _is_expansion(weight: DerivedWeight) -> bool:
-    return weight.operation in (Tensor.expand, Tensor.expand_as, torch.broadcast_to) and isinstance(
-        weight.args[0], Tensor
-    )
-
-
 def _terms(weight: DerivedWeight) -> list[Tensor]:
-    """The parameters that a sum or difference hands its gradient on to as it is; none where it hands on another."""
+    """The parameters whose gradient is that of this sum or difference; none if any term's gradient differs from it."""
     if weight.kwargs or weight.operation not in _SUMS + _DIFFERENCES:
         return []
     terms = [term for term in weight.args if isinstance(term, Tensor) and term.requires_grad]
-    # What was computed before may have been written into since, so that its own derivation is another by now.
+    # A term that is no leaf may have been overwritten since, and then has another derivation.
     like = all(p.is_leaf and p.shape == weight.tensor.shape and p.dtype == weight.tensor.dtype for p in terms)
     negated = weight.operation in _DIFFERENCES and terms[-1] is weight.args[1]
     return terms if like and not negated else []
 
 
-def _summed_to(source: Tensor, form: PerExampleRow) -> Dense:
-    """What reaches a tensor that was expanded to the batch: row i summed over the other axes that were expanded."""
+def _sum_expanded(source: Tensor, form: PerExampleRow) -> Dense:
+    """Gradients of a tensor that was expanded to the batch: row i summed over the other axes that were expanded."""
     aligned = [1] * (form.rows.dim() - source.dim()) + list(source.shape)
-    del aligned[form.axis]  # the rows hold it first
+    del aligned[form.axis]  # in the rows, this axis is the first
     rows = form.rows.sum_to_size(form.rows.shape[0], *aligned)
     return Dense(rows.reshape(rows.shape[0], *source.shape))
 
 
 def _embedded_rows(weight: DerivedWeight, form: ExampleGradients) -> tuple[Tensor, ExampleGradients] | None:
-    """Ids that are the same for every example, such as positions: the rows they name, in each example."""
+    """Gradients of an embedding table looked up by ids that are the same for every example, such as positions.
+
+    Returns ``None`` if the table is a derived weight itself.
+    """
     ids, table = weight.args[0], weight.args[1]
     padding_idx = weight.args[2] if len(weight.args) > 2 else weight.kwargs.get("padding_idx")
     if not isinstance(table, torch.nn.Parameter):
@@ -216,5 +219,4 @@ def _embedded_rows(weight: DerivedWeight, form: ExampleGradients) -> tuple[Tenso
         gradients = form.explicit()
         b, each = gradients.shape[0], ids.unsqueeze(0).expand(gradients.shape[0], *ids.shape)
     each = each.reshape(b, -1)
-    rows: Rows = touched_rows(each, gradients.reshape(b, each.shape[1], -1), table, padding_idx)
-    return table, rows
+    return table, touched_rows(each, gradients.reshape(b, each.shape[1], -1), table, padding_idx)

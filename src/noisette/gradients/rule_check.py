@@ -1,4 +1,4 @@
-"""Rules from outside this package are held against autograd before they are relied on."""
+"""Rules from outside this package are compared with autograd before their gradients are used."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from noisette.gradients.rules import ExampleGradients, Examples, operation_name
 from noisette.gradients.tape import Use
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
-# Gradients smaller than this part of the largest are compared in units of it: rounding is not theirs alone.
+# Errors of a gradient are relative to its norm, or to this share of the largest norm if that is more, because the
+# rounding errors of small gradients come from larger terms.
 _SMALL = 1e-3
-# Values beyond this are cut down for the comparison, which is about the rule and not about the data.
+# Larger values are clamped for the comparison, which is about the rule and not about the data.
 _LARGE = 1e3
 
 _AGREED: set[Hashable] = set()
@@ -25,9 +26,10 @@ _AGREED: set[Hashable] = set()
 def check_custom_rule(
     rule: Callable[..., Any], examples: Examples, dy: Any, use: Use, operand: str, arguments: Mapping[str, Any]
 ) -> None:
-    """Compare a rule that is not noisette's own with autograd, on its first batch of a shape.
+    """Compare a rule that is not noisette's own with autograd, on the first batch of each shape.
 
-    The operation is repeated, and each example's gradient taken with the output gradients of all others silent.
+    The operation is repeated with ``arguments``, by the names that the rule gives them, and each example's gradient is
+    computed with the output gradients of all others set to zero.
 
     Raises:
         PrivacyError: gradients, norms or weighted sum of the rule are not those of autograd.
@@ -38,21 +40,23 @@ def check_custom_rule(
     largest = max(float(part.abs().nan_to_num(0, 0, 0).max()) for part in _as_list(dy) if part is not None)
     if key in _AGREED or largest == 0:
         return
-    dy = tree_map(lambda part: part if part is None else _tame(part / largest), dy)
+    dy = tree_map(lambda part: part if part is None else _clamped(part / largest), dy)
     trained = [any(item is weight for weight in use.weights) for item in _as_list(arguments[operand])]
-    tamed = {name: tree_map(_tame, value) for name, value in arguments.items()}
-    truths = _by_autograd(examples, dy, use, operand, tamed, trained)
-    forms = [form for form, asked in zip(_as_list(rule(examples, dy, **tamed)), trained, strict=True) if asked]
+    clamped = {name: tree_map(_clamped, value) for name, value in arguments.items()}
+    truths = _by_autograd(examples, dy, use, operand, clamped, trained)
+    forms = [
+        form for form, is_weight in zip(_as_list(rule(examples, dy, **clamped)), trained, strict=True) if is_weight
+    ]
     for truth, form in zip(truths, forms, strict=True):
         error = _relative_error(form, truth)
         if not error <= _TOLERANCE[truth.dtype]:
             name, operation = f"{rule.__module__}.{operation_name(rule)}", operation_name(use.operation)
             raise PrivacyError(
                 f"the rule {name} for {operand} of {operation} differs from autograd by {error:.3g} of the gradient's "
-                "norm, so what it clips would not be what it adds up; correct it, or use "
+                "norm, so clipping by it would not bound the gradient; correct it, or use "
                 "engine=noisette.engines.MultiLoss(), which needs no rules"
             )
-    if examples.count > 1:  # one example alone does not show what a rule does to several
+    if examples.count > 1:  # a rule that mixes examples is correct for one
         _AGREED.add(key)
 
 
@@ -60,10 +64,10 @@ def _as_list(value: Any) -> Sequence[Any]:
     return value if type(value) in (list, tuple) else [value]
 
 
-def _tame(value: Any) -> Any:
-    """A copy in single precision at least, without infinities and values near them.
+def _clamped(value: Any) -> Any:
+    """A tensor in single precision or better, without non-finite and huge values.
 
-    So neither rounding nor one bad example hides a fault of the rule, or makes up one.
+    Otherwise rounding, or one non-finite example, could conceal an error of the rule or look like one.
     """
     if isinstance(value, Tensor) and value.is_floating_point():
         precise = value.detach() if value.dtype is torch.float64 else value.detach().float()
@@ -72,7 +76,7 @@ def _tame(value: Any) -> Any:
 
 
 def _key(rule: Callable[..., Any], examples: Examples, operand: str, arguments: Mapping[str, Any]) -> Hashable:
-    """The shapes of a call, whatever the number of its examples."""
+    """The rule and the shapes of a call, independent of the number of examples."""
 
     def described(value: Any) -> Hashable:
         if isinstance(value, Tensor):
@@ -84,19 +88,14 @@ def _key(rule: Callable[..., Any], examples: Examples, operand: str, arguments: 
 
 
 def _by_autograd(
-    examples: Examples,
-    dy: Any,
-    use: Use,
-    operand: str,
-    arguments: Mapping[str, Any],
-    trained: Sequence[bool],
+    examples: Examples, dy: Any, use: Use, operand: str, arguments: Mapping[str, Any], trained: Sequence[bool]
 ) -> list[Tensor]:
-    """The gradients (b, *shape) of each trained tensor of the operand."""
+    """The gradients (b, *shape) of those tensors of the operand that are ``trained``."""
     items = [
-        item.detach().requires_grad_() if asked else item
-        for item, asked in zip(_as_list(arguments[operand]), trained, strict=True)
+        item.detach().requires_grad_() if is_weight else item
+        for item, is_weight in zip(_as_list(arguments[operand]), trained, strict=True)
     ]
-    leaves = [item for item, asked in zip(items, trained, strict=True) if asked]
+    leaves = [item for item, is_weight in zip(items, trained, strict=True) if is_weight]
     several = type(arguments[operand]) in (list, tuple)
     values = dict(arguments) | {operand: type(arguments[operand])(items) if several else items[0]}
     args = list(values.values())[: len(use.args)]
@@ -105,26 +104,22 @@ def _by_autograd(
     reached = [(out, part) for out, part in zip(_as_list(output), _as_list(dy), strict=False) if part is not None]
     rows: list[tuple[Tensor, ...]] = []
     for i in range(examples.count):
-        silent = []
+        cotangents = []
         for out, part in reached:
             alone = torch.zeros(part.shape, dtype=out.dtype, device=out.device)
             examples.first(alone)[i] = examples.first(part)[i].to(out.dtype)
-            silent.append(alone)
+            cotangents.append(alone)
+        outputs = [out for out, _ in reached]
         rows.append(
             torch.autograd.grad(
-                [out for out, _ in reached],
-                leaves,
-                silent,
-                retain_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
+                outputs, leaves, cotangents, retain_graph=True, allow_unused=True, materialize_grads=True
             )
         )
     return [torch.stack(gradients) for gradients in zip(*rows, strict=True)]
 
 
 def _relative_error(form: ExampleGradients, truth: Tensor) -> float:
-    """The largest error of the three answers of a form, in units of the norm of what it should be."""
+    """The largest relative error of a form's explicit gradients, norms and weighted sum; ``truth`` is (b, *shape)."""
     b = truth.shape[0]
     weights = torch.linspace(1, 2, b, dtype=truth.dtype, device=truth.device)
     rows = truth.double().reshape(b, truth[0].numel())

@@ -1,4 +1,4 @@
-"""The attention layer taken apart against the operation itself, and learned operands of attention against autograd."""
+"""The decomposed attention layer against the operation itself, and learned operands of attention against autograd."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def arguments(source: str = "self", *, bias: bool = True) -> dict[str, Any]:
 
 
 def check_same(given: dict[str, Any]) -> None:
-    """Both outputs and the gradients of all floating-point arguments are the operation's own."""
+    """Both outputs and the gradients of all floating-point arguments equal those of the operation."""
     results = []
     for operation in (multi_head_attention, F.multi_head_attention_forward):
         leaves = {id(x): x.detach().clone() for x in given.values() if isinstance(x, Tensor)}
@@ -177,7 +177,7 @@ def test_results_keep_their_dtype() -> None:
     ],
     ids=["causal without a mask", "short mask", "short mask for each", "longer values", "longer keys"],
 )
-def test_arguments_that_the_operation_refuses_are_left_to_it(wrong: dict[str, Any]) -> None:
+def test_arguments_that_the_operation_refuses_are_not_rewritten(wrong: dict[str, Any]) -> None:
     given = arguments("memory") | wrong
     with pytest.raises((AssertionError, RuntimeError)):
         F.multi_head_attention_forward(**given)
@@ -293,6 +293,6 @@ def test_dropout_on_a_learned_operand_is_refused(operand: str) -> None:
 
 def test_examples_among_the_queries_are_refused() -> None:
     """Each example's own copy of the keys would need an axis that the operation does not have."""
-    x, memory = double(B, D), double(B, D)  # as many memories as examples: sizes alone would not tell
+    x, memory = double(B, D), double(B, D)  # as many memories as examples, so that sizes are ambiguous
     with pytest.raises(ValueError, match="among the queries"):
         rule_of("key")(Examples(B), double(B, D), x, memory, memory)

@@ -1,4 +1,4 @@
-"""Copies of an operand, one per example, against autograd with all but one example silent."""
+"""Copies of an operand, one per example, against autograd with the output gradients of all other examples zero."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_operand_with_the_example_axis_touches_one_row_of_it_in_each_example(
     check_form(found, by_autograd(operation(x), p, dy, B))
 
 
-def test_the_operand_and_the_data_are_left_as_they_were() -> None:
+def test_the_operand_and_the_data_are_unchanged() -> None:
     x, p, dy = double(B, 5).requires_grad_(), double(5).requires_grad_(), double(B, 5)
     with torch.no_grad():
         by_expansion(Examples(B), dy, p, operation(x))
@@ -65,7 +65,7 @@ def test_the_operand_and_the_data_are_left_as_they_were() -> None:
 
 def test_rows_that_are_not_the_batch_are_refused() -> None:
     x, p, dy = double(B * 3, 5), double(B * 3, 5), double(B * 3, 5)
-    with pytest.raises(ValueError, match="meets the 4 examples"):
+    with pytest.raises(ValueError, match="one row for each of the 4 examples"):
         by_expansion(Examples(B), dy, p, operation(x))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisette.gradients.rules import Dense, Examples, Outer, PerExampleRow
-from noisette.gradients.rules.contraction import Products, contracted, spelled
+from noisette.gradients.rules.contraction import GroupedOuter, explicit_letters, factor_gradients
 from rule_oracle import by_autograd_at, check_form, double
 
 B = 4
@@ -20,22 +20,22 @@ B = 4
         ("oi,bti->bto", [(5, 3), (B, 2, 3)], 0, Outer),
         ("...i,oi->...o", [(B, 2, 7, 3), (5, 3)], 1, Outer),
         ("bsi,io->bo", [(B, 6, 3), (3, 5)], 1, Outer),
-        ("bti,hio->bhto", [(B, 2, 3), (6, 3, 5)], 1, Products),
-        ("bhti,hio->bhto", [(B, 6, 2, 3), (6, 3, 5)], 1, Products),
-        ("bhti,oih->bhto", [(B, 6, 2, 3), (5, 3, 6)], 1, Products),
-        ("b...i,...io->b...o", [(B, 2, 7, 3), (7, 3, 5)], 1, Products),
-        ("bi,oij,bj->bo", [(B, 3), (4, 3, 5), (B, 5)], 1, Products),
-        ("bti,oij,btj->bto", [(B, 2, 3), (4, 3, 5), (B, 2, 5)], 1, Products),
+        ("bti,hio->bhto", [(B, 2, 3), (6, 3, 5)], 1, GroupedOuter),
+        ("bhti,hio->bhto", [(B, 6, 2, 3), (6, 3, 5)], 1, GroupedOuter),
+        ("bhti,oih->bhto", [(B, 6, 2, 3), (5, 3, 6)], 1, GroupedOuter),
+        ("b...i,...io->b...o", [(B, 2, 7, 3), (7, 3, 5)], 1, GroupedOuter),
+        ("bi,oij,bj->bo", [(B, 3), (4, 3, 5), (B, 5)], 1, GroupedOuter),
+        ("bti,oij,btj->bto", [(B, 2, 3), (4, 3, 5), (B, 2, 5)], 1, GroupedOuter),
         ("bti,oij,btj->bto", [(B, 9, 3), (4, 3, 5), (B, 9, 5)], 1, Dense),
-        ("cio,bi->bco", [(2, 3, 5), (B, 3)], 0, Products),
+        ("cio,bi->bco", [(2, 3, 5), (B, 3)], 0, GroupedOuter),
         ("bi,i->bi", [(B, 3), (3,)], 1, Dense),
         ("bti,i->bt", [(B, 2, 3), (3,)], 1, Dense),
-        ("bi,ij->b", [(B, 3), (3, 4)], 1, Dense),  # j meets nothing
+        ("bi,ij->b", [(B, 3), (3, 4)], 1, Dense),  # only the weight has j
         ("bi,ijk->bj", [(B, 3), (3, 4, 6)], 1, Dense),
         ("b...i,...io->b...o", [(B, 2, 7, 3), (1, 3, 5)], 1, Dense),
         ("b...i,...io->b...o", [(B, 2, 7, 3), (2, 1, 3, 5)], 1, Dense),
-        ("bi,io->bo", [(B, 1), (3, 5)], 1, Dense),  # the data stretches
-        ("bi,io->bo", [(B, 3), (1, 5)], 1, Dense),  # the weight stretches
+        ("bi,io->bo", [(B, 1), (3, 5)], 1, Dense),  # the data is broadcast
+        ("bi,io->bo", [(B, 3), (1, 5)], 1, Dense),  # the weight is broadcast
         ("bii,i->b", [(B, 3, 3), (3,)], 1, Dense),
         ("bto,ti,io->bo", [(B, 2, 5), (2, 3), (3, 5)], 1, Dense),
         ("bto,ti,io->bo", [(B, 2, 5), (2, 3), (3, 5)], 2, Dense),
@@ -82,19 +82,19 @@ def check(examples: Examples, equation: str, shapes, place: int, form: type | No
     def output(weight: torch.Tensor) -> torch.Tensor:
         return torch.einsum(equation, *tensors[:place], weight, *tensors[place + 1 :])
 
-    found = contracted(examples, dy, equation, tensors, place)
+    found = factor_gradients(examples, dy, equation, tensors, place)
     check_form(found, by_autograd_at(examples, output, tensors[place], dy))
     assert form is None or type(found) is form
 
 
 def test_diagonal_of_a_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="takes a diagonal of a weight"):
-        contracted(Examples(B), double(B), "bi,ii->b", [double(B, 3), double(3, 3)], 1)
+        factor_gradients(Examples(B), double(B), "bi,ii->b", [double(B, 3), double(3, 3)], 1)
 
 
 def test_examples_folded_inside_a_weight_are_refused() -> None:
     with pytest.raises(ValueError, match=f"a weight holds the {B} examples folded together with 2 positions"):
-        contracted(Examples(B), double(2 * B, 3), "bi,bi->bi", [double(2 * B, 3)] * 2, 1)
+        factor_gradients(Examples(B), double(2 * B, 3), "bi,bi->bi", [double(2 * B, 3)] * 2, 1)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +107,8 @@ def test_examples_folded_inside_a_weight_are_refused() -> None:
         ("...,...", [3, 1]),
     ],
 )
-def test_equations_spelled_out_mean_the_same(equation: str, axes: list[int]) -> None:
+def test_equations_with_explicit_letters_are_equivalent(equation: str, axes: list[int]) -> None:
     tensors = [double(*[2] * n) for n in axes]
-    terms, out = spelled(equation, axes)
+    terms, out = explicit_letters(equation, axes)
     assert [len(term) for term in terms] == axes
     assert torch.equal(torch.einsum(f"{','.join(terms)}->{out}", *tensors), torch.einsum(equation, *tensors))

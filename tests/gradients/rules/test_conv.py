@@ -1,4 +1,4 @@
-"""Convolutions against autograd: every way to the gradients by itself, on shapes whose per-axis numbers all differ."""
+"""Convolutions against autograd: every plan by itself, on shapes whose per-axis settings all differ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from noisette.gradients.rules import Examples, conv, find_rule, forms
-from noisette.gradients.rules.conv import GRAMS, WAYS, Geometry, Kernel, conv_over_time
+from noisette.gradients.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, Geometry, KernelGradients, conv_over_time
 from noisette.gradients.rules.forms import Dense, compact
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
@@ -25,18 +25,18 @@ FORWARD = (torch.conv1d, torch.conv2d, torch.conv3d)
 TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
 
-def rule_of(operation: Callable[..., Tensor], operand: str = "weight") -> Callable[..., Kernel]:
+def rule_of(operation: Callable[..., Tensor], operand: str = "weight") -> Callable[..., KernelGradients]:
     found = find_rule(operation, operand)
     assert found is not None
     return found
 
 
 def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Examples, **numbers: object) -> None:
-    """Both rules, and each way to the kernel's gradients, on this convolution."""
+    """Both rules and each plan for the gradients of the kernel, on this convolution."""
     outputs = w.shape[1] * numbers.get("groups", 1) if operation in TRANSPOSED else w.shape[0]
     bias, b = double(outputs), examples.count
     dy = torch.randn_like(operation(x, w, bias, **numbers))
-    apart = torch.zeros(b, *dy.shape, dtype=dy.dtype)  # dy with all but one example silent
+    apart = torch.zeros(b, *dy.shape, dtype=dy.dtype)  # dy of one example, zero elsewhere
     for i in range(b):
         examples.first(apart[i])[i] = examples.first(dy)[i]
     truth, of_bias = (
@@ -50,11 +50,11 @@ def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Exam
     form = rule_of(operation)(examples, dy, x, w, bias, **numbers)
     check_form(form, truth)
     check_form(compact(form), truth)
-    for way in WAYS.values():
+    for write in EXPLICIT_PLANS.values():
         found = torch.full(form.shape, torch.nan, dtype=x.dtype)
-        way(form, found)
+        write(form, found)
         torch.testing.assert_close(found.view_as(truth), truth, **TOLERANCE)
-    for norms, _ in GRAMS.values():
+    for norms, _ in GRAM_PLANS.values():
         torch.testing.assert_close(norms(form), truth.flatten(1).square().sum(1), **TOLERANCE)
 
 
@@ -146,8 +146,8 @@ def test_full_lattice_of_transposed_in_one_dimension() -> None:
             check(torch.conv_transpose1d, double(B, 2, 4), double(2, 3, kernel), Examples(B), **numbers)
 
 
-def plain_form(b: int) -> Kernel:
-    """More groups than one, and few enough places for Gram matrices."""
+def plain_form(b: int) -> KernelGradients:
+    """Two groups, and few enough positions for Gram matrices."""
     x, w = double(b, 4, 4, 3), double(6, 2, 3, 2)
     numbers = {"stride": (2, 1), "padding": (1, 0), "groups": 2}
     return rule_of(torch.conv2d)(Examples(b), torch.randn_like(torch.conv2d(x, w, **numbers)), x, w, None, **numbers)
@@ -155,7 +155,7 @@ def plain_form(b: int) -> Kernel:
 
 @pytest.fixture
 def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Every way that is offered to be measured is run, and the last one wins."""
+    """Every plan that would be measured is run, and the last one is chosen."""
     results: dict[str, object] = {}
 
     def run_all(key: object, candidates: dict[str, Callable[[], object]], device: torch.device) -> str:
@@ -167,15 +167,15 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     return results
 
 
-NORMS = {*GRAMS, *(f"{name}, dropped" for name in WAYS)}
-FORMS = {"factors", *(f"{name}, kept" for name in WAYS)}
+NORMS = {*GRAM_PLANS, *(f"{name}, dropped" for name in EXPLICIT_PLANS)}
+FORMS = {"factors", *(f"{name}, kept" for name in EXPLICIT_PLANS)}
 
 
 @pytest.mark.parametrize("at_once", [1, 10**3, 10**9])
 @pytest.mark.parametrize("cached", [1, 300, 10**6])
-def test_norms_are_the_same_by_every_way_and_in_parts_of_any_size(tried, monkeypatch, at_once, cached) -> None:
-    monkeypatch.setattr(forms, "_DROPPED_AT_ONCE", at_once)
-    monkeypatch.setattr(forms, "_DROPPED_PART", 0)
+def test_norms_are_the_same_by_every_plan_and_in_parts_of_any_size(tried, monkeypatch, at_once, cached) -> None:
+    monkeypatch.setattr(forms, "_TEMPORARY_SIZE", at_once)
+    monkeypatch.setattr(forms, "_TEMPORARY_SHARE", 0)
     monkeypatch.setattr(conv, "_CACHED", cached)
     form = plain_form(7)
     form.squared_norms()
@@ -190,14 +190,14 @@ def test_a_rehearsal_takes_norms_and_sum(tried, monkeypatch: pytest.MonkeyPatch)
     assert tried.keys() == NORMS | FORMS
 
 
-def small_kernel(b: int) -> tuple[Tensor, Tensor, Kernel]:
+def small_kernel(b: int) -> tuple[Tensor, Tensor, KernelGradients]:
     """A form whose explicit gradients need less memory than its factors."""
     x, dy = double(b, 2, 12, 11), double(b, 3, 10, 9)
     return x, dy, rule_of(torch.conv2d)(Examples(b), dy, x, double(3, 2, 3, 3), None)
 
 
 @pytest.mark.parametrize("b", [3, 20])  # without and with a rehearsal
-def test_gradients_take_the_place_of_their_factors(b: int) -> None:
+def test_gradients_replace_their_factors(b: int) -> None:
     x, dy, form = small_kernel(b)
     factors = [weakref.ref(x), weakref.ref(dy)]
     form = compact(form)
@@ -213,7 +213,7 @@ def test_large_gradients_are_not_kept() -> None:
     assert compact(form) is form
 
 
-def test_gradients_of_few_numbers_may_be_kept_beyond_the_size_of_their_factors(tried, monkeypatch) -> None:
+def test_small_gradients_may_be_kept_if_larger_than_their_factors(tried, monkeypatch) -> None:
     x, dy = double(2, 30, 12, 12), double(2, 30, 14, 14)
     form = rule_of(torch.conv2d)(Examples(2), dy, x, double(30, 30, 3, 3), None, padding=2)
     monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 0)
@@ -224,27 +224,27 @@ def test_gradients_of_few_numbers_may_be_kept_beyond_the_size_of_their_factors(t
 
 
 def test_gradients_of_the_size_of_their_factors_are_kept() -> None:
-    def form(size: int) -> Kernel:  # a gradient of 9 numbers, factors of twice the size
+    def form(size: int) -> KernelGradients:  # a gradient of 9 elements, factors of 2 * size
         x = double(2, 1, size)
         return rule_of(torch.conv1d)(Examples(2), x, x, double(1, 1, 9), None, padding=4)
 
     assert isinstance(compact(form(5)), Dense)
-    assert isinstance(compact(form(4)), Kernel)
+    assert isinstance(compact(form(4)), KernelGradients)
 
 
-def test_gram_matrices_are_for_few_places() -> None:
-    def has_few_places(size: int, channels: int, groups: int) -> bool:
+def test_gram_matrices_are_for_few_positions() -> None:
+    def has_few_positions(size: int, channels: int, groups: int) -> bool:
         w = double(channels, channels // groups, 3, 3)
         x, numbers = double(1, channels, size, size), {"padding": 1, "groups": groups}
-        return rule_of(torch.conv2d)(Examples(1), x, x, w, None, **numbers).has_few_places
+        return rule_of(torch.conv2d)(Examples(1), x, x, w, None, **numbers).has_few_positions
 
-    assert has_few_places(4, 16, 1)
-    assert not has_few_places(12, 4, 1)
-    assert not has_few_places(3, 16, 16)
+    assert has_few_positions(4, 16, 1)
+    assert not has_few_positions(12, 4, 1)
+    assert not has_few_positions(3, 16, 16)
 
 
 @pytest.mark.parametrize("operation", FORWARD)
-def test_numbers_may_be_whole_or_lists(operation) -> None:
+def test_settings_may_be_integers_or_lists(operation) -> None:
     axes = FORWARD.index(operation) + 1
     x, w = double(B, 2, *(7, 6, 5)[:axes]), double(3, 2, *(3, 2, 3)[:axes])
     for numbers in ({"stride": 2, "padding": 1}, {"stride": [2], "padding": [1]}, {"dilation": 2, "padding": (1,)}):
@@ -267,7 +267,7 @@ def test_inputs_need_not_be_contiguous() -> None:
 
 
 def test_measured_choice_is_exact() -> None:
-    """From sixteen examples on the quickest plan is measured; all give the same."""
+    """From sixteen examples on the plans are measured; all have the same result."""
     for operation, w in ((torch.conv2d, double(3, 2, 3, 3)), (torch.conv_transpose2d, double(2, 3, 3, 2))):
         check(operation, double(20, 2, 6, 5), w, Examples(20), padding=1)
 
@@ -283,12 +283,12 @@ def test_no_examples(size: int) -> None:
 
 
 @pytest.mark.parametrize("pad", [0, 1])
-def test_convolution_over_time_is_taken_apart(pad: int) -> None:
+def test_convolution_over_time_is_rewritten(pad: int) -> None:
     x, w, bias = double(7, B, 2), double(3, 2, 4), double(4)
     torch.testing.assert_close(conv_over_time(x, w, bias, pad), torch.conv_tbc(x, w, bias, pad), **TOLERANCE)
 
 
-def test_padding_by_name_copies_nothing_where_both_ends_are_alike() -> None:
+def test_padding_by_name_makes_no_copy_if_both_ends_are_equal() -> None:
     x = double(B, 2, 6, 5)
     form = rule_of(torch.conv2d)(Examples(B), double(B, 3, 6, 5), x, double(3, 2, 3, 5), None, padding="same")
     assert form.x is x

@@ -1,4 +1,4 @@
-"""A weight in the shape or type of data stays a weight, and data in those of a weight stays data."""
+"""A weight converted to the shape or type of data remains a weight, and data converted to those of a weight, data."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ B = 4
 
 
 def check(operation, args: tuple, names: tuple[str | None, ...], settings: dict) -> None:
-    """Each named operand against autograd; the others are passed over."""
+    """Each named operand against autograd; operands without a name are skipped."""
     dy = torch.randn_like(operation(*args, **settings))
     for k, name in enumerate(names):
         if name is not None:
@@ -42,12 +42,12 @@ def test_operands_of_einsum(args: tuple, names: tuple[str | None, ...]) -> None:
     check(torch.einsum, args, names, {})
 
 
-def test_operands_of_einsum_in_a_list_are_taken_one_by_one() -> None:
-    taken_apart = rewrites()[torch.einsum]
+def test_operands_of_einsum_in_a_list_are_passed_one_by_one() -> None:
+    rewritten = rewrites()[torch.einsum]
     x, w = double(B, 3), double(3, 5)
-    assert taken_apart("bi,io->bo", x, w) is NotImplemented
-    torch.testing.assert_close(taken_apart("bi,io->bo", [x, w]), x @ w)
-    torch.testing.assert_close(taken_apart("bi,io->bo", (x, w)), x @ w)
+    assert rewritten("bi,io->bo", x, w) is NotImplemented
+    torch.testing.assert_close(rewritten("bi,io->bo", [x, w]), x @ w)
+    torch.testing.assert_close(rewritten("bi,io->bo", (x, w)), x @ w)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Scales and shifts against autograd, for every way a parameter can be broadcast."""
+"""Elementwise operations on operands that broadcast, against autograd."""
 
 from __future__ import annotations
 
@@ -6,133 +6,109 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from noisette.gradients.rules import find_rule, named_arguments, rewrites
-from noisette.gradients.rules.elementwise import reduced
-from noisette.gradients.rules.examples import Examples
+from noisette.gradients.rules import Examples, find_rule, rewrites
+from noisette.gradients.rules.elementwise import prelu_weight
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
-X = (B, 3, 5)
-OPERATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "Tensor.add": torch.Tensor.add,
-    "Tensor.__sub__": torch.Tensor.__sub__,
-    "Tensor.__mul__": torch.Tensor.__mul__,
-    "Tensor.__truediv__": torch.Tensor.__truediv__,
-    "subtract": torch.subtract,
-    "multiply": torch.multiply,
-    "divide": torch.divide,
-    "Tensor.true_divide": torch.Tensor.true_divide,
-}
+SHAPES = [(), (5,), (3, 1), (1, 1, 5), (B, 1, 5)]
+BINARY = ("maximum", "minimum", "fmax", "fmin", "logaddexp", "logaddexp2", "atan2")
+
+
+def check(operation: Callable[..., Tensor], named: dict[str, Tensor], operand: str, examples: Examples) -> None:
+    dy = torch.randn_like(operation(*named.values()))
+    rule = find_rule(operation, operand)
+    assert rule is not None
+    form = rule(examples, dy, **named)
+    truth = by_autograd_at(examples, lambda v: operation(*(named | {operand: v}).values()), named[operand], dy)
+    check_form(form, truth)
+
+
+def positive(*shape: int) -> Tensor:
+    return double(*shape).abs() + 0.5
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", BINARY)
+def test_either_operand(name: str, shape: tuple[int, ...]) -> None:
+    for operation in (getattr(torch, name), getattr(Tensor, name)):
+        check(operation, {"input": double(B, 3, 5), "other": double(*shape)}, "other", Examples(B))
+        check(operation, {"input": double(*shape), "other": double(B, 3, 5)}, "input", Examples(B))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("operation", [torch.pow, torch.Tensor.pow, torch.Tensor.__pow__])
+def test_powers(operation: Callable[..., Tensor], shape: tuple[int, ...]) -> None:
+    check(operation, {"input": positive(B, 3, 5), "exponent": double(*shape)}, "exponent", Examples(B))
+    check(operation, {"input": positive(*shape), "exponent": double(B, 3, 5)}, "input", Examples(B))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_choices(shape: tuple[int, ...]) -> None:
+    where = double(B, 3, 1) > 0
+    for operand in ("input", "other"):
+        named = {"condition": where, "input": double(B, 3, 5), "other": double(B, 3, 5)}
+        check(torch.where, named | {operand: double(*shape)}, operand, Examples(B))
+        # Neither branch has an example axis; only the condition has.
+        named |= {"input": double(5), "other": double(1)}
+        check(torch.where, named | {operand: double(3, 5)}, operand, Examples(B))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_limits(shape: tuple[int, ...]) -> None:
+    for operation in (torch.clamp, torch.clip, torch.Tensor.clamp):
+        for operand in ("min", "max"):
+            named = {"input": double(B, 3, 5), "min": double(B, 3, 5) - 0.5, "max": double(B, 3, 5) + 0.5}
+            check(operation, named | {operand: double(*shape)}, operand, Examples(B))
+
+
+def test_one_limit() -> None:
+    x, p, dy = double(B, 5), double(5), double(B, 5)
+    for operand in ("min", "max"):
+        form = find_rule(torch.clamp, operand)(Examples(B), dy, input=x, **{operand: p})
+        truth = by_autograd_at(Examples(B), lambda v, k=operand: torch.clamp(x, **{k: v}), p, dy)
+        assert truth.any()
+        check_form(form, truth)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("operand", ["input", "end", "weight"])
+def test_interpolation(operand: str, shape: tuple[int, ...]) -> None:
+    named = {name: double(B, 3, 5) for name in ("input", "end", "weight")} | {operand: double(*shape)}
+    check(torch.lerp, named, operand, Examples(B))
+    check(torch.Tensor.lerp, named, operand, Examples(B))
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (5,), (1,), (3, 5), (3, 1), (1, 5), (1, 3, 5), (1, 1, 1), (B, 3, 5), (B, 1, 5), (B, 1, 1)]
+    "examples", [Examples(B), Examples(B, inner=True), Examples(B, 1), Examples(B, 1, inner=True)], ids=str
 )
-@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_either_operand(operation: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...]) -> None:
-    x, p, dy = double(*X).abs() + 0.5, double(*shape).abs() + 0.5, double(*X)
-    for operand, pair, of in (
-        ("other", (x, p), lambda v: operation(x, v)),
-        ("input", (p, x), lambda v: operation(v, x)),
-    ):
-        rule = find_rule(operation, operand)
-        assert rule is not None
-        check_form(rule(Examples(B), dy, **named_arguments(operation, pair, {})), by_autograd(of, p, dy, B))
+def test_examples_in_other_places(examples: Examples) -> None:
+    x = positive(2, 3 * B, 5) if examples.axis else positive(3 * B, 2, 5)
+    for p in (double(), double(5), double(1, 1, 5)):
+        check(torch.pow, {"input": x, "exponent": p}, "exponent", examples)
 
 
-@pytest.mark.parametrize("operation", [torch.add, torch.sub])
-def test_alpha(operation: Callable[..., Tensor]) -> None:
-    x, p, dy = double(*X), double(5), double(*X)
-    for operand, pair, of in (
-        ("other", (x, p), lambda v: operation(x, v, alpha=-2.5)),
-        ("input", (p, x), lambda v: operation(v, x, alpha=-2.5)),
-    ):
-        form = find_rule(operation, operand)(Examples(B), dy, *pair, alpha=-2.5)
-        check_form(form, by_autograd(of, p, dy, B))
+def test_rewritten_operations_are_equivalent() -> None:
+    x, p, z = double(B, 5), double(5), double(B, 1)
+    for operation in (torch.addcmul, torch.addcdiv, torch.Tensor.addcmul, torch.Tensor.addcdiv):
+        torch.testing.assert_close(rewrites()[operation](x, p, z, value=-2), operation(x, p, z, value=-2))
+    mask = x > 0
+    assert torch.equal(rewrites()[torch.Tensor.where](x, mask, p), x.where(mask, p))
+    for value in (0.5, double()):
+        assert torch.equal(rewrites()[torch.Tensor.masked_fill](x, mask, value), x.masked_fill(mask, value))
 
 
-LAYOUTS = {
-    "time first": ((3, B), Examples(B, 1)),
-    "folded": ((3 * B,), Examples(B)),
-    "time first, folded": ((3 * B,), Examples(B, inner=True)),
-    "folded on axis 1": ((1, 3 * B), Examples(B, 1)),
-    "time first, folded on axis 1": ((1, 3 * B), Examples(B, 1, inner=True)),
-    "on the last axis": ((3, 5, B), Examples(B, 2)),
-}
+@pytest.mark.parametrize("places", [(), (7,), (3, 2)])
+@pytest.mark.parametrize("slopes", [(), (1,), (6,)])
+def test_learned_slopes(places: tuple[int, ...], slopes: tuple[int, ...]) -> None:
+    x, w, dy = double(B, 6, *places), double(*slopes), double(B, 6, *places)
+    x.view(-1)[:5] = 0
+    check_form(prelu_weight(Examples(B), dy, x, w), by_autograd(lambda v: F.prelu(x, v), w, dy, B))
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (1, 5)])
-@pytest.mark.parametrize(("axes", "examples"), LAYOUTS.values(), ids=LAYOUTS)
-def test_examples_in_other_places(axes: tuple[int, ...], examples: Examples, shape: tuple[int, ...]) -> None:
-    x, p, dy = double(*axes, 5), double(*shape), double(*axes, 5)
-    form = find_rule(torch.mul, "other")(examples, dy, x, p)
-    check_form(form, by_autograd_at(examples, lambda v: x * v, p, dy))
-
-
-def test_a_row_for_each_example_on_another_axis() -> None:
-    x, p, dy = double(3, B, 5), double(B, 5), double(3, B, 5)
-    examples = Examples(B, 1)
-    check_form(find_rule(torch.mul, "other")(examples, dy, x, p), by_autograd_at(examples, lambda v: x * v, p, dy))
-
-
-@pytest.mark.parametrize("operand", ["input", "other"])
-def test_rounded_quotients_are_refused(operand: str) -> None:
-    with pytest.raises(ValueError, match="rounded by 'floor' has no gradient"):
-        find_rule(torch.div, operand)(Examples(B), double(B), double(B), double(1), rounding_mode="floor")
-
-
-@pytest.mark.parametrize("operation", [torch.Tensor.sub_, torch.Tensor.add_, torch.Tensor.__isub__])
-def test_in_place_sums_need_nothing_of_what_they_overwrite(operation: Callable[..., Tensor]) -> None:
-    x, p, dy = double(*X), double(5), double(*X)
-    for operand, owner in (("other", p), ("input", double(*X))):
-        pair = (x, owner) if operand == "other" else (owner, x)
-        of = (lambda v: operation(x.clone(), v)) if operand == "other" else (lambda v: operation(v.clone(), x))
-        form = find_rule(operation, operand)(Examples(B), dy, *pair)
-        check_form(form, by_autograd(of, owner, dy, B))
-
-
-@pytest.mark.parametrize(
-    "operation",
-    [torch.Tensor.mul_, torch.Tensor.multiply_, torch.Tensor.__imul__, torch.Tensor.div_, torch.Tensor.__itruediv__],
-)
-def test_in_place_products_are_products_of_a_copy(operation: Callable[..., Tensor]) -> None:
-    x, p = double(*X), double(5)
-    there, here = x.clone(), x.clone()
-    assert rewrites()[operation](here, p) is here
-    operation(there, p)
-    assert torch.equal(here, there)
-
-
-def test_reflected_operations_keep_their_order() -> None:
-    x, p = double(*X), double(5)
-    assert torch.equal(rewrites()[torch.rsub](x, p, alpha=3), torch.rsub(x, p, alpha=3))
-    assert torch.equal(rewrites()[torch.Tensor.__rsub__](x, p), p - x)
-    assert torch.equal(rewrites()[torch.Tensor.__rtruediv__](x, p), p / x)
-
-
-@pytest.mark.parametrize("shape", [(), (5,), (1, 1, 5), (B, 1, 5)])
-def test_copies_pass_the_gradient_to_what_is_copied(shape: tuple[int, ...]) -> None:
-    x, p, dy = double(*X), double(*shape), double(*X)
-    form = find_rule(torch.Tensor.copy_, "src")(Examples(B), dy, x, p)
-    check_form(form, by_autograd(lambda v: x.clone().copy_(v), p, dy, B))
-    with pytest.raises(ValueError, match="written over it"):
-        find_rule(torch.Tensor.copy_, "input")(Examples(B), dy, x, dy)
-
-
-def test_positions_folded_into_the_example_axis() -> None:
-    x, p, dy = double(B * 3, 5), double(5), double(B * 3, 5)
-    check_form(find_rule(torch.mul, "other")(Examples(B), dy, x, p), by_autograd(lambda v: x * v, p, dy, B))
-
-
-def test_output_with_more_axes_than_the_data() -> None:
-    """A parameter that moves the examples off the first axis is refused."""
-    with pytest.raises(ValueError, match="first axis"):
-        reduced(Examples(B), double(1, B, 5), double(1, 1, 5))
-    with pytest.raises(ValueError, match=f"meets the {B} examples"):
-        reduced(Examples(B), double(7, B, 5), double(7, 1, 5))
+def test_one_learned_slope_for_scalar_examples() -> None:
+    x, w, dy = double(B), double(1), double(B)
+    check_form(prelu_weight(Examples(B), dy, x, w), by_autograd(lambda v: torch.prelu(x, v), w, dy, B))

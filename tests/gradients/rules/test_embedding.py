@@ -6,11 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from noisette.gradients.rules import Examples, rewrites
-from noisette.gradients.rules.embedding import embedding_bag_shares, embedding_bag_weight, embedding_weight
+from noisette.gradients.rules import Examples, find_rule, rewrites
+from noisette.gradients.rules.embedding import embedding_weight
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
+
+embedding_bag_weight = find_rule(F.embedding_bag, "weight")
+embedding_bag_per_sample_weights = find_rule(F.embedding_bag, "per_sample_weights")
 
 
 @pytest.mark.parametrize("shape", [(), (6,), (2, 3)])
@@ -29,13 +32,13 @@ def test_embedding(shape: tuple[int, ...], padding: int | None, kind: torch.dtyp
         assert not truth[-1].any()
 
 
-def test_settings_that_look_at_the_whole_batch_are_refused() -> None:
+def test_settings_that_depend_on_the_whole_batch_are_refused() -> None:
     ids, w, dy = torch.zeros(B, 2).long(), double(9, 5), double(B, 2, 5)
     with pytest.raises(ValueError, match="max_norm"):
         embedding_weight(Examples(B), dy, ids, w, max_norm=1.0)
     with pytest.raises(ValueError, match="scale_grad_by_freq"):
         embedding_weight(Examples(B), dy, ids, w, scale_grad_by_freq=True)
-    for operand in (embedding_bag_weight, embedding_bag_shares):
+    for operand in (embedding_bag_weight, embedding_bag_per_sample_weights):
         with pytest.raises(ValueError, match="max_norm"):
             operand(Examples(B), dy[:, 0], ids, w, max_norm=1.0, per_sample_weights=dy[:, :, 0])
         with pytest.raises(ValueError, match="scale_grad_by_freq"):
@@ -64,7 +67,7 @@ def test_bags_of_one_length(padding: int | None, mode: str) -> None:
     check_form(form, by_autograd(lambda v: F.embedding_bag(ids, v, **settings), w, dy, B))
 
 
-def test_most_of_equal_rows_is_the_first() -> None:
+def test_the_first_of_equal_maxima_gets_the_gradient() -> None:
     ids, w, dy = torch.tensor([[4, 1, 2], [0, 0, 5]]), torch.zeros(9, 5).double(), double(2, 5)
     form = embedding_bag_weight(Examples(2), dy, ids, w, mode="max")
     check_form(form, by_autograd(lambda v: F.embedding_bag(ids, v, mode="max"), w, dy, 2))
@@ -120,7 +123,7 @@ def test_ids_weighted_by_data(ragged: bool) -> None:
 def test_weights_of_ids(padding: int | None) -> None:
     ids, w, shares, dy = torch.randint(0, 9, (B, 6)), double(9, 5), double(B, 6), double(B, 5)
     settings = {"mode": "sum", "padding_idx": padding}
-    form = embedding_bag_shares(Examples(B), dy, ids, w, per_sample_weights=shares, **settings)
+    form = embedding_bag_per_sample_weights(Examples(B), dy, ids, w, per_sample_weights=shares, **settings)
     truth = by_autograd(lambda v: F.embedding_bag(ids, w, per_sample_weights=v, **settings), shares, dy, B)
     check_form(form, truth)
 
@@ -128,7 +131,7 @@ def test_weights_of_ids(padding: int | None) -> None:
 def test_weights_of_ids_in_ragged_bags_are_refused() -> None:
     ids = torch.zeros(6).long()
     with pytest.raises(ValueError, match="different lengths"):
-        embedding_bag_shares(
+        embedding_bag_per_sample_weights(
             Examples(2), double(2, 5), ids, double(9, 5), torch.tensor([0, 4]), per_sample_weights=double(6)
         )
 
@@ -136,8 +139,8 @@ def test_weights_of_ids_in_ragged_bags_are_refused() -> None:
 def test_sparse_gradients_are_computed_dense() -> None:
     ids, w = torch.randint(0, 9, (B, 6)), double(9, 5).requires_grad_()
     for operation in (F.embedding, F.embedding_bag):
-        taken_apart = rewrites()[operation]
-        assert taken_apart(ids, w) is NotImplemented
-        [gradient] = torch.autograd.grad(taken_apart(ids, w, sparse=True).sum(), w)
+        rewritten = rewrites()[operation]
+        assert rewritten(ids, w) is NotImplemented
+        [gradient] = torch.autograd.grad(rewritten(ids, w, sparse=True).sum(), w)
         assert not gradient.is_sparse
-        assert torch.equal(taken_apart(ids, w, sparse=True), operation(ids, w))
+        assert torch.equal(rewritten(ids, w, sparse=True), operation(ids, w))

@@ -1,4 +1,4 @@
-"""Examples come first, wherever the model keeps them."""
+"""Examples are moved to the first axis from wherever the model has them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,3 @@ def test_axes_that_cannot_hold_the_examples() -> None:
     ):
         with pytest.raises(ValueError, match="does not hold"):
             examples.first(torch.zeros(shape))
-
-
-def test_require_first() -> None:
-    Examples(3).require_first(torch.zeros(3, 2))
-    for examples, shape in ((Examples(3), (6, 2)), (Examples(3, 1), (3, 3))):
-        with pytest.raises(ValueError, match="is not the batch of 3 examples"):
-            examples.require_first(torch.zeros(shape))

@@ -1,4 +1,4 @@
-"""Each form of per-example gradients gives the three answers of the gradients written out."""
+"""Each form agrees with explicit gradients in its norms, gradients and weighted sum."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_outer(shape: tuple[int, int, int]) -> None:
 
 
 def test_the_shapes_above_reach_every_branch() -> None:
-    """Each branch is chosen by the shapes it is named for, or the test above proves less than it says."""
+    """Each branch is chosen by the shapes it is named for, or the test above would not cover it."""
 
     def branch(t: int, o: int, i: int) -> str:
         form = compact(Outer(double(1, t, o), double(1, t, i)))
@@ -90,14 +90,14 @@ def test_rows() -> None:
     check_form(form, rows_truth(form.ids, form.rows, form.table))
 
 
-def test_rows_never_form_the_table() -> None:
+def test_rows_never_allocate_the_table() -> None:
     form = Rows(torch.randint(0, 10**9, (2, 3)), torch.randn(2, 3, 2), torch.Size((10**9, 2)))
     assert form.squared_norms().shape == (2,)
 
 
 @pytest.mark.parametrize("t", [1, 4, 20])
 def test_total_of_outer_and_rows(t: int) -> None:
-    """A table tied to the output layer: both gradients may point the same way."""
+    """A table tied to the output layer: both gradients may point in the same direction."""
     rows = some_rows(6, 3, 9)
     left, right = double(B, t, 9), double(B, t, 3)
     truth = outer_truth(left, right) + rows_truth(rows.ids, rows.rows, rows.table)
@@ -106,7 +106,7 @@ def test_total_of_outer_and_rows(t: int) -> None:
         check_form(add(parts), truth)
 
 
-def test_total_of_opposite_gradients_is_nothing() -> None:
+def test_total_of_opposite_gradients_is_zero() -> None:
     rows = some_rows(4, 3, 9)
     left = torch.nn.functional.one_hot(rows.ids.clamp(min=0), 9).double()
     total = Total((rows, Outer(left, -rows.rows)))
@@ -119,7 +119,7 @@ def test_total_with_dense() -> None:
     check_form(Total((Outer(left, right), Dense(gradients))), outer_truth(left, right) + gradients)
 
 
-def test_add_joins_uses_of_one_kind() -> None:
+def test_add_merges_gradients_of_one_form() -> None:
     left, right = double(B, 3, 4), double(B, 3, 2)
     twice = add([Outer(left, right), Outer(2 * left, right)])
     assert isinstance(twice, Outer)
@@ -136,7 +136,7 @@ def test_add_joins_uses_of_one_kind() -> None:
 
 
 def test_gram_products_round_upwards() -> None:
-    """What cancels in a Gram product may hide a part of the norm; the result never lies below the truth."""
+    """Cancellation in a Gram product could reduce the norm; the result is never below the true norm."""
     for _ in range(50):
         left, right = torch.randn(4, 30, 8), torch.randn(4, 30, 6)
         left[:, 15:], right[:, 15:] = left[:, :15], -right[:, :15] * (1 + 1e-4 * torch.randn(4, 15, 6))

@@ -8,17 +8,12 @@ import torch.nn.functional as F
 
 from noisette.gradients.rules import find_rule, rewrites
 from noisette.gradients.rules.examples import Examples
-from noisette.gradients.rules.linear import (
-    addmm_input,
-    addmm_right,
-    linear_bias,
-    linear_input,
-    linear_weight,
-    matmul_right,
-)
+from noisette.gradients.rules.linear import linear_bias, linear_input, linear_weight
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
+matmul_other = find_rule(torch.matmul, "other")
+addmm_input, addmm_mat2 = find_rule(torch.addmm, "input"), find_rule(torch.addmm, "mat2")
 AXES = [(), (3,), (2, 3)]
 
 
@@ -38,13 +33,13 @@ def test_positions_folded_into_the_example_axis() -> None:
 @pytest.mark.parametrize("between", AXES)
 def test_matrix_product(between: tuple[int, ...]) -> None:
     x, w, dy = double(B, *between, 5), double(5, 6), double(B, *between, 6)
-    check_form(matmul_right(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
+    check_form(matmul_other(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
 
 
 @pytest.mark.parametrize("between", AXES)
 def test_matrix_product_with_a_vector(between: tuple[int, ...]) -> None:
     x, w, dy = double(B, *between, 5), double(5), double(B, *between)
-    check_form(matmul_right(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
+    check_form(matmul_other(Examples(B), dy, x, w), by_autograd(lambda v: x @ v, w, dy, B))
 
 
 PRODUCTS = {
@@ -72,7 +67,7 @@ def test_matrix_products_of_any_axes(left: tuple[int, ...], right: tuple[int, ..
 
 def test_matrix_with_a_column_for_each_example() -> None:
     x, w, dy, examples = double(6, 5), double(5, B), double(6, B), Examples(B, 1)
-    check_form(matmul_right(examples, dy, x, w), by_autograd_at(examples, lambda v: x @ v, w, dy))
+    check_form(matmul_other(examples, dy, x, w), by_autograd_at(examples, lambda v: x @ v, w, dy))
 
 
 def test_named_products() -> None:
@@ -106,7 +101,7 @@ def test_examples_in_other_places(axes: tuple[int, ...], examples: Examples) -> 
     check_form(linear_weight(examples, dy, x, w, bias), by_autograd_at(examples, lambda v: F.linear(x, v), w, dy))
     check_form(linear_bias(examples, dy, x, w, bias), by_autograd_at(examples, lambda v: F.linear(x, w, v), bias, dy))
     right = w.t().contiguous()
-    check_form(matmul_right(examples, dy, x, right), by_autograd_at(examples, lambda v: x @ v, right, dy))
+    check_form(matmul_other(examples, dy, x, right), by_autograd_at(examples, lambda v: x @ v, right, dy))
 
 
 def test_one_example_without_an_axis() -> None:
@@ -120,8 +115,8 @@ def test_linear_with_a_vector() -> None:
     check_form(linear_weight(Examples(B), dy, x, w), by_autograd(lambda v: F.linear(x, v), w, dy, B))
 
 
-def test_linear_of_a_weight_with_data_in_the_place_of_its_own() -> None:
-    """The examples lie on the last axis of the output, and belong to rows of the second matrix."""
+def test_linear_with_a_parameter_as_input_and_data_as_weight() -> None:
+    """The examples are on the last axis of the output, and are the rows of the second matrix."""
     x, w, dy = double(B, 5), double(6, 5), double(6, B)
     examples = Examples(B, 1)
     check_form(linear_input(examples, dy, w, x), by_autograd_at(examples, lambda v: F.linear(v, x), w, dy))
@@ -135,7 +130,7 @@ def test_addmm(shape: tuple[int, ...], alpha: float, beta: float) -> None:
     bias, x, w, dy = double(*shape), double(B, 5), double(5, 6), double(B, 6)
     numbers = {"alpha": alpha, "beta": beta}
     check_form(
-        addmm_right(Examples(B), dy, bias, x, w, **numbers),
+        addmm_mat2(Examples(B), dy, bias, x, w, **numbers),
         by_autograd(lambda v: torch.addmm(bias, x, v, **numbers), w, dy, B),
     )
     check_form(

@@ -1,26 +1,21 @@
-"""Scale and shift of layer, RMS, group and evaluating batch norm against autograd."""
+"""Scale and shift of layer, RMS, group, instance and evaluating batch norm against autograd."""
 
 from __future__ import annotations
 
 import pytest
 import torch.nn.functional as F
 
-from noisette.gradients.rules import normalization
+from noisette.gradients.rules import find_rule, normalization
 from noisette.gradients.rules.examples import Examples
-from noisette.gradients.rules.normalization import (
-    batch_norm_bias,
-    batch_norm_weight,
-    group_norm_bias,
-    group_norm_weight,
-    instance_norm_bias,
-    instance_norm_weight,
-    layer_norm_bias,
-    layer_norm_weight,
-    rms_norm_weight,
-)
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
+
+layer_norm_weight, layer_norm_bias = find_rule(F.layer_norm, "weight"), find_rule(F.layer_norm, "bias")
+group_norm_weight, group_norm_bias = find_rule(F.group_norm, "weight"), find_rule(F.group_norm, "bias")
+instance_norm_weight, instance_norm_bias = find_rule(F.instance_norm, "weight"), find_rule(F.instance_norm, "bias")
+batch_norm_weight, batch_norm_bias = find_rule(F.batch_norm, "weight"), find_rule(F.batch_norm, "bias")
+rms_norm_weight = find_rule(F.rms_norm, "weight")
 
 
 @pytest.fixture(autouse=True, params=[1, 2**19], ids=["one at a time", "at once"])

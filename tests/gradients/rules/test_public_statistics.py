@@ -1,4 +1,4 @@
-"""Normalisation by statistics that follow a layer's weight: values, gradients, and rules against autograd."""
+"""Normalization by statistics that depend on a layer's weight: values, gradients, and rules against autograd."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules import Examples, find_rule
-from noisette.gradients.rules.by_channel import Channels
 from noisette.gradients.rules.public_statistics import (
     OPERANDS,
     Statistic,
@@ -15,13 +14,14 @@ from noisette.gradients.rules.public_statistics import (
     public_mean,
     public_variance,
 )
+from noisette.gradients.rules.shared_slope import Channels
 from rule_oracle import TOLERANCE, by_autograd, double
 
 B, C = 4, 3
 
 
-def stated(weight: Tensor, bias: Tensor, public: Tensor) -> tuple[Statistic, Statistic]:
-    """Mean and variance of a linear layer's outputs over a public batch, their slopes written out by hand."""
+def statistics_of(weight: Tensor, bias: Tensor, public: Tensor) -> tuple[Statistic, Statistic]:
+    """Mean and variance of a linear layer's outputs over a public batch, and their derivatives in closed form."""
     outputs = public @ weight.t() + bias
     mean, centred = outputs.mean(0), outputs - outputs.mean(0)
     channels = Channels(weight.shape)
@@ -32,7 +32,7 @@ def stated(weight: Tensor, bias: Tensor, public: Tensor) -> tuple[Statistic, Sta
 
 def test_statistics_have_the_value_and_the_gradient_of_those_of_the_public_outputs() -> None:
     weight, bias, public = double(C, 5).requires_grad_(), double(C).requires_grad_(), double(7, 5)
-    at_mean, at_variance = stated(weight.detach(), bias.detach(), public)
+    at_mean, at_variance = statistics_of(weight.detach(), bias.detach(), public)
     outputs = public @ weight.t() + bias
     pairs = [
         (public_mean(weight, bias, at_mean), outputs.mean(0)),
@@ -49,9 +49,9 @@ def test_statistics_have_the_value_and_the_gradient_of_those_of_the_public_outpu
             torch.testing.assert_close(one, other, **TOLERANCE)
 
 
-def test_what_reaches_the_operands_is_what_autograd_sends_there() -> None:
+def test_gradients_of_the_operands_are_those_of_autograd() -> None:
     weight, bias = double(C, 5).requires_grad_(), double(C).requires_grad_()
-    at_mean, at_variance = stated(weight.detach(), bias.detach(), double(7, 5))
+    at_mean, at_variance = statistics_of(weight.detach(), bias.detach(), double(7, 5))
     for operation, args in ((public_mean, (weight, bias, at_mean)), (public_variance, (weight, at_variance))):
         arriving = double(B, C)
         reached = OPERANDS[operation](arriving, *args)
@@ -64,7 +64,7 @@ def test_what_reaches_the_operands_is_what_autograd_sends_there() -> None:
 
 @pytest.mark.parametrize("shape", [(B, C), (B, C, 5), (B, C, 3, 2), (2 * B, C, 4)])
 @pytest.mark.parametrize("affine", [True, False])
-def test_normalisation(shape: tuple[int, ...], affine: bool) -> None:
+def test_normalization(shape: tuple[int, ...], affine: bool) -> None:
     x, dy = double(*shape), double(*shape)
     weights = [double(C), double(C).abs() + 0.1, *([double(C), double(C)] if affine else [])]
     truth = torch.nn.functional.batch_norm(x, weights[0], weights[1], *weights[2:], eps=1e-3)

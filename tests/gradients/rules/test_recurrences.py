@@ -1,4 +1,4 @@
-"""Closed-form gradients of each recurrence against autograd through its steps, written out here once more."""
+"""Closed-form gradients of each recurrence against autograd through its steps, which are implemented here again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules import recurrences
-from noisette.gradients.rules.recurrences import Known
+from noisette.gradients.rules.recurrences import KnownStates
 from rule_oracle import double
 
 B, T, H, P = 3, 5, 4, 2
@@ -79,7 +79,7 @@ def test_gradients(kind: str, arriving: str) -> None:
 
     z, at_a = z.detach().requires_grad_(), torch.stack(a, 1).detach().requires_grad_()
     before = torch.cat([states[0].unsqueeze(1), values[0][:, :-1]], 1).detach()
-    joined = getattr(recurrences, step.__name__)(Known(z, at_a, before, states, values[0].detach(), w_hh, w_hr))
+    joined = getattr(recurrences, step.__name__)(KnownStates(z, at_a, before, states, values[0].detach(), w_hh, w_hr))
     torch.testing.assert_close(list(joined), values)
     found = torch.autograd.grad(joined[first:], [z, at_a, *states, *weights], dy[first:])
     torch.testing.assert_close(found, (truth[0], torch.stack(truth[1 : T + 1], 1), *truth[T + 1 :]))
@@ -87,7 +87,7 @@ def test_gradients(kind: str, arriving: str) -> None:
 
 @pytest.mark.parametrize("kind", STEPS)
 def test_outputs_may_be_changed_in_place(kind: str) -> None:
-    """The way back needs no output, so what happens to it later does not matter."""
+    """The backward pass does not use the outputs, so they may be changed later."""
     _, gates = STEPS[kind]
     z, a = double(B, T, gates * H).requires_grad_(), double(B, T, gates * H)
     states = [double(B, H)] * (2 if kind == "lstm" else 1)
@@ -95,7 +95,7 @@ def test_outputs_may_be_changed_in_place(kind: str) -> None:
 
     def gradient(change: Callable[[Tensor], Tensor]) -> Tensor:
         view = output.clone().view(B, T, H)
-        known = Known(z, a, output, states, view, double(gates * H, H) * 0, None)
+        known = KnownStates(z, a, output, states, view, double(gates * H, H) * 0, None)
         return torch.autograd.grad(change(getattr(recurrences, kind)(known)[0]).sum(), z)[0]
 
     torch.testing.assert_close(gradient(lambda h: h.mul_(3)), gradient(lambda h: h * 3))

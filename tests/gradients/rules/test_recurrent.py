@@ -1,4 +1,4 @@
-"""Recurrent operations taken apart give what the operations give, in every option."""
+"""Decomposed recurrent operations have the outputs of the operations, with every option."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_cells(operation: Any) -> None:
         torch.testing.assert_close(rewrites()[operation](*call), operation(*call))
 
 
-def test_nothing_is_taken_apart_without_gradients() -> None:
+def test_nothing_is_decomposed_without_gradients() -> None:
     call = (double(T, B, FEATURES), double(1, B, H), weights_of(1, 1, 1, True, H), True, 1, 0.0, True, False, False)
     with torch.no_grad():
         assert rewrites()[torch.rnn_tanh](*call) is NotImplemented

@@ -1,18 +1,8 @@
-"""Per-example gradients, one file per family of operations. Importing this room registers every rule in it."""
+"""Per-example gradients, one file per family of operations. Importing this package registers all rules."""
 
-from noisette.gradients.rules import activation as activation
-from noisette.gradients.rules import attention as attention
-from noisette.gradients.rules import broadcasting as broadcasting
-from noisette.gradients.rules import conv as conv
-from noisette.gradients.rules import conversions as conversions
-from noisette.gradients.rules import einsum as einsum
-from noisette.gradients.rules import elementwise as elementwise
-from noisette.gradients.rules import embedding as embedding
-from noisette.gradients.rules import joining as joining
-from noisette.gradients.rules import linear as linear
-from noisette.gradients.rules import normalization as normalization
-from noisette.gradients.rules import public_statistics as public_statistics
-from noisette.gradients.rules import recurrent as recurrent
+from importlib import import_module
+from pkgutil import iter_modules
+
 from noisette.gradients.rules.examples import Examples as Examples
 from noisette.gradients.rules.forms import Dense as Dense
 from noisette.gradients.rules.forms import ExampleGradients as ExampleGradients
@@ -28,3 +18,6 @@ from noisette.gradients.rules.registry import operation_name as operation_name
 from noisette.gradients.rules.registry import rewrite as rewrite
 from noisette.gradients.rules.registry import rewrites as rewrites
 from noisette.gradients.rules.registry import rule as rule
+
+for _file in iter_modules(__path__):
+    import_module(f"{__name__}.{_file.name}")

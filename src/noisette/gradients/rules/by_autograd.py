@@ -1,4 +1,4 @@
-"""Per-example gradients without a formula: every example gets a copy of the operand, and autograd tells them apart."""
+"""Per-example gradients without a formula: autograd differentiates a copy of the operand per example."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules.elementwise import reduced
+from noisette.gradients.rules.arithmetic import unbroadcast
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients
 
 
 def by_expansion(examples: Examples, dy: Tensor, operand: Tensor, call: Callable[[Tensor], Tensor]) -> ExampleGradients:
-    """Gradients of an operand that broadcasts to the output of an operation which keeps examples apart.
+    """Gradients of an operand that broadcasts to the output of an operation which keeps examples separate.
 
-    Costs one more forward and one backward pass of that operation.
+    The operand is expanded along the example axis. One example's row of the output depends on one row of the copy, so
+    a single backward pass through the copy gives the gradients of all examples. Costs one more forward and one
+    backward pass of that operation.
 
     Args:
         examples: where the output holds the examples.
         dy: gradient of the output.
-        operand: lines up with the output from the last axis on. Where it has the example axis, row i is example i's.
+        operand: aligned with the output from the last axis on. If it has the example axis, row i is that of example i.
         call: the operation, as a function of the operand with as many axes as the output and a full example axis.
 
     Raises:
@@ -36,4 +38,4 @@ def by_expansion(examples: Examples, dy: Tensor, operand: Tensor, call: Callable
     copies = aligned.expand(full).requires_grad_()
     with torch.enable_grad():
         [gradients] = torch.autograd.grad(call(copies), copies, dy)
-    return reduced(examples, gradients, operand)
+    return unbroadcast(examples, gradients, operand)

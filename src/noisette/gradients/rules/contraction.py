@@ -1,4 +1,4 @@
-"""Sums of products over named axes, as ``einsum`` writes them: the gradient of one factor is a sum of products too."""
+"""Gradients of one factor of an ``einsum``: it is an ``einsum`` too."""
 
 from __future__ import annotations
 
@@ -11,61 +11,60 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules.examples import Examples
-from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, PerExampleRow
+from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, PerExampleRow, scale_rows
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A tensor and one letter for each of its axes."""
+    """A tensor and one letter for each of its axes, as in an ``einsum``."""
 
     tensor: Tensor
     letters: str
 
-    def replaced(self, letter: str, letters: str, sizes: Sequence[int]) -> Factor:
-        """The axes of one letter split into several."""
+    def split_axis(self, letter: str, letters: str, sizes: Sequence[int]) -> Factor:
+        """The factor with each axis of one letter split into axes of these letters and sizes."""
         tensor = self.tensor
-        for axis in reversed([k for k, own in enumerate(self.letters) if own == letter]):
+        for axis in reversed([k for k, name in enumerate(self.letters) if name == letter]):
             tensor = tensor.unflatten(axis, sizes)
         return Factor(tensor, self.letters.replace(letter, letters))
 
 
 @dataclass(frozen=True)
-class Products:
-    """G[h] = sum over positions of left[h] right[h] transposed, with its axes then in the tensor's own order."""
+class GroupedOuter:
+    """G[h] = sum over t of left[h, t] right[h, t]^T for each group h, with axes permuted to those of the tensor."""
 
     left: Tensor  # (b, h, t, o)
     right: Tensor  # (b, h, t, i)
-    sizes: tuple[int, ...]  # of the axes that h, o and i stand for, in this order
-    order: tuple[int, ...]  # which of them each axis of the tensor is
+    sizes: tuple[int, ...]  # of the axes that were flattened to h, o and i, in this order
+    order: tuple[int, ...]  # for each axis of the tensor, which of them it is
 
     @property
-    def _each(self) -> Outer:
-        """Every h as an example of its own."""
+    def _each_group(self) -> Outer:
+        """The same with every pair of example and group as an example."""
         return Outer(self.left.flatten(0, 1), self.right.flatten(0, 1))
 
-    def _ordered(self, gradients: Tensor) -> Tensor:
-        """From axes (example, *sizes) to the tensor's own."""
+    def _permuted(self, gradients: Tensor) -> Tensor:
+        """Axes (example, *sizes) permuted to (example, *tensor.shape)."""
         return gradients.permute(0, *(1 + k for k in self.order))
 
     def squared_norms(self) -> Tensor:
-        return self._each.squared_norms().view(self.left.shape[:2]).sum(1)
+        return self._each_group.squared_norms().view(self.left.shape[:2]).sum(1)
 
     def explicit(self) -> Tensor:
-        return self._ordered(self._each.explicit().reshape(self.left.shape[0], *self.sizes))
+        return self._permuted(self._each_group.explicit().reshape(self.left.shape[0], *self.sizes))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = self.left * weights.to(self.left.dtype).view(-1, 1, 1, 1)
-        left, right = (side.transpose(0, 1).flatten(1, 2) for side in (scaled, self.right))
-        return self._ordered(torch.bmm(left.transpose(1, 2), right).reshape(1, *self.sizes))[0]
+        left, right = (side.transpose(0, 1).flatten(1, 2) for side in (scale_rows(self.left, weights), self.right))
+        return self._permuted(torch.bmm(left.transpose(1, 2), right).reshape(1, *self.sizes))[0]
 
-    def select(self, examples: Tensor) -> Products:
-        return Products(self.left[examples], self.right[examples], self.sizes, self.order)
+    def select(self, examples: Tensor) -> GroupedOuter:
+        return GroupedOuter(self.left[examples], self.right[examples], self.sizes, self.order)
 
 
-def spelled(equation: str, axes: Sequence[int]) -> tuple[list[str], str]:
-    """The letters of each factor and of the output of an ``einsum``, with every ellipsis spelled out.
+def explicit_letters(equation: str, axes: Sequence[int]) -> tuple[list[str], str]:
+    """The letters of each factor and of the output of an ``einsum``, with letters in place of every ellipsis.
 
-    >>> spelled("...i, oi -> ...o", [3, 2])
+    >>> explicit_letters("...i, oi -> ...o", [3, 2])
     (['abi', 'oi'], 'abo')
     """
     written, arrow, out = equation.replace(" ", "").partition("->")
@@ -79,36 +78,40 @@ def spelled(equation: str, axes: Sequence[int]) -> tuple[list[str], str]:
     return full, out.replace("...", dots)
 
 
-def contracted(
+def factor_gradients(
     examples: Examples, dy: Tensor, equation: str, tensors: Sequence[Tensor], place: int
 ) -> ExampleGradients:
-    """Gradients of the tensor at this place of ``einsum(equation, *tensors)``, given the gradient of its output.
+    """Gradients of the factor at this place of ``einsum(equation, *tensors)``, given the gradient of its output.
+
+    For the weight W of "bti,oi->bto", the gradient is "bto,bti->boi" of dy and x. Its letters fall into four kinds: b
+    is the example, t is summed (a position), o comes from dy alone and i from x alone, so the form is an ``Outer`` of
+    dy and x. A letter that W shares with both, such as h in "bhti,hoi->bhto", makes it a ``GroupedOuter``.
 
     Raises:
-        ValueError: a diagonal of the tensor is taken, or it holds the examples folded together with positions.
+        ValueError: a diagonal of the factor is taken, or it holds the examples folded together with positions.
     """
-    terms, out = spelled(equation, [tensor.dim() for tensor in tensors])
+    terms, out = explicit_letters(equation, [tensor.dim() for tensor in tensors])
     others = [Factor(tensor, letters) for tensor, letters in zip(tensors, terms, strict=True)]
     operand = others.pop(place)
     if len(set(operand.letters)) < len(operand.letters):
-        raise ValueError(f"{equation} takes a diagonal of a weight; take it with torch.diagonal before")
+        raise ValueError(f"{equation} takes a diagonal of a weight; call torch.diagonal on the weight first")
     sizes = _sizes([Factor(dy, out), *others, operand])
-    # Axes of one element stretch to the size that their letter has elsewhere.
-    owned = "".join(
-        letter for letter, n in zip(operand.letters, operand.tensor.shape, strict=True) if n == sizes[letter]
-    )
-    example, output, others = _apart(examples, Factor(dy, out), [_unstretched(f, sizes) for f in others], owned)
-    met = set(output.letters).union(*(other.letters for other in others))
-    kept = "".join(letter for letter in owned if letter in met)
-    if example in kept:
-        return _own_rows(example, [output, *others], kept, operand)
-    if len(kept) == len(operand.letters) and (form := _products(example, output, others, kept)) is not None:
+    full = _without_stretched_axes(operand, sizes).letters
+    others = [_without_stretched_axes(other, sizes) for other in others]
+    example, output, others = _split_positions(examples, Factor(dy, out), others, full)
+    present = set(output.letters).union(*(other.letters for other in others))
+    letters = "".join(letter for letter in full if letter in present)
+    if example in letters:
+        return _per_example_rows(example, [output, *others], letters, operand)
+    # A letter of the operand alone, or an axis that is stretched, needs an explicit gradient.
+    if len(letters) == len(operand.letters) and (form := _outer_products(example, output, others, letters)):
         return form
-    gradients = _sum_of_products([output, *others], example + kept)
-    return Dense(_filled(gradients, kept, operand.letters, operand.tensor.shape))
+    gradients = _sum_of_products([output, *others], example + letters)
+    return Dense(_expanded(gradients, letters, operand.letters, operand.tensor.shape))
 
 
 def _sizes(factors: Sequence[Factor]) -> dict[str, int]:
+    """The size of each letter; an axis of one element is stretched to the size that its letter has elsewhere."""
     sizes: dict[str, int] = {}
     for factor in factors:
         for letter, n in zip(factor.letters, factor.tensor.shape, strict=True):
@@ -116,27 +119,33 @@ def _sizes(factors: Sequence[Factor]) -> dict[str, int]:
     return sizes
 
 
-def _unstretched(factor: Factor, sizes: dict[str, int]) -> Factor:
-    """The factor without its axes of one element that stretch."""
+def _without_stretched_axes(factor: Factor, sizes: dict[str, int]) -> Factor:
+    """The factor without its axes of one element that are stretched."""
     shape = factor.tensor.shape
-    kept = [k for k, letter in enumerate(factor.letters) if shape[k] == sizes[letter]]
-    return Factor(factor.tensor.reshape([shape[k] for k in kept]), "".join(factor.letters[k] for k in kept))
+    full = [k for k, letter in enumerate(factor.letters) if shape[k] == sizes[letter]]
+    return Factor(factor.tensor.reshape([shape[k] for k in full]), "".join(factor.letters[k] for k in full))
 
 
-def _apart(examples: Examples, dy: Factor, others: list[Factor], owned: str) -> tuple[str, Factor, list[Factor]]:
-    """The letter of the examples, and all factors with that letter apart from positions."""
-    used = "".join([dy.letters, owned, *(other.letters for other in others)])
+def _split_positions(
+    examples: Examples, dy: Factor, others: list[Factor], operand: str
+) -> tuple[str, Factor, list[Factor]]:
+    """The letter of the examples, and ``dy`` and the other factors with positions on an axis of their own.
+
+    With two positions folded into the axis b of "bi,oi->bo", ``dy`` (2b, o) becomes (b, 2, o) with letters "bao".
+    ``operand`` are the letters of the operand.
+    """
+    used = "".join([dy.letters, operand, *(other.letters for other in others)])
     unused = next(letter for letter in ascii_letters if letter not in used)
     if examples.count == 1:
         return unused, Factor(dy.tensor.unsqueeze(0), unused + dy.letters), others
     example, positions = dy.letters[examples.axis], examples.first(dy.tensor).shape[1]
     if positions == 1:
         return example, dy, others
-    if example in owned:
+    if example in operand:
         raise ValueError(f"a weight holds the {examples.count} examples folded together with {positions} positions")
     inner = examples.inner
-    letters, parts = (unused + example, (positions, -1)) if inner else (example + unused, (-1, positions))
-    split = [factor.replaced(example, letters, parts) for factor in (dy, *others)]
+    letters, sizes = (unused + example, (positions, -1)) if inner else (example + unused, (-1, positions))
+    split = [factor.split_axis(example, letters, sizes) for factor in (dy, *others)]
     return example, split[0], split[1:]
 
 
@@ -145,44 +154,45 @@ def _sum_of_products(factors: Sequence[Factor], letters: str) -> Tensor:
     return torch.einsum(f"{terms}->{letters}", *(factor.tensor for factor in factors))
 
 
-def _filled(gradients: Tensor, kept: str, letters: str, shape: Sequence[int]) -> Tensor:
-    """The gradients with those axes of a tensor of this shape that nothing tells apart; the first axis stays."""
-    aligned = [n if letter in kept else 1 for letter, n in zip(letters, shape, strict=True)]
+def _expanded(gradients: Tensor, present: str, letters: str, shape: Sequence[int]) -> Tensor:
+    """Gradients (b, *present letters) expanded to (b, *shape) along the letters on which they do not depend."""
+    aligned = [n if letter in present else 1 for letter, n in zip(letters, shape, strict=True)]
     return gradients.reshape(-1, *aligned).expand(-1, *shape)
 
 
-def _own_rows(example: str, factors: Sequence[Factor], kept: str, operand: Factor) -> PerExampleRow:
+def _per_example_rows(example: str, factors: Sequence[Factor], letters: str, operand: Factor) -> PerExampleRow:
+    """Gradients of an operand that has the example axis."""
     axis = operand.letters.index(example)
-    rest, letters = kept.replace(example, ""), operand.letters.replace(example, "")
+    present, others = letters.replace(example, ""), operand.letters.replace(example, "")
     shape = [n for k, n in enumerate(operand.tensor.shape) if k != axis]
-    rows = _filled(_sum_of_products(factors, example + rest), rest, letters, shape)
+    rows = _expanded(_sum_of_products(factors, example + present), present, others, shape)
     return PerExampleRow(rows, torch.arange(len(rows), device=rows.device), len(rows), axis)
 
 
-def _products(example: str, dy: Factor, others: Sequence[Factor], kept: str) -> Products | Outer | None:
-    """Products at each position, where some axes come from the output alone and some from the other factors alone."""
-    beside = "".join(other.letters for other in others)
-    o = "".join(letter for letter in kept if letter not in beside)
-    i = "".join(letter for letter in kept if letter not in dy.letters)
-    h = "".join(letter for letter in kept if letter not in o + i)
-    t = "".join(letter for letter in dy.letters if letter not in kept + example)
+def _outer_products(example: str, dy: Factor, others: Sequence[Factor], letters: str) -> GroupedOuter | Outer | None:
+    """Outer products at each position, if some letters come from ``dy`` alone and some from the other factors alone."""
+    of_others = "".join(other.letters for other in others)
+    o = "".join(letter for letter in letters if letter not in of_others)
+    i = "".join(letter for letter in letters if letter not in dy.letters)
+    h = "".join(letter for letter in letters if letter not in o + i)
+    t = "".join(letter for letter in dy.letters if letter not in letters + example)
     sizes = _sizes([dy, *others])
-    positions, rows = (math.prod(sizes[letter] for letter in letters) for letters in (t, o))
+    positions, rows = (math.prod(sizes[letter] for letter in group) for group in (t, o))
     if not o or not i or (len(others) > 1 and positions > rows):
-        return None  # the products of several factors would need more memory than the gradients
-    left = _gathered([dy], example, (h, t, o), sizes)
-    right = _gathered(others, example, (h, t, i), sizes)
-    if len(kept) == 2:
+        return None  # the product of several factors would need more memory than the gradients
+    left = _flattened_product([dy], example, (h, t, o), sizes)
+    right = _flattened_product(others, example, (h, t, i), sizes)
+    if len(letters) == 2:
         left, right = left.squeeze(1), right.squeeze(1)
-        return Outer(left, right) if kept == o + i else Outer(right, left)
+        return Outer(left, right) if letters == o + i else Outer(right, left)
     shape = tuple(sizes[letter] for letter in h + o + i)
-    return Products(left, right, shape, tuple((h + o + i).index(letter) for letter in kept))
+    return GroupedOuter(left, right, shape, tuple((h + o + i).index(letter) for letter in letters))
 
 
-def _gathered(factors: Sequence[Factor], example: str, groups: Sequence[str], sizes: dict[str, int]) -> Tensor:
-    """The product of the factors with one axis for the examples and one for each group of letters."""
+def _flattened_product(factors: Sequence[Factor], example: str, groups: Sequence[str], sizes: dict[str, int]) -> Tensor:
+    """The product of the factors with axes (example, *groups): the letters of each group are flattened to one axis."""
     letters = "".join(groups)
-    known = any(example in factor.letters for factor in factors)
-    product = _sum_of_products(factors, example + letters if known else letters)
-    flat = product.reshape(-1 if known else 1, *(math.prod(sizes[letter] for letter in group) for group in groups))
-    return flat.expand(sizes[example], -1, -1, -1)
+    has_examples = any(example in factor.letters for factor in factors)
+    product = _sum_of_products(factors, example + letters if has_examples else letters)
+    shape = [math.prod(sizes[letter] for letter in group) for group in groups]
+    return product.reshape(-1 if has_examples else 1, *shape).expand(sizes[example], -1, -1, -1)

@@ -1,38 +1,27 @@
-"""A tensor in the shape or type of another one, whose values play no part."""
+"""Conversions to the shape or type of another tensor, whose values do not enter the result."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+
 from torch import Tensor
 
 from noisette.gradients.rules.registry import rewrite
 
 
-@rewrite(torch.Tensor.expand_as)
-def expand_as(input: Tensor, other: Tensor) -> Tensor:
-    """Expanded to a shape."""
-    return input.expand(other.shape)
+def _with_shape_of_other(convert: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    def converted(input: Tensor, other: Tensor) -> Tensor:
+        return convert(input, other.shape)
+
+    return converted
 
 
-@rewrite(torch.Tensor.view_as)
-def view_as(input: Tensor, other: Tensor) -> Tensor:
-    """Viewed in a shape."""
-    return input.view(other.shape)
+rewrite(Tensor.expand_as)(_with_shape_of_other(Tensor.expand))
+rewrite(Tensor.view_as)(_with_shape_of_other(Tensor.view))
+rewrite(Tensor.reshape_as)(_with_shape_of_other(Tensor.reshape))
 
 
-@rewrite(torch.Tensor.reshape_as)
-def reshape_as(input: Tensor, other: Tensor) -> Tensor:
-    """Brought to a shape."""
-    return input.reshape(other.shape)
-
-
-@rewrite(torch.Tensor.type_as)
-def type_as(input: Tensor, other: Tensor) -> Tensor:
-    """Converted to a type, on its device."""
-    return input.to(other.device, other.dtype)
-
-
-@rewrite(torch.Tensor.to)
+@rewrite(Tensor.type_as, Tensor.to)
 def to(input: Tensor, other: Tensor, non_blocking: bool = False, copy: bool = False) -> Tensor:
-    """Converted to a type, on its device."""
+    """Conversion to the device and type of a tensor."""
     return input.to(other.device, other.dtype, non_blocking, copy)

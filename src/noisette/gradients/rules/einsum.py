@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import ascii_lowercase as LETTERS
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules.contraction import contracted
-from noisette.gradients.rules.elementwise import reduced
+from noisette.gradients.rules.arithmetic import unbroadcast
+from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients
-from noisette.gradients.rules.registry import rewrite, rule
+from noisette.gradients.rules.per_operand import rule_per_operand
+from noisette.gradients.rules.registry import rewrite
 
 F = torch.nn.functional
 
 
+def _named_factor(
+    examples: Examples, dy: Tensor, equation: str, factors: Mapping[str, Tensor | None], operand: str
+) -> ExampleGradients:
+    """Gradients of the factor of this name; factors that are ``None`` are left out of the equation."""
+    present = {name: factor for name, factor in factors.items() if factor is not None}
+    return factor_gradients(examples, dy, equation, list(present.values()), list(present).index(operand))
+
+
 @rewrite(torch.einsum)
-def einsum(equation: str, *operands: Any) -> Any:
-    """The operands one by one, not in a list."""
+def einsum_of_list(equation: str, *operands: Any) -> Any:
+    """The same with the operands as separate arguments."""
     return torch.einsum(equation, *operands[0]) if type(operands[0]) in (list, tuple) else NotImplemented
 
 
-@rule(torch.einsum, operand="first")
-def einsum_first(
+@rule_per_operand(torch.einsum, operands=("first", "second", "third", "fourth"))
+def einsum(
+    operand: str,
     examples: Examples,
     dy: Tensor,
     equation: str,
@@ -35,70 +45,23 @@ def einsum_first(
     fourth: Tensor | None = None,
 ) -> ExampleGradients:
     """G = dy times the other operands, summed over every letter that the operand does not have."""
-    return contracted(examples, dy, equation, _present(first, second, third, fourth), 0)
-
-
-@rule(torch.einsum, operand="second")
-def einsum_second(
-    examples: Examples,
-    dy: Tensor,
-    equation: str,
-    first: Tensor,
-    second: Tensor,
-    third: Tensor | None = None,
-    fourth: Tensor | None = None,
-) -> ExampleGradients:
-    """G = dy times the other operands, summed over every letter that the operand does not have."""
-    return contracted(examples, dy, equation, _present(first, second, third, fourth), 1)
-
-
-@rule(torch.einsum, operand="third")
-def einsum_third(
-    examples: Examples,
-    dy: Tensor,
-    equation: str,
-    first: Tensor,
-    second: Tensor,
-    third: Tensor,
-    fourth: Tensor | None = None,
-) -> ExampleGradients:
-    """G = dy times the other operands, summed over every letter that the operand does not have."""
-    return contracted(examples, dy, equation, _present(first, second, third, fourth), 2)
-
-
-@rule(torch.einsum, operand="fourth")
-def einsum_fourth(
-    examples: Examples, dy: Tensor, equation: str, first: Tensor, second: Tensor, third: Tensor, fourth: Tensor
-) -> ExampleGradients:
-    """G = dy times the other operands, summed over every letter that the operand does not have."""
-    return contracted(examples, dy, equation, _present(first, second, third, fourth), 3)
-
-
-def _present(*operands: Tensor | None) -> list[Tensor]:
-    return [operand for operand in operands if operand is not None]
+    factors = {"first": first, "second": second, "third": third, "fourth": fourth}
+    return _named_factor(examples, dy, equation, factors, operand)
 
 
 Axes = int | Sequence[Sequence[int]]
 
 
-@rule(torch.tensordot, operand="a")
-def tensordot_a(
-    examples: Examples, dy: Tensor, a: Tensor, b: Tensor, dims: Axes = 2, out: Tensor | None = None
+@rule_per_operand(torch.tensordot, operands=("a", "b"))
+def tensordot(
+    operand: str, examples: Examples, dy: Tensor, a: Tensor, b: Tensor, dims: Axes = 2, out: Tensor | None = None
 ) -> ExampleGradients:
-    """G = dy times b, summed over every axis that a does not have."""
-    return contracted(examples, dy, _tensordot(a, b, dims), [a, b], 0)
+    """G = dy times the other operand, summed over every axis that the operand does not have."""
+    return _named_factor(examples, dy, _tensordot_equation(a, b, dims), {"a": a, "b": b}, operand)
 
 
-@rule(torch.tensordot, operand="b")
-def tensordot_b(
-    examples: Examples, dy: Tensor, a: Tensor, b: Tensor, dims: Axes = 2, out: Tensor | None = None
-) -> ExampleGradients:
-    """G = dy times a, summed over every axis that b does not have."""
-    return contracted(examples, dy, _tensordot(a, b, dims), [a, b], 1)
-
-
-def _tensordot(a: Tensor, b: Tensor, dims: Axes) -> str:
-    """The equation of ``tensordot``."""
+def _tensordot_equation(a: Tensor, b: Tensor, dims: Axes) -> str:
+    """The ``einsum`` equation of ``tensordot``: "abc,bcd->ad" for three and three axes and ``dims=2``."""
     of_a, of_b = (range(a.dim() - dims, a.dim()), range(dims)) if isinstance(dims, int) else dims
     left, right = list(LETTERS[: a.dim()]), list(LETTERS[a.dim() : a.dim() + b.dim()])
     for i, j in zip(of_a, of_b, strict=True):
@@ -107,48 +70,26 @@ def _tensordot(a: Tensor, b: Tensor, dims: Axes) -> str:
     return f"{''.join(left)},{''.join(right)}->{''.join(free)}"
 
 
-@rule(torch.inner, Tensor.inner, operand="input")
-def inner_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
-    """G = dy times the other factor, summed over its rows."""
-    return contracted(examples, dy, _tensordot(input, other, ([-1], [-1])), [input, other], 0)
+@rule_per_operand(torch.inner, Tensor.inner, operands=("input", "other"))
+def inner(operand: str, examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
+    """G = dy times the other factor, summed over the axes of that factor but the last."""
+    equation = _tensordot_equation(input, other, ([-1], [-1]))
+    return _named_factor(examples, dy, equation, {"input": input, "other": other}, operand)
 
 
-@rule(torch.inner, Tensor.inner, operand="other")
-def inner_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
-    """G = dy times the input, summed over its rows."""
-    return contracted(examples, dy, _tensordot(input, other, ([-1], [-1])), [input, other], 1)
-
-
-_BILINEAR = "...i,...j,oij->...o"
-
-
-@rule(F.bilinear, operand="weight")
-def bilinear_weight(
-    examples: Examples, dy: Tensor, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+@rule_per_operand(F.bilinear, operands=("input1", "input2", "weight", "bias"))
+def bilinear(
+    operand: str,
+    examples: Examples,
+    dy: Tensor,
+    input1: Tensor,
+    input2: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
 ) -> ExampleGradients:
-    """G_o = sum_t dy_to x_t z_t^T."""
-    return contracted(examples, dy, _BILINEAR, [input1, input2, weight], 2)
-
-
-@rule(F.bilinear, operand="input1")
-def bilinear_input1(
-    examples: Examples, dy: Tensor, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> ExampleGradients:
-    """G = sum_o dy_o W_o z."""
-    return contracted(examples, dy, _BILINEAR, [input1, input2, weight], 0)
-
-
-@rule(F.bilinear, operand="input2")
-def bilinear_input2(
-    examples: Examples, dy: Tensor, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> ExampleGradients:
-    """G = sum_o dy_o W_o^T x."""
-    return contracted(examples, dy, _BILINEAR, [input1, input2, weight], 1)
-
-
-@rule(F.bilinear, operand="bias")
-def bilinear_bias(
-    examples: Examples, dy: Tensor, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor
-) -> ExampleGradients:
-    """G = sum_t dy_t."""
-    return reduced(examples, dy, bias)
+    """y_o = x^T W_o z + bias_o, so that G_o of the weight is sum_t dy_to x_t z_t^T and G of the bias is sum_t dy_t."""
+    if operand == "bias":
+        assert bias is not None
+        return unbroadcast(examples, dy, bias)
+    factors = {"input1": input1, "input2": input2, "weight": weight}
+    return _named_factor(examples, dy, "...i,...j,oij->...o", factors, operand)

@@ -1,4 +1,4 @@
-"""Where the examples of a batch lie in the tensors of an operation."""
+"""Where the tensors of an operation hold the examples of a batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from torch import Tensor
 class Examples:
     """The number of examples, and the axis of the operation's output that holds them.
 
-    A model may fold positions into that axis. Where ``inner`` is false the positions of one example stand together;
-    where it is true, as after folding a (time, example, ...) tensor, the examples of one position do.
+    A model may fold positions into that axis. With b = 2 examples (A, B) of 3 positions, an axis of length 6 holds
 
-    A model may also change the order of its examples, as packing by length does. Rules need not care: what they return
-    is put back in order by ``order``, the place of each example along the axis.
+    - A0 A1 A2 B0 B1 B2 if ``inner`` is false: the positions of one example are adjacent;
+    - A0 B0 A1 B1 A2 B2 if ``inner`` is true, as after flattening a (time, example, ...) tensor.
+
+    A model may also permute its examples, as packing by length does. ``order`` then holds the place of each example
+    along the axis. Rules ignore it: the gradients that they return are reordered afterwards.
     """
 
     count: int
@@ -24,7 +26,7 @@ class Examples:
     order: Tensor | None = field(default=None, compare=False)
 
     def first(self, tensor: Tensor) -> Tensor:
-        """The tensor with axes (example, position, ...), whatever the model's own order is.
+        """The tensor with axes (example, position, ...), whatever the model's own order of axes is.
 
         Raises:
             ValueError: that axis does not hold the examples.
@@ -35,23 +37,11 @@ class Examples:
             raise ValueError(
                 f"the {place} of shape {tuple(tensor.shape)} does not hold the {self.count} examples of the batch"
             )
+        positions = size // self.count
         if self.inner:
-            folded = tensor.unflatten(self.axis, (size // self.count, self.count))
-            return folded.movedim((self.axis + 1, self.axis), (0, 1))
-        if self.axis == 0:
-            return tensor.reshape(self.count, size // self.count, *tensor.shape[1:])
-        folded = tensor.unflatten(self.axis, (self.count, size // self.count))
-        return folded.movedim((self.axis, self.axis + 1), (0, 1))
+            return tensor.unflatten(self.axis, (positions, self.count)).movedim((self.axis + 1, self.axis), (0, 1))
+        return tensor.unflatten(self.axis, (self.count, positions)).movedim((self.axis, self.axis + 1), (0, 1))
 
     def sequences(self, tensor: Tensor) -> Tensor:
-        """Axes (example, position, feature): every axis but the examples' and the last becomes positions."""
+        """Axes (example, position, feature): all axes but the examples' and the last are flattened to positions."""
         return self.first(tensor).reshape(self.count, -1, tensor.shape[-1])
-
-    def require_first(self, tensor: Tensor) -> None:
-        """The first axis holds each example once, as operations on images demand.
-
-        Raises:
-            ValueError: it does not.
-        """
-        if self.axis or tensor.shape[0] != self.count:
-            raise ValueError(f"its batch of {tensor.shape[0]} is not the batch of {self.count} examples")

@@ -1,7 +1,7 @@
-"""Per-example gradients of one tensor, kept in the cheapest exact form.
+"""Per-example gradients of one tensor, each in the cheapest exact form.
 
-Each form answers the same three questions about the gradients G_1..G_b of b examples: their squared norms, the
-gradients themselves, and a weighted sum of them. The answers agree; only their cost differs.
+A form holds the gradients G_1..G_b of b examples and computes three things from them: their squared norms, the
+gradients themselves, and a weighted sum of them. The three always agree; forms differ only in time and memory.
 
 Axes: b example, t position within an example, o output feature, i input feature.
 """
@@ -17,13 +17,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-# Rounding errors of a Gram product can hide a part of a norm that cancels; this many units of the diagonal cover it.
+# Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
+# diagonal are added to it, so that a norm is never underestimated.
 _GRAM_SLACK = 16
-# Explicit gradients are kept when they need at most this many times the memory of the factors they replace.
+# Explicit gradients replace their factors when they need at most this many times the memory of the factors.
 _KEEP_EXPLICIT = 2
-# Work that is dropped again goes over the batch in parts: of this many numbers, or this part of the factors' memory.
-_DROPPED_AT_ONCE, _DROPPED_PART = 2**21, 0.25
-# Below this many positions, writing and reading an explicit gradient costs more than forming it a second time.
+# Temporary results are computed for a part of the batch at a time, of at most this many elements, or of this share of
+# the factors' elements if that is more.
+_TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
+# Below this many positions, writing and reading an explicit gradient costs more than computing it twice.
 _MIN_POSITIONS_TO_KEEP = 16
 
 
@@ -43,35 +45,40 @@ class ExampleGradients(Protocol):
         ...
 
     def select(self, examples: Tensor) -> ExampleGradients:
-        """The gradients of these examples alone; ``examples`` holds their indices."""
+        """The gradients of the examples with these indices, in their order; ``examples`` has shape (n,)."""
         ...
 
 
-def _square_sums(rows: Tensor) -> Tensor:
-    """Sum of squares over all axes but the first."""
-    return _lengths(rows).square()
-
-
-def _lengths(rows: Tensor) -> Tensor:
-    """Euclidean norm over all axes but the first."""
+def _norms(rows: Tensor) -> Tensor:
+    """Euclidean norm over all axes but the first, shape (b,)."""
     return torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim()))) if rows.dim() > 1 else rows.abs()
+
+
+def _squared_norms(rows: Tensor) -> Tensor:
+    """Sum of squares over all axes but the first, shape (b,)."""
+    return _norms(rows).square()
+
+
+def scale_rows(rows: Tensor, weights: Tensor) -> Tensor:
+    """Row i times weight i, in the precision of the rows; ``weights`` has shape (b,)."""
+    return rows * weights.to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
 
 
 @dataclass(frozen=True)
 class Dense:
-    """Gradients written out: those of small tensors such as biases, and of others where that saves work."""
+    """G_i = gradients[i], written out: for small tensors such as biases, and where it saves work."""
 
     gradients: Tensor  # (b, *shape)
 
     def squared_norms(self) -> Tensor:
-        return _square_sums(self.gradients)
+        return _squared_norms(self.gradients)
 
     def explicit(self) -> Tensor:
         return self.gradients
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         shape = self.gradients.shape[1:]
-        rows = self.gradients.reshape(len(weights), shape.numel())  # a scalar parameter too has one column
+        rows = self.gradients.reshape(len(weights), shape.numel())  # (b, 1) for a scalar parameter
         return (weights.to(rows.dtype) @ rows).view(shape)
 
     def select(self, examples: Tensor) -> Dense:
@@ -80,15 +87,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class PerExampleRow:
-    """Gradients of a tensor with an example axis of its own: example i touches row i of that axis alone."""
+    """G_i is zero but for ``rows[i]`` in row ``examples[i]``: for a tensor that has an axis of examples itself."""
 
-    rows: Tensor  # (b, ...): row i is all of example i's gradient
-    examples: Tensor  # (b,): which row of the tensor each example owns
-    length: int  # rows of the tensor
+    rows: Tensor  # (b, ...), where ... are the tensor's other axes
+    examples: Tensor  # (b,): index of each example's row in the tensor
+    length: int  # number of rows of the tensor
     axis: int = 0  # the tensor's axis of rows
 
     def squared_norms(self) -> Tensor:
-        return _square_sums(self.rows)
+        return _squared_norms(self.rows)
 
     def explicit(self) -> Tensor:
         count = self.rows.shape[0]
@@ -97,9 +104,8 @@ class PerExampleRow:
         return full.movedim(1, self.axis + 1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = self.rows * weights.to(self.rows.dtype).view(-1, *[1] * (self.rows.dim() - 1))
         total = self.rows.new_zeros(self.length, *self.rows.shape[1:])
-        return total.index_add_(0, self.examples, scaled).movedim(0, self.axis)
+        return total.index_add_(0, self.examples, scale_rows(self.rows, weights)).movedim(0, self.axis)
 
     def select(self, examples: Tensor) -> PerExampleRow:
         return PerExampleRow(self.rows[examples], self.examples[examples], self.length, self.axis)
@@ -107,7 +113,7 @@ class PerExampleRow:
 
 @dataclass(frozen=True)
 class Outer:
-    """G = sum over positions of left times right transposed: linear layers, matrix products, recurrent cells.
+    """G_i = sum over t of left[i, t] right[i, t]^T, shape (o, i): linear layers, matrix products, recurrent cells.
 
     Source: Goodfellow 2015 (one position); Lee & Kifer 2020, eq. 6 and 12 (sequences).
     """
@@ -115,30 +121,30 @@ class Outer:
     left: Tensor  # (b, t, o)
     right: Tensor  # (b, t, i)
 
-    @property
-    def positions(self) -> int:
-        return self.left.shape[1]
-
     def squared_norms(self) -> Tensor:
+        """Norms by the product of norms for one position, else by Gram matrices or written out, whichever is smaller.
+
+        Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R, which is
+        the sum over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t]. Two (t, t) matrices replace one
+        (o, i) matrix. For L = [1, 2]^T and R = [3, 4]^T, G = 1 * 3 + 2 * 4 = 11 and the squared norm is 121. The Gram
+        matrices are [[1, 2], [2, 4]] and [[9, 12], [12, 16]]: 9 + 24 + 24 + 64 = 121.
+        """
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:
-            return (_lengths(self.left) * _lengths(self.right)).square()
+            return (_norms(self.left) * _norms(self.right)).square()
         if t * t <= o * i:
             return gram_product(*(torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)))
-        return torch.cat([_square_sums(part.explicit()) for part in self._parts(b)]) if b else self.left.new_zeros(0)
-
-    def _parts(self, b: int) -> list[Outer]:
-        """Groups of examples whose explicit gradients together take little memory beside the factors."""
-        (_, t, o), i = self.left.shape, self.right.shape[2]
+        if b == 0:
+            return self.left.new_zeros(0)
         size = examples_at_once(o * i, b * t * (o + i))
-        return [Outer(x, y) for x, y in zip(self.left.split(size), self.right.split(size), strict=True)]
+        pairs = zip(self.left.split(size), self.right.split(size), strict=True)
+        return torch.cat([_squared_norms(Outer(left, right).explicit()) for left, right in pairs])
 
     def explicit(self) -> Tensor:
         return torch.bmm(self.left.transpose(1, 2), self.right)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = self.left * weights.to(self.left.dtype).view(-1, 1, 1)
-        return scaled.flatten(0, 1).t() @ self.right.flatten(0, 1)
+        return scale_rows(self.left, weights).flatten(0, 1).t() @ self.right.flatten(0, 1)
 
     def select(self, examples: Tensor) -> Outer:
         return Outer(self.left[examples], self.right[examples])
@@ -150,13 +156,13 @@ class Outer:
 
 @singledispatch
 def compact(form: ExampleGradients) -> ExampleGradients:
-    """The same gradients in the form that gives norms now and a weighted sum later at the least cost."""
+    """The same gradients in the form that costs least where norms are needed now and a weighted sum later."""
     return form
 
 
 @compact.register
 def _(form: Outer) -> ExampleGradients:
-    """Written out, the factors are needed no more; that saves work where it takes little more memory than they do."""
+    """Written out if that saves work and takes little more memory than the factors, which are released."""
     (_, t, o), i = form.left.shape, form.right.shape[2]
     if t < _MIN_POSITIONS_TO_KEEP or o * i > _KEEP_EXPLICIT * t * (o + i):
         return form
@@ -165,32 +171,31 @@ def _(form: Outer) -> ExampleGradients:
 
 @dataclass(frozen=True)
 class Rows:
-    """Gradients that touch a few rows of a table: G[ids[t]] += rows[t]. Never forms examples x table."""
+    """G_i is zero but for the sum of ``rows[i, t]`` in row ``ids[i, t]`` of a table; (b, *table) is never allocated."""
 
-    ids: Tensor  # (b, t), -1 where nothing is touched
-    rows: Tensor  # (b, t, i), zero where nothing is touched
-    table: torch.Size
+    ids: Tensor  # (b, t), -1 where a position adds nothing
+    rows: Tensor  # (b, t, i), zero where a position adds nothing
+    table: torch.Size  # shape of the table
 
     def squared_norms(self) -> Tensor:
-        # An example whose ids repeat has the sum of its rows there, so norms are taken after adding equal ids up.
+        """Norms of the rows after adding up those of equal ids.
+
+        Ids [7, 2, 7] are sorted to [2, 7, 7] and numbered [0, 1, 1]; rows are added up by these numbers.
+        """
         order = self.ids.argsort(dim=1)
         ids, rows = self.ids.gather(1, order), self.rows.gather(1, order.unsqueeze(2).expand_as(self.rows))
-        starts = torch.ones_like(ids)
-        starts[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        slots = starts.cumsum(1) - 1
-        sums = torch.zeros_like(rows).scatter_add_(1, slots.unsqueeze(2).expand_as(rows), rows)
-        return _square_sums(sums)
+        is_new = torch.ones_like(ids)
+        is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        slots = is_new.cumsum(1) - 1
+        return _squared_norms(torch.zeros_like(rows).scatter_add_(1, slots.unsqueeze(2).expand_as(rows), rows))
 
     def explicit(self) -> Tensor:
-        b = self.ids.shape[0]
-        full = self.rows.new_zeros(b, *self.table)
-        index = self.ids.clamp(min=0).unsqueeze(2).expand_as(self.rows)
-        return full.scatter_add_(1, index, self.rows)
+        full = self.rows.new_zeros(self.ids.shape[0], *self.table)
+        return full.scatter_add_(1, self.ids.clamp(min=0).unsqueeze(2).expand_as(self.rows), self.rows)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = self.rows * weights.to(self.rows.dtype).view(-1, 1, 1)
         total = self.rows.new_zeros(self.table)
-        return total.index_add_(0, self.ids.clamp(min=0).flatten(), scaled.flatten(0, 1))
+        return total.index_add_(0, self.ids.clamp(min=0).flatten(), scale_rows(self.rows, weights).flatten(0, 1))
 
     def select(self, examples: Tensor) -> Rows:
         return Rows(self.ids[examples], self.rows[examples], self.table)
@@ -198,18 +203,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class Total:
-    """The sum of several gradients with respect to one tensor, such as a weight tied between two operations."""
+    """The sum of gradients of different forms with respect to one tensor, such as a weight tied to an embedding."""
 
     parts: tuple[ExampleGradients, ...]
 
     def squared_norms(self) -> Tensor:
-        products = [inner(one, other) for one, other in combinations(self.parts, 2)]
+        """|A + B|^2 = |A|^2 + |B|^2 + 2 <A, B> where inner products are known, else norms of the written-out sum."""
+        products = [find_inner_product(one, other) for one, other in combinations(self.parts, 2)]
         if not all(products):
-            return _square_sums(self.explicit())
-        apart = torch.stack([part.squared_norms() for part in self.parts]).sum(0)
-        across = torch.stack([product() for product in products if product]).sum(0)
-        # Where parts cancel, rounding can hide as much as it does in a Gram product.
-        return (apart + 2 * across).clamp(min=0) + _GRAM_SLACK * torch.finfo(apart.dtype).eps * apart
+            return _squared_norms(self.explicit())
+        squares = torch.stack([part.squared_norms() for part in self.parts]).sum(0)
+        cross_terms = torch.stack([product() for product in products if product]).sum(0)
+        # Parts may cancel, as the terms of a Gram product may.
+        return (squares + 2 * cross_terms).clamp(min=0) + _GRAM_SLACK * torch.finfo(squares.dtype).eps * squares
 
     def explicit(self) -> Tensor:
         return torch.stack([part.explicit() for part in self.parts]).sum(0)
@@ -221,70 +227,64 @@ class Total:
         return Total(tuple(part.select(examples) for part in self.parts))
 
 
-def examples_at_once(numbers: int, held: int) -> int:
-    """How many examples to work on together, where each takes ``numbers`` in passing and ``held`` are held anyway."""
-    return max(1, int(max(_DROPPED_AT_ONCE, _DROPPED_PART * held) / numbers))
+def examples_at_once(size: int, held: int) -> int:
+    """How many examples to compute together: ``size`` temporary elements each, ``held`` elements in all factors."""
+    return max(1, int(max(_TEMPORARY_SIZE, _TEMPORARY_SHARE * held) / size))
 
 
 def gram_product(left: Tensor, right: Tensor) -> Tensor:
-    """Sum of the products of two Gram matrices (b, t, t), with what rounding may hide added on top, shape (b,)."""
+    """Sum over (s, t) of the product of two Gram matrices (b, t, t), plus a bound on its rounding error, (b,)."""
     slack = _GRAM_SLACK * torch.finfo(left.dtype).eps
     diagonal = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sum(1)
     return (left * right).sum((1, 2)).clamp(min=0) + slack * diagonal
 
 
-Product = Callable[[Any, Any], Tensor]
-_PRODUCTS: dict[tuple[type, type], Product] = {}
+InnerProduct = Callable[[Any, Any], Tensor]  # of two forms, for each example: shape (b,)
+_INNER_PRODUCTS: dict[tuple[type, type], InnerProduct] = {}
 
 
-def inner_product(one: type, other: type) -> Callable[[Product], Product]:
-    """Register how to find the inner product of two kinds of gradients of each example, shape (b,)."""
+def inner_product(one: type, other: type) -> Callable[[InnerProduct], InnerProduct]:
+    """Register a function that computes each example's inner product of two forms without writing them out."""
 
-    def register(product: Product) -> Product:
-        _PRODUCTS[one, other] = product
+    def register(product: InnerProduct) -> InnerProduct:
+        _INNER_PRODUCTS[one, other] = product
         return product
 
     return register
 
 
-def inner(one: ExampleGradients, other: ExampleGradients) -> Callable[[], Tensor] | None:
-    """What finds the inner product of two gradients of each example without adding them up, if anything does."""
-    if product := _PRODUCTS.get((type(one), type(other))):
-        return partial(product, one, other)
-    if product := _PRODUCTS.get((type(other), type(one))):
-        return partial(product, other, one)
+def find_inner_product(one: ExampleGradients, other: ExampleGradients) -> Callable[[], Tensor] | None:
+    """What computes each example's inner product of two gradients, shape (b,), or ``None`` for unregistered forms."""
+    for left, right in ((one, other), (other, one)):
+        if product := _INNER_PRODUCTS.get((type(left), type(right))):
+            return partial(product, left, right)
     return None
 
 
 @inner_product(Rows, Outer)
 def _(rows: Rows, outer: Outer) -> Tensor:
-    """Without forming either: <row id_s of G, rows_s> with G = sum_t left_t right_t^T."""
-    # Row id_s of G is sum_t left_t[id_s] right_t.
-    index = rows.ids.clamp(min=0).unsqueeze(1).expand(-1, outer.positions, -1)
+    """Sum over s of <row id_s of G, rows_s>, where row id of G = sum_t left_t right_t^T is sum_t left_t[id] right_t."""
+    index = rows.ids.clamp(min=0).unsqueeze(1).expand(-1, outer.left.shape[1], -1)
     picked = outer.left.gather(2, index)  # (b, t, s)
     return (picked * torch.bmm(outer.right, rows.rows.transpose(1, 2))).sum((1, 2))
 
 
 def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
-    """The sum of gradients with respect to one tensor; uses of one kind are joined along the position axis.
+    """The sum of gradients with respect to one tensor; those of one form are merged along the position axis.
 
-    The squared norms of two uses never just add up: their gradients may point the same way.
+    Squared norms of two uses cannot be added, because their gradients may point in the same direction.
     """
     if len(parts) == 1:
         return parts[0]
-    joined: list[ExampleGradients] = []
-    dense = [part.gradients for part in parts if isinstance(part, Dense)]
+    dense = [part for part in parts if isinstance(part, Dense)]
     outer = [part for part in parts if isinstance(part, Outer)]
     rows = [part for part in parts if isinstance(part, Rows)]
-    if dense:
-        joined.append(Dense(dense[0] if len(dense) == 1 else torch.stack(dense).sum(0)))
-    if len(outer) == 1:
-        joined += outer
-    elif outer:
-        joined.append(Outer(torch.cat([p.left for p in outer], 1), torch.cat([p.right for p in outer], 1)))
-    if len(rows) == 1:
-        joined += rows
-    elif rows:
-        joined.append(Rows(torch.cat([p.ids for p in rows], 1), torch.cat([p.rows for p in rows], 1), rows[0].table))
-    joined += [part for part in parts if not isinstance(part, Dense | Outer | Rows)]
-    return joined[0] if len(joined) == 1 else Total(tuple(joined))
+    if len(dense) > 1:
+        dense = [Dense(torch.stack([p.gradients for p in dense]).sum(0))]
+    if len(outer) > 1:
+        outer = [Outer(torch.cat([p.left for p in outer], 1), torch.cat([p.right for p in outer], 1))]
+    if len(rows) > 1:
+        rows = [Rows(torch.cat([p.ids for p in rows], 1), torch.cat([p.rows for p in rows], 1), rows[0].table)]
+    others = [part for part in parts if not isinstance(part, Dense | Outer | Rows)]
+    merged: list[ExampleGradients] = [*dense, *outer, *rows, *others]
+    return merged[0] if len(merged) == 1 else Total(tuple(merged))

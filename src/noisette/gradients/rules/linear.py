@@ -5,126 +5,100 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules.contraction import contracted
-from noisette.gradients.rules.elementwise import reduced
+from noisette.gradients.rules.arithmetic import unbroadcast
+from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients, Outer
+from noisette.gradients.rules.per_operand import rule_per_operand
 from noisette.gradients.rules.registry import rewrite, rule
 
+F = torch.nn.functional
+_LINEAR = {1: "...i,i->...", 2: "...i,oi->...o"}  # by the number of axes of the weight
 
-@rule(torch.nn.functional.linear, operand="weight")
+
+@rule(F.linear, operand="weight")
 def linear_weight(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> ExampleGradients:
     """G = sum_t dy_t x_t^T."""
     if weight.dim() != 2 or examples.axis == dy.dim() - 1:
-        return contracted(examples, dy, _LINEAR[weight.dim()], [input, weight], 1)
+        return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input, weight], 1)
     return Outer(examples.sequences(dy), examples.sequences(input))
 
 
-@rule(torch.nn.functional.linear, operand="input")
+@rule(F.linear, operand="input")
 def linear_input(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> ExampleGradients:
-    """G_t = dy_t W, where the data is in the place of W."""
-    return contracted(examples, dy, _LINEAR[weight.dim()], [input, weight], 0)
+    """G_t = dy_t W, for a parameter passed as the input and data passed as the weight."""
+    return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input, weight], 0)
 
 
-@rule(torch.nn.functional.linear, operand="bias")
+@rule(F.linear, operand="bias")
 def linear_bias(examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor) -> ExampleGradients:
     """G = sum_t dy_t."""
-    return reduced(examples, dy, bias)
+    return unbroadcast(examples, dy, bias)
 
 
-_LINEAR = {1: "...i,i->...", 2: "...i,oi->...o"}  # by the axes of the weight
-
-_PRODUCTS = (
-    torch.matmul,
-    torch.linalg.matmul,
-    torch.mm,
-    torch.mv,
-    torch.bmm,
-    torch.Tensor.matmul,
-    torch.Tensor.mm,
-    torch.Tensor.mv,
-    torch.Tensor.bmm,
-    torch.Tensor.__matmul__,
-)
+_MATMUL = (torch.matmul, torch.linalg.matmul, torch.mm, torch.mv, torch.bmm)
+_MATMUL_METHODS = (Tensor.matmul, Tensor.mm, Tensor.mv, Tensor.bmm, Tensor.__matmul__)
 
 
-@rule(*_PRODUCTS, operand="other")
-def matmul_right(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
-    """x @ W: G = sum_t x_t dy_t^T."""
-    if other.dim() == 2 and examples.axis < dy.dim() - 1:
-        return Outer(examples.sequences(input), examples.sequences(dy))
-    return contracted(examples, dy, _product(input, other), [input, other], 1)
+@rule_per_operand(*_MATMUL, *_MATMUL_METHODS, operands=("input", "other"))
+def matmul(operand: str, examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
+    """x @ W: G = sum_t x_t dy_t^T. W @ x: G = sum_t dy_t x_t^T."""
+    return _product_gradients(examples, dy, input, other, 0 if operand == "input" else 1)
 
 
-@rule(*_PRODUCTS, operand="input")
-def matmul_left(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
-    """W @ x: G = sum_t dy_t x_t^T."""
-    return contracted(examples, dy, _product(input, other), [input, other], 0)
-
-
-def _product(left: Tensor, right: Tensor) -> str:
-    """The equation of a matrix product; a factor of one axis lacks rows or columns."""
-    rows, columns = "r" * (left.dim() > 1), "c" * (right.dim() > 1)
+def _product_gradients(examples: Examples, dy: Tensor, left: Tensor, right: Tensor, place: int) -> ExampleGradients:
+    """Gradients of the left factor (place 0) or of the right factor (place 1) of ``left @ right``."""
+    if place == 1 and right.dim() == 2 and examples.axis < dy.dim() - 1:
+        return Outer(examples.sequences(left), examples.sequences(dy))
+    rows, columns = "r" * (left.dim() > 1), "c" * (right.dim() > 1)  # a vector has only the axis that is summed
     first, second = (f"...{rows}i" if rows else "i", f"...i{columns}" if columns else "i")
-    return f"{first},{second}->...{rows}{columns}"
+    return factor_gradients(examples, dy, f"{first},{second}->...{rows}{columns}", [left, right], place)
 
 
-@rewrite(torch.Tensor.__rmatmul__)
+@rewrite(Tensor.__rmatmul__)
 def matmul_reflected(input: Tensor, other: Tensor) -> Tensor:
-    """The product with its factors in their own order."""
+    """The product other @ input."""
     return torch.matmul(other, input)
 
 
-@rule(torch.addmm, torch.Tensor.addmm, operand="mat2")
-def addmm_right(
-    examples: Examples, dy: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+@rule_per_operand(torch.addmm, Tensor.addmm, operands=("input", "mat1", "mat2"))
+def addmm(
+    operand: str,
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> ExampleGradients:
-    """Bias + alpha x @ W: G = alpha sum_t x_t dy_t^T."""
-    return matmul_right(examples, _scaled(dy, alpha), mat1, mat2)
+    """The operands of beta bias + alpha x @ W; input: G = beta sum_t dy_t, mat2: G = alpha sum_t x_t dy_t^T."""
+    if operand == "input":
+        return unbroadcast(examples, _scaled(dy, beta), input)
+    return _product_gradients(examples, _scaled(dy, alpha), mat1, mat2, 0 if operand == "mat1" else 1)
 
 
-@rule(torch.addmm, torch.Tensor.addmm, operand="mat1")
-def addmm_left(
-    examples: Examples, dy: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
+@rule_per_operand(torch.baddbmm, Tensor.baddbmm, operands=("input", "batch1", "batch2"))
+def baddbmm(
+    operand: str,
+    examples: Examples,
+    dy: Tensor,
+    input: Tensor,
+    batch1: Tensor,
+    batch2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> ExampleGradients:
-    """Bias + alpha W @ x: G = alpha sum_t dy_t x_t^T."""
-    return matmul_left(examples, _scaled(dy, alpha), mat1, mat2)
-
-
-@rule(torch.addmm, torch.Tensor.addmm, operand="input")
-def addmm_input(
-    examples: Examples, dy: Tensor, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> ExampleGradients:
-    """G = beta sum_t dy_t."""
-    return reduced(examples, _scaled(dy, beta), input)
-
-
-@rule(torch.baddbmm, torch.Tensor.baddbmm, operand="batch2")
-def baddbmm_right(
-    examples: Examples, dy: Tensor, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> ExampleGradients:
-    """Bias + alpha x @ W for each matrix of a stack: G = alpha sum_t x_t dy_t^T."""
-    return matmul_right(examples, _scaled(dy, alpha), batch1, batch2)
-
-
-@rule(torch.baddbmm, torch.Tensor.baddbmm, operand="batch1")
-def baddbmm_left(
-    examples: Examples, dy: Tensor, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> ExampleGradients:
-    """Bias + alpha W @ x for each matrix of a stack: G = alpha sum_t dy_t x_t^T."""
-    return matmul_left(examples, _scaled(dy, alpha), batch1, batch2)
-
-
-@rule(torch.baddbmm, torch.Tensor.baddbmm, operand="input")
-def baddbmm_input(
-    examples: Examples, dy: Tensor, input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
-) -> ExampleGradients:
-    """G = beta sum_t dy_t."""
-    return reduced(examples, _scaled(dy, beta), input)
+    """As :func:`addmm`, for each matrix of a stack."""
+    if operand == "input":
+        return unbroadcast(examples, _scaled(dy, beta), input)
+    return _product_gradients(examples, _scaled(dy, alpha), batch1, batch2, 0 if operand == "batch1" else 1)
 
 
 def _scaled(dy: Tensor, factor: float) -> Tensor:

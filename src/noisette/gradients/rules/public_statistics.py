@@ -1,9 +1,10 @@
-"""Normalisation by statistics of public data that follow the weights of the layer in front.
+"""Normalization by statistics of public data that depend on the weights of the preceding layer.
 
-Mean and variance of a public batch are functions of that layer's weights alone, once the public inputs of the layer are
-held fixed. Their values and slopes are found beforehand, without any private example; here they enter the gradients.
+Mean and variance of the layer's outputs over a public batch are functions of its weights alone, if its public inputs
+are held fixed. Their values and derivatives are computed beforehand, without any private example. Here they enter the
+per-example gradients of those weights.
 
-Axes: b example, c channel, r numbers of one channel in a weight.
+Axes: b example, c channel, r elements of one channel in a weight.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
-from noisette.gradients.rules.by_channel import ByChannel, Channels
+from noisette.gradients.rules.arithmetic import unbroadcast_channels
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients
-from noisette.gradients.rules.normalization import of_scale, reduced_channels
+from noisette.gradients.rules.normalization import scale_gradients
 from noisette.gradients.rules.registry import rule
+from noisette.gradients.rules.shared_slope import Channels, SharedSlope
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """A statistic of each output channel of a layer over a public batch, and how it moves with the layer's weights.
+    """A statistic of each output channel of a layer over a public batch, and its derivative by the layer's weight.
 
     Args:
         value: shape (c,).
-        slope: its derivative by the weight of its channel, (c, r).
-        channels: which elements of the weight those are.
+        slope: the derivative of each value by the weight of its channel, (c, r).
+        channels: which elements of the weight belong to which channel.
     """
 
     value: Tensor
@@ -39,50 +41,47 @@ class Statistic:
 
 
 def public_mean(weight: Tensor, bias: Tensor | None, at: Statistic) -> Tensor:
-    """The mean of each channel as a function of the layer's weight and bias, at their present values."""
+    """The mean of each channel (c,), differentiable by the layer's weight and bias at their current values."""
     operands = (weight, bias)
     if has_torch_function(operands):
         return handle_torch_function(public_mean, operands, weight, bias, at)
-    mean = _moving(weight, at)
+    mean = _linearized(weight, at)
     return mean if bias is None else mean + (bias - bias.detach())
 
 
 def public_variance(weight: Tensor, at: Statistic) -> Tensor:
-    """The variance of each channel as a function of the layer's weight, at its present value."""
+    """The variance of each channel (c,), differentiable by the layer's weight at its current value."""
     if has_torch_function((weight,)):
         return handle_torch_function(public_variance, (weight,), weight, at)
-    return _moving(weight, at)
+    return _linearized(weight, at)
 
 
-def _moving(weight: Tensor, at: Statistic) -> Tensor:
-    moved = at.channels.rows((weight - weight.detach()).unsqueeze(0))[0]
-    return at.value + (at.slope * moved).sum(1)
+def _linearized(weight: Tensor, at: Statistic) -> Tensor:
+    """The value, with the slope as its derivative: the change of the weight is zero and has a gradient."""
+    change = at.channels.rows((weight - weight.detach()).unsqueeze(0))[0]
+    return at.value + (at.slope * change).sum(1)
 
 
-def mean_operands(gradients: Tensor, weight: Tensor, bias: Tensor | None, at: Statistic) -> list[Any]:
-    """What reaches weight and bias of gradients (b, c) of the mean."""
-    reached: list[Any] = [(weight, ByChannel(gradients, at.slope, at.channels))]
-    return reached if bias is None else [*reached, (bias, Dense(gradients))]
+def _operand_gradients(gradients: Tensor, weight: Tensor, *bias_and_statistic: Any) -> list[Any]:
+    """Gradients of the weight, and of the bias if there is one, from gradients (b, c) of the mean or variance."""
+    *biases, at = bias_and_statistic
+    of_weight = (weight, SharedSlope(gradients, at.slope, at.channels))
+    return [of_weight, *((bias, Dense(gradients)) for bias in biases if bias is not None)]
 
 
-def variance_operands(gradients: Tensor, weight: Tensor, at: Statistic) -> list[Any]:
-    """What reaches the weight of gradients (b, c) of the variance."""
-    return [(weight, ByChannel(gradients, at.slope, at.channels))]
-
-
-# For an operation that derives statistics: its operands' gradients, given those of what it gave and its arguments.
+# For each operation that derives statistics: from gradients (b, c) of its result to those of its operands.
 OPERANDS: dict[Callable[..., Any], Callable[..., list[tuple[Tensor, ExampleGradients]]]] = {
-    public_mean: mean_operands,
-    public_variance: variance_operands,
+    public_mean: _operand_gradients,
+    public_variance: _operand_gradients,
 }
 
 
 def normalise_channels(input: Tensor, weights: Sequence[Tensor], eps: float) -> Tensor:
-    """Scale times (input - mean) / sqrt(variance + eps), plus shift, with one of each for each channel on axis 1.
+    """The output scale (input - mean) / sqrt(variance + eps) + shift, with one of each for each channel on axis 1.
 
     Args:
         input: (b, c, ...).
-        weights: mean and variance, and after them scale and shift if there are any; (c,) each.
+        weights: mean and variance, followed by scale and shift if there are any; (c,) each.
         eps: added to the variance.
     """
     operands = (input, *weights)
@@ -95,7 +94,7 @@ def normalise_channels(input: Tensor, weights: Sequence[Tensor], eps: float) -> 
 
 
 def _scale(weights: Sequence[Tensor], eps: float) -> Tensor:
-    """What a channel is multiplied with."""
+    """The factor (c,) of each channel."""
     scale = (weights[1] + eps).rsqrt()
     return scale if len(weights) == 2 else scale * weights[2]
 
@@ -104,10 +103,10 @@ def _scale(weights: Sequence[Tensor], eps: float) -> Tensor:
 def normalised_weights(
     examples: Examples, dy: Tensor, input: Tensor, weights: Sequence[Tensor], eps: float
 ) -> list[ExampleGradients]:
-    """All from two sums over positions: of dy_c, and of dy_c (x_c - mean_c)."""
+    """All are multiples of two sums over positions: of dy_c, and of dy_c (x_c - mean_c)."""
     mean, scale, power = weights[0], _scale(weights, eps), 1 / (weights[1] + eps)
     centre = mean.view(-1, *[1] * (input.dim() - 2))
-    total = reduced_channels(examples, dy, mean).explicit()
-    across = of_scale(examples, dy, input, mean, lambda x: x - centre, reduced_channels).explicit()
-    found = [-scale * total, -0.5 * scale * power * across, power.sqrt() * across, total]
-    return [Dense(gradients) for gradients in found[: len(weights)]]
+    total = unbroadcast_channels(examples, dy, mean).explicit()
+    across = scale_gradients(examples, dy, input, mean, lambda x: x - centre, unbroadcast_channels).explicit()
+    all_gradients = [-scale * total, -0.5 * scale * power * across, power.sqrt() * across, total]
+    return [Dense(gradients) for gradients in all_gradients[: len(weights)]]

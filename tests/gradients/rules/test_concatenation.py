@@ -1,4 +1,4 @@
-"""Entries of a joined tensor against autograd."""
+"""Entries of concatenated and stacked tensors against autograd."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisette.gradients.rules import Examples, rewrites
-from noisette.gradients.rules.joining import cat_tensors, stack_tensors
+from noisette.gradients.rules.concatenation import cat_tensors, stack_tensors
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4
@@ -15,7 +15,7 @@ B = 4
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("dim", [2, -1, 3])
 def test_entries_of_cat(dim: int, axis: int) -> None:
-    """Two entries of their own size, with data before, between and behind them."""
+    """Two entries of different sizes, with data before and between them."""
     shape = (3, B) if axis else (B, 3)
 
     def entry(size: int) -> torch.Tensor:
@@ -45,8 +45,8 @@ def test_entries_of_stack(dim: int, axis: int) -> None:
         check_form(form, by_autograd_at(Examples(B, axis), lambda v: torch.stack([x, v], dim), p, dy))
 
 
-def test_joined_along_the_examples_is_refused_but_for_one_example() -> None:
-    """Twice the examples would pass for two positions of each."""
+def test_concatenation_along_the_examples_is_refused_for_more_than_one_example() -> None:
+    """Twice the examples would be taken for two positions of each."""
     x, p = double(B, 5), double(B, 5)
     with pytest.raises(ValueError, match="along axis 0, which holds the examples"):
         cat_tensors(Examples(B), double(2 * B, 5), [x, p])
@@ -55,7 +55,7 @@ def test_joined_along_the_examples_is_refused_but_for_one_example() -> None:
     check_form(form, dy[1:].unsqueeze(0))
 
 
-def test_an_entry_of_nothing_takes_no_part() -> None:
+def test_an_empty_entry_is_ignored() -> None:
     p, x = double(B, 2, 5), double(B, 1, 5)
     dy = double(B, 3, 5)
     check_form(
@@ -65,13 +65,13 @@ def test_an_entry_of_nothing_takes_no_part() -> None:
 
 
 def test_positions_folded_into_the_example_axis_are_refused() -> None:
-    with pytest.raises(ValueError, match=f"meets the {B} examples"):
+    with pytest.raises(ValueError, match=f"one row for each of the {B} examples"):
         cat_tensors(Examples(B), double(3 * B, 4), [double(3 * B, 1), double(3 * B, 3)], 1)
 
 
 @pytest.mark.parametrize("operation", [torch.hstack, torch.vstack, torch.dstack, torch.column_stack, torch.row_stack])
 @pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 5, 3), (2, 5, 3, 1)])
-def test_stacks_are_spelled_as_cat(operation, shape: tuple[int, ...]) -> None:
+def test_stacks_are_rewritten_as_cat(operation, shape: tuple[int, ...]) -> None:
     entries = [double(*shape) for _ in range(3)]
     joined = rewrites()[operation](entries)
     if joined is NotImplemented:

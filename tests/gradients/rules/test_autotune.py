@@ -1,4 +1,4 @@
-"""Candidates are measured once for each key, and not at all where runs must repeat."""
+"""Candidates are measured once for each key, and not at all under deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 import pytest
 import torch
 
-import noisette.gradients.rules.fastest as measured
-from noisette.gradients.rules.fastest import fastest
+import noisette.gradients.rules.autotune as autotune
+from noisette.gradients.rules.autotune import fastest
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
 def _no_winners(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_WINNERS", {})
+    monkeypatch.setattr(autotune, "_WINNERS", {})
 
 
-def test_the_quickest_wins_and_is_remembered() -> None:
+def test_the_fastest_is_chosen_and_cached() -> None:
     calls = []
     candidates = {"slow": lambda: (calls.append("slow"), time.sleep(0.02)), "quick": lambda: calls.append("quick")}
     assert fastest("key", candidates, CPU) == "quick"
@@ -30,7 +30,7 @@ def test_the_quickest_wins_and_is_remembered() -> None:
     assert len(calls) > measured
 
 
-def test_a_slow_first_call_is_forgiven() -> None:
+def test_a_slow_first_call_does_not_count() -> None:
     calls = []
 
     def slow_at_first() -> None:
@@ -40,7 +40,7 @@ def test_a_slow_first_call_is_forgiven() -> None:
     assert fastest("key", {"steady": lambda: time.sleep(0.005), "warmed up": slow_at_first}, CPU) == "warmed up"
 
 
-def test_nothing_is_measured_where_runs_must_repeat() -> None:
+def test_nothing_is_measured_under_deterministic_algorithms() -> None:
     def refuse() -> None:
         raise AssertionError("measured")
 

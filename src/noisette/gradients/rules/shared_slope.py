@@ -1,7 +1,7 @@
-"""A tensor that all examples share, times a number of each example's own for each channel.
+"""Gradients that are one tensor shared by all examples, times a factor for each example and channel.
 
-Such gradients arise where a weight also decides about statistics of public data: the slope of a channel's statistics is
-the same for every example, and what differs is how much they matter to it.
+They arise where statistics of public data depend on a weight: the derivative (slope) of a channel's statistic by the
+weight is the same for every example, and the factor is the example's gradient of that statistic.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules.conv import Kernel
+from noisette.gradients.rules.conv import KernelGradients
 from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, Total, compact, inner_product
 
 
@@ -19,15 +19,15 @@ from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, Total
 class Channels:
     """Which elements of a weight belong to which output channel.
 
-    Linear layers and convolutions hold a row for each channel. A transposed convolution holds its channels on the
-    second axis, anew for each of its ``groups``.
+    Linear layers and convolutions have one row per channel. A transposed convolution has its channels on the second
+    axis, and this axis is repeated for each of its ``groups``.
     """
 
     weight: torch.Size
     groups: int | None = None  # of a transposed convolution
 
     def rows(self, weights: Tensor) -> Tensor:
-        """Tensors like the weight, (n, *weight), as (n, channels, numbers of one channel)."""
+        """Tensors shaped like the weight, (n, *weight), as (n, channels, elements of one channel)."""
         if self.groups is None:
             return weights.reshape(len(weights), self.weight[0], -1)
         split = weights.reshape(len(weights), self.groups, -1, self.weight[1], self.weight[2:].numel())
@@ -42,11 +42,11 @@ class Channels:
 
 
 @dataclass(frozen=True)
-class ByChannel:
-    """G_c = scale_c slope_c, with a slope that all examples share."""
+class SharedSlope:
+    """G_i,c = scales[i, c] slope[c] for example i and channel c."""
 
     scales: Tensor  # (b, channels)
-    slope: Tensor  # (channels, numbers of one channel)
+    slope: Tensor  # (channels, elements of one channel)
     channels: Channels
 
     def squared_norms(self) -> Tensor:
@@ -59,49 +59,49 @@ class ByChannel:
         scales = weights.to(self.scales.dtype) @ self.scales
         return self.channels.weights((scales.unsqueeze(1) * self.slope).unsqueeze(0))[0]
 
-    def select(self, examples: Tensor) -> ByChannel:
-        return ByChannel(self.scales[examples], self.slope, self.channels)
+    def select(self, examples: Tensor) -> SharedSlope:
+        return SharedSlope(self.scales[examples], self.slope, self.channels)
 
     @property
     def has_one_row(self) -> bool:
-        """All channels have the same slope, held once."""
+        """All channels have the same slope, stored once."""
         return self.slope.stride(0) == 0
 
 
 @compact.register
 def _(form: Total) -> ExampleGradients:
-    """Parts whose inner products are known whatever form they are kept in."""
-    if any(isinstance(part, ByChannel) for part in form.parts):
+    """Each part is compacted, because the inner products with a shared slope are known for every form."""
+    if any(isinstance(part, SharedSlope) for part in form.parts):
         return Total(tuple(compact(part) for part in form.parts))
     return form
 
 
-@inner_product(ByChannel, ByChannel)
-def _two(one: ByChannel, other: ByChannel) -> Tensor:
+@inner_product(SharedSlope, SharedSlope)
+def _with_shared_slope(one: SharedSlope, other: SharedSlope) -> Tensor:
     return (one.scales * other.scales) @ (one.slope * other.slope).sum(1)
 
 
-@inner_product(Dense, ByChannel)
-def _dense(direct: Dense, shared: ByChannel) -> Tensor:
+@inner_product(Dense, SharedSlope)
+def _with_dense(direct: Dense, shared: SharedSlope) -> Tensor:
     rows = shared.channels.rows(direct.gradients).transpose(0, 1)
     across = torch.bmm(rows, shared.slope.unsqueeze(2))  # (channels, b, 1)
     return (across.squeeze(2).t() * shared.scales).sum(1)
 
 
-@inner_product(Outer, ByChannel)
-def _outer(direct: Outer, shared: ByChannel) -> Tensor:
+@inner_product(Outer, SharedSlope)
+def _with_outer(direct: Outer, shared: SharedSlope) -> Tensor:
     scaled = direct.left * shared.scales.unsqueeze(1)  # (b, t, channels)
     if shared.has_one_row:
         return (scaled.sum(2) * (direct.right @ shared.slope[0])).sum(1)
     return (scaled * (direct.right @ shared.slope.t())).sum((1, 2))
 
 
-@inner_product(Kernel, ByChannel)
-def _kernel(direct: Kernel, shared: ByChannel) -> Tensor:
-    """A convolution with the slope in the kernel's place: <G, s slope> = sum_p s dy_p (slope * x)_p."""
+@inner_product(KernelGradients, SharedSlope)
+def _with_kernel(direct: KernelGradients, shared: SharedSlope) -> Tensor:
+    """A convolution with the slope as its kernel: <G, scale slope> = sum_p scale dy_p (slope * x)_p."""
     g = direct.geometry
     if shared.channels.groups is not None:
-        return _dense(Dense(direct.explicit()), shared)
+        return _with_dense(Dense(direct.explicit()), shared)
     one = shared.has_one_row and g.groups == 1
     kernel = (shared.slope[:1] if one else shared.slope).reshape(-1, direct.shape[2], *g.kernel)
     images = torch.convolution(

@@ -1,4 +1,4 @@
-"""Slopes that all examples share: the three answers, alone and beside any direct gradient."""
+"""Slopes shared by all examples: norms, gradients and weighted sum, alone and added to other gradients."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.gradients.rules.by_channel import ByChannel, Channels
-from noisette.gradients.rules.conv import Geometry, Kernel
-from noisette.gradients.rules.forms import Dense, Outer, Total, compact, inner
+from noisette.gradients.rules.conv import Geometry, KernelGradients
+from noisette.gradients.rules.forms import Dense, Outer, Total, compact, find_inner_product
+from noisette.gradients.rules.shared_slope import Channels, SharedSlope
 from rule_oracle import check_form, double
 
 B = 5
@@ -22,7 +22,7 @@ every_layer = pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 
 
 def channels_of(layer: nn.Module) -> tuple[Channels, Tensor]:
-    """Its channels, and the number of the channel that each element of its weight belongs to, by autograd."""
+    """The layer's channels, and for each element of its weight the index of its channel, by autograd."""
     weight = layer.weight.detach().double().requires_grad_()
     groups = layer.groups if getattr(layer, "transposed", False) else None
     count = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
@@ -50,22 +50,22 @@ def test_alone(layer: nn.Module) -> None:
     channels, owner = channels_of(layer)
     slope = double(*channels.weight)
     scales = double(B, int(owner.max()) + 1)
-    form = ByChannel(scales, channels.rows(slope.unsqueeze(0))[0], channels)
+    form = SharedSlope(scales, channels.rows(slope.unsqueeze(0))[0], channels)
     check_form(form, scales[:, owner] * slope)
 
 
-def two_slopes(channels: Channels, count: int) -> list[ByChannel]:
-    """One with a slope for each channel, one with a single slope that all channels have, held once."""
+def two_slopes(channels: Channels, count: int) -> list[SharedSlope]:
+    """One with a slope for each channel, one with a single slope for all channels, stored once."""
     numbers = channels.weight.numel() // count
     one = double(1, numbers).expand(count, numbers)
-    return [ByChannel(double(B, count), slope, channels) for slope in (double(count, numbers), one)]
+    return [SharedSlope(double(B, count), slope, channels) for slope in (double(count, numbers), one)]
 
 
-def kernel(stride: int, groups: int) -> tuple[Kernel, Channels]:
+def kernel(stride: int, groups: int) -> tuple[KernelGradients, Channels]:
     weight = torch.Size((6, 4 // groups, 3, 2))
     x = double(B, 4, 7, 6)
     dy = torch.randn_like(torch.conv2d(x, double(*weight), stride=stride, padding=1, groups=groups))
-    return Kernel(x, dy, Geometry((3, 2), (stride,) * 2, (1, 1), (1, 1), groups), weight), Channels(weight)
+    return KernelGradients(x, dy, Geometry((3, 2), (stride,) * 2, (1, 1), (1, 1), groups), weight), Channels(weight)
 
 
 DIRECT = {
@@ -78,25 +78,25 @@ DIRECT = {
 
 
 @pytest.mark.parametrize("made", DIRECT.values(), ids=DIRECT)
-@pytest.mark.parametrize("form", [lambda total: total, compact], ids=["as it is", "kept"])
-def test_beside_a_direct_gradient(made, form) -> None:
+@pytest.mark.parametrize("form", [lambda total: total, compact], ids=["as it is", "compact"])
+def test_added_to_another_gradient(made, form) -> None:
     direct, channels = made()
     shared = two_slopes(channels, channels.weight[0])
     total = Total((direct, *shared))
-    assert all(inner(direct, part) for part in shared)  # nothing needs to be written out
+    assert all(find_inner_product(direct, part) for part in shared)  # nothing needs to be written out
     check_form(form(total), direct.explicit() + sum(part.explicit() for part in shared))
 
 
-def test_beside_the_gradient_of_a_transposed_convolution() -> None:
+def test_added_to_the_gradient_of_a_transposed_convolution() -> None:
     channels = Channels(torch.Size((4, 3, 2)), groups=2)
-    direct = Kernel(double(B, 6, 9), double(B, 4, 8), Geometry((2,), (1,), (0,), (1,), 2), channels.weight)
+    direct = KernelGradients(double(B, 6, 9), double(B, 4, 8), Geometry((2,), (1,), (0,), (1,), 2), channels.weight)
     shared = two_slopes(channels, 6)
     check_form(Total((direct, *shared)), direct.explicit() + sum(part.explicit() for part in shared))
 
 
-def test_what_cancels_is_never_underestimated() -> None:
+def test_norms_are_never_underestimated_under_cancellation() -> None:
     left, right = torch.randn(B, 1, 4), torch.randn(1, 1, 3).expand(B, 1, 3)
-    shared = ByChannel(-left[:, 0], right[0].expand(4, 3), Channels(torch.Size((4, 3))))
+    shared = SharedSlope(-left[:, 0], right[0].expand(4, 3), Channels(torch.Size((4, 3))))
     total = Total((Outer(left, right), shared))
     assert (total.squared_norms() >= total.explicit().flatten(1).square().sum(1)).all()
     assert (total.squared_norms() < 1e-3).all()
