@@ -64,10 +64,10 @@ def test_the_split_is_the_same_at_every_reading(small: Callable[..., Path]) -> N
 
 
 def test_maps_are_constant() -> None:
-    shares, counts = TABLES["aloi"].scaled, TABLES["shuttle"].scaled
+    shares, counts = TABLES["aloi"].transform, TABLES["shuttle"].transform
     np.testing.assert_allclose(shares(np.array([0.0, 0.25, 1.0, -0.1])), [0, 0.5, 1, 0])
     np.testing.assert_allclose(counts(np.array([0, 100, -100])), [0, np.log(1 + 2**0.5), -np.log(1 + 2**0.5)])
-    assert TABLES["magic"].scaled(ROWS) is ROWS
+    assert TABLES["magic"].transform(ROWS) is ROWS
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_maps_are_constant() -> None:
     [
         ({"X": ROWS[:9], "y": ANOMALIES[:9]}, r"rows of shape \(9, 2\).*publishes 10 rows of 2 numbers"),
         ({"X": ROWS, "y": ANOMALIES[:9]}, r"labels of shape \(9,\)"),
-        ({"X": ROWS}, "damaged or not of ADBench"),
+        ({"X": ROWS}, "damaged or not the published file"),
         ({"X": ROWS, "y": ANOMALIES + 1}, "labels outside 0..1"),
     ],
 )

@@ -83,7 +83,7 @@ def test_all_problems_at_once_by_row_and_column(tmp_path: Path) -> None:
         "column 'age': a value is missing in row 1;",
         "column 'city': none of its declared categories in row 2",
         "column 'height': a value is missing in row 3;",
-        "column 'height': not a finite number (a column of text needs its categories declared) in rows 2, 4 and 5",
+        "column 'height': not a finite number (for a column of text, declare its categories) in rows 2, 4 and 5",
         "column 'label': a value is missing in row 4;",
         "column 'label': none of the declared classes in row 3",
     ):
@@ -121,10 +121,10 @@ def test_declared_columns_that_are_absent(tmp_path: Path) -> None:
     [
         ("", "is empty; its first line must name the columns"),
         ("a,label\n", "has a header but no rows"),
-        ("a,a,label\n1,2,0\n", "every column needs a name of its own"),
-        ("a,,label\n1,2,0\n", "every column needs a name of its own"),
-        ("label\n0\n", "there is no column but the label's"),
-        ("a,label\n1,0\n2\n3,0,9\n", "there are not 2 fields, as in the header, in rows 2 and 3"),
+        ("a,a,label\n1,2,0\n", "must give each column a different name"),
+        ("a,,label\n1,2,0\n", "must give each column a different name"),
+        ("label\n0\n", "there is no column besides the label"),
+        ("a,label\n1,0\n2\n3,0,9\n", "differs from the 2 of the header in rows 2 and 3"),
     ],
 )
 def test_no_table(tmp_path: Path, content: str, says: str) -> None:

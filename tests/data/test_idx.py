@@ -74,12 +74,12 @@ def test_empty_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"not gzip at all", b"<html>404</html>"])
 def test_not_gzip(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(DataError, match="not a sound gzip file"):
+    with pytest.raises(DataError, match="not a valid gzip file"):
         idx.read(written(tmp_path, content), dimensions=1)
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path, idx_of: Idx) -> None:
     content = bytearray(idx_of(np.zeros((10, 28, 28))))
     content[-6] ^= 1  # in the checksum which ends the stream
-    with pytest.raises(DataError, match="not a sound gzip file"):
+    with pytest.raises(DataError, match="not a valid gzip file"):
         idx.read(written(tmp_path, bytes(content)), dimensions=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from noisette.data.words import PADDING, UNKNOWN, Vocabulary, cut
+from noisette.data.words import PADDING, UNKNOWN, Vocabulary, split
 
 VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=np.float32).reshape(5, 2), "")
 
@@ -27,7 +27,7 @@ VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=
     ],
 )
 def test_words_numbers_and_signs_are_cut_apart(text: str, words: list[str]) -> None:
-    assert cut(text) == words
+    assert split(text) == words
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_words_numbers_and_signs_are_cut_apart(text: str, words: list[str]) -> N
     ],
 )
 def test_remains_of_markup_are_put_right_or_taken_out(text: str, words: list[str]) -> None:
-    assert cut(text) == words
+    assert split(text) == words
 
 
 def test_long_texts_are_cut_and_short_ones_padded_at_the_end() -> None:
