@@ -101,10 +101,10 @@ def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_loaded(tm
         "head.fc1.bias: missing, though the file holds other tensors of that layer",
         "head.fc2.weight: holds values that are not finite",
         "head.scores.weight: of shape (100, 384) in the file and (10, 384) in the model; leave it out of the file to "
-        "train it anew",
+        "train it from initial weights",
         "head.fc3.weight: the model has no such tensor",
-        "hed: to be frozen, but no part of the model with weights is called so",
-        "head.relu1: to be frozen, but no part of the model with weights is called so",
+        "hed: cannot be frozen, since no part of the model with weights has this name",
+        "head.relu1: cannot be frozen, since no part of the model with weights has this name",
     }
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not frozen_names(model)
