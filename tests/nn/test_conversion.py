@@ -150,7 +150,7 @@ def test_modes_devices_and_frozen_weights_stay() -> None:
         ({"to": PublicBatchNorm, "public": torch.zeros(1, 2, 6, 6)}, "at least two public examples"),
         ({"to": PublicBatchNorm, "public": torch.full((3, 2, 6, 6), torch.nan)}, "not finite"),
         ({"to": PublicBatchNorm, "public": (torch.zeros(3, 2), torch.zeros(4, 2))}, "3, 4 examples"),
-        ({"to": nn.GroupNorm, "public": torch.zeros(3, 2, 6, 6)}, "looks at one example alone; leave public out"),
+        ({"to": nn.GroupNorm, "public": torch.zeros(3, 2, 6, 6)}, "normalises each example alone; leave public out"),
         ({"to": nn.Linear}, "expected `to` to be PublicBatchNorm"),
         ({"to": PublicBatchNorm, "public": torch.zeros(3, 2, 6, 6), "every": 0}, "every"),
     ],
@@ -163,7 +163,7 @@ def test_what_cannot_be_is_told_and_nothing_is_changed(arguments: dict[str, Any]
 
 
 def test_all_problems_are_told_at_once() -> None:
-    with pytest.raises(ValueError, match=r"(?s)looks at one example.*at least two.*every"):
+    with pytest.raises(ValueError, match=r"(?s)normalises each example.*at least two.*every"):
         convert_batch_norm(Residual(), to=nn.GroupNorm, public=torch.zeros(1, 2, 6, 6), every=0)
 
 

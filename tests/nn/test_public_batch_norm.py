@@ -112,9 +112,9 @@ def test_the_gradient_is_at_right_angles_to_the_weight_of_each_channel(name: str
     layers = {layer: norm for norm in model.modules() if isinstance(norm, PublicBatchNorm) for layer in norm._follows}
     assert layers or name.startswith("behind an activation")
     for layer, norm in layers.items():
-        assert norm._variance_at is not None
+        assert norm._variance is not None
         pair = torch.stack([layer.weight, layer.weight.grad])
-        weight, gradient = norm._variance_at.channels.rows(pair)
+        weight, gradient = norm._variance.channels.rows(pair)
         assert float((weight * gradient).detach().sum(1).abs().max()) < 1e-10
         assert layer.bias is None or float(layer.bias.grad.abs().max()) < 1e-10
 

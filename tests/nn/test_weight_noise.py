@@ -1,4 +1,4 @@
-"""Noisy weights against copies of the model that hold them as plain weights, and against cells written by hand."""
+"""Noisy weights are compared with copies of the model that have them as plain weights, and with cells by hand."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_call_that_fails_leaves_the_parameters_in_their_place(error: type[Base
 
 
 class Wide(nn.Linear):
-    """A layer that calls a layer of its own and reads its weight prior_events."""
+    """A layer that calls a layer of its own, and also reads that layer's weight."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)
