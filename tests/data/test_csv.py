@@ -57,7 +57,7 @@ def test_test_split_with_other_columns(tmp_path: Path) -> None:
     assert "later.csv must have the columns of people.csv" in refusal(written(tmp_path, "a,b,label\n1,2,0\n"), declared)
 
 
-def test_problems_of_the_test_split_are_told_apart(tmp_path: Path) -> None:
+def test_problems_of_the_test_split_name_its_file(tmp_path: Path) -> None:
     test = written(tmp_path, "a,label\n,0\n", "later.csv")
     declared = Declaration(classes=2, size=1, test=Path(test))
     message = refusal(written(tmp_path, "a,label\n1,0\n"), declared)
@@ -90,7 +90,7 @@ def test_all_problems_at_once_by_row_and_column(tmp_path: Path) -> None:
         assert line in message
 
 
-def test_values_are_never_told(tmp_path: Path) -> None:
+def test_errors_contain_no_values(tmp_path: Path) -> None:
     content = "age,city,height,label\nCANARY1,CANARY2,CANARY3,CANARY4\n"
     assert "CANARY" not in refusal(written(tmp_path, content), DECLARED)
 

@@ -51,12 +51,12 @@ def test_images_of_bytes_are_scaled(tmp_path: Path, shape: tuple[int, ...], beco
     np.testing.assert_allclose(found.train.inputs.reshape(shape), x / 255, rtol=1e-6)
 
 
-def test_images_of_floats_are_left_alone(tmp_path: Path) -> None:
+def test_images_of_floats_are_not_scaled(tmp_path: Path) -> None:
     x = np.full((4, 1, 2, 2), 77.0)
     assert (load(written(tmp_path, X=x, y=np.zeros(4, int)), declaration=DECLARED).train.inputs == 77).all()
 
 
-def test_numbers_that_are_not_finite_come_through(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_accepted(tmp_path: Path) -> None:
     x = np.array([[np.nan, 1.0], [np.inf, 1e300]])
     found = load(written(tmp_path, X=x, y=np.zeros(2, int)), declaration=DECLARED)
     assert np.isnan(found.train.inputs[0, 0])

@@ -1,4 +1,4 @@
-"""Weights from a file, some of them frozen."""
+"""Loading public weights from a file, and freezing some of them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_loaded(tm
     assert not frozen_names(model)
 
 
-def test_what_is_no_file_of_tensors_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_tensors_are_refused(tmp_path: Path) -> None:
     model = models.build("linear", (4,), 2)
     with pytest.raises(FileNotFoundError):
         models.pretrained(model, tmp_path / "absent.safetensors")

@@ -1,4 +1,4 @@
-"""Scattering2d features against their definition, written out with NumPy's Fourier transform and plain sums."""
+"""Scattering2d features, compared with their definition in NumPy."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_features_follow_the_definition() -> None:
     np.testing.assert_allclose(features, np.stack(expected), atol=2e-5)
 
 
-def test_a_wavelet_sees_no_constant() -> None:
+def test_wavelet_features_of_a_constant_image_are_zero() -> None:
     features = Scattering2d()(torch.full((1, 1, 16, 16), 0.7))[0]
     torch.testing.assert_close(features[0], torch.full((4, 4), 0.7))
     assert features[1:].abs().max() < 1e-5
 
 
-def test_each_example_alone() -> None:
+def test_features_do_not_mix_examples() -> None:
     images = torch.rand(3, 2, 12, 20)
     features = Scattering2d()(images)
     assert features.shape == (3, 162, 3, 5)
