@@ -79,9 +79,7 @@ def test_transforms_do_not_depend_on_the_data() -> None:
         ({"X": ROWS, "y": ANOMALIES + 1}, "labels outside 0..1"),
     ],
 )
-def test_other_contents_are_refused(
-    small: Callable[..., Path], arrays: dict[str, np.ndarray], told: str
-) -> None:
+def test_other_contents_are_refused(small: Callable[..., Path], arrays: dict[str, np.ndarray], told: str) -> None:
     folder = small(**arrays)
     with pytest.raises(DataError, match=told):
         load("adbench-yeast", data_dir=folder)

@@ -159,11 +159,11 @@ def _check_layers(layers: dict[str, nn.Module], *, in_steps: bool) -> None:
 def _problem(layer: nn.Module, *, in_steps: bool) -> str:
     parts = [part for part in layer.modules() if isinstance(part, _WEIGHTED)]
     if any(is_lazy(mean) for _, _, mean in _means(layer)):
-        return "its weights have no shape yet; call the model once before"
+        return "its weights have no shape yet; call the model once to set it"
     if any(
         parametrize.is_parametrized(part) or any(isinstance(v, Tensor) for v in vars(part).values()) for part in parts
     ):
-        return "its weights are computed from others; remove the parametrization before"
+        return "its weights are computed from others; remove the parametrization first"
     if isinstance(vars(layer).get("forward"), TimeSteps):
         return "it has noise already; remove that first"
     if in_steps and isinstance(layer, nn.RNNBase) and not TimeSteps.fit(layer):
