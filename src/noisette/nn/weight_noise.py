@@ -141,6 +141,7 @@ def _check_layers(layers: dict[str, nn.Module]) -> None:
 
 
 def _problem(layer: nn.Module) -> str:
+    """Why this layer cannot have noise, "" if it can."""
     parts = [part for part in layer.modules() if isinstance(part, _WEIGHTED)]
     if any(is_lazy(mean) for _, _, mean in _means(layer)):
         return "its weights have no shape yet; call the model once to set it"
