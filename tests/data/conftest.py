@@ -1,4 +1,4 @@
-"""No test of this room reaches the network, the user's cache, or a data folder it did not ask for."""
+"""Tests of data sets use neither the network nor the user's cache, and real files only where they ask for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REAL = os.environ.get("NOISETTE_DATA")
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The empty folder which stands for the user's cache; nothing can be downloaded."""
+    """An empty folder in the place of the user's cache; nothing can be downloaded."""
     empty = tmp_path / "cache"
 
     def unreachable(url: str, **settings: object) -> str:
@@ -31,7 +31,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def real() -> Callable[[str], Path]:
-    """The folder with the real files of all sets, for a test that needs those of one."""
+    """Gives the folder of all real data sets to a test that needs the named one."""
 
     def folder(name: str) -> Path:
         if not REAL:

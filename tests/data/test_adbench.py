@@ -1,4 +1,4 @@
-"""ADBench's tables: their sizes, their split, and the constant maps of their numbers."""
+"""ADBench's tables: their sizes, their split, and the data-independent transforms of their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PRINTED = {
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes a set of ten rows in the place of yeast, and gives the folder of data sets."""
+    """Writes a set of ten rows that replaces yeast, and returns the folder of data sets."""
 
     def write(**arrays: np.ndarray) -> Path:
         (tmp_path / "adbench").mkdir()
@@ -63,11 +63,11 @@ def test_the_split_is_the_same_at_every_reading(small: Callable[..., Path]) -> N
     assert once.train.inputs[:, 0].tolist() != sorted(once.train.inputs[:, 0])
 
 
-def test_maps_are_constant() -> None:
-    shares, counts = TABLES["aloi"].scaled, TABLES["shuttle"].scaled
+def test_transforms_do_not_depend_on_the_data() -> None:
+    shares, counts = TABLES["aloi"].transform, TABLES["shuttle"].transform
     np.testing.assert_allclose(shares(np.array([0.0, 0.25, 1.0, -0.1])), [0, 0.5, 1, 0])
     np.testing.assert_allclose(counts(np.array([0, 100, -100])), [0, np.log(1 + 2**0.5), -np.log(1 + 2**0.5)])
-    assert TABLES["magic"].scaled(ROWS) is ROWS
+    assert TABLES["magic"].transform(ROWS) is ROWS
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_maps_are_constant() -> None:
     [
         ({"X": ROWS[:9], "y": ANOMALIES[:9]}, r"rows of shape \(9, 2\).*publishes 10 rows of 2 numbers"),
         ({"X": ROWS, "y": ANOMALIES[:9]}, r"labels of shape \(9,\)"),
-        ({"X": ROWS}, "damaged or not of ADBench"),
+        ({"X": ROWS}, "damaged or not the published file"),
         ({"X": ROWS, "y": ANOMALIES + 1}, "labels outside 0..1"),
     ],
 )
-def test_another_file_is_refused(small: Callable[..., Path], arrays: dict[str, np.ndarray], told: str) -> None:
+def test_other_contents_are_refused(small: Callable[..., Path], arrays: dict[str, np.ndarray], told: str) -> None:
     folder = small(**arrays)
     with pytest.raises(DataError, match=told):
         load("adbench-yeast", data_dir=folder)
 
 
-def test_an_absent_file_says_where_to_put_which(tmp_path: Path) -> None:
+def test_the_error_for_an_absent_file_says_where_to_put_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"put 47_yeast.npz from https://.*ADBench.* into .*adbench"):
         load("adbench-yeast", data_dir=tmp_path)
 

@@ -60,5 +60,5 @@ def test_value_outside_the_documented_domain(tmp_path: Path) -> None:
 
 def test_truncated_file(tmp_path: Path) -> None:
     write(tmp_path / "adult", [ROWS[0], ROWS[1][:30]], ROWS)
-    with pytest.raises(DataError, match=r"adult.data: there are not 15 fields.* in row 2"):
+    with pytest.raises(DataError, match=r"adult.data: .*differs from the 15 of the header in row 2"):
         load("adult", data_dir=tmp_path)

@@ -1,4 +1,4 @@
-"""AG News from both kinds of files, and that nothing but the texts themselves follows the texts."""
+"""AG News from both kinds of files; only the inputs depend on the texts, not their shape or the vocabulary."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_official_files(tmp_path: Path) -> None:
     assert found.vectors is not None
     assert found.vectors.shape == (7, 3)
     assert "not comparable" not in found.note
-    assert "word vectors of no more than the 5 most frequent" in found.note
+    assert "word vectors of only the 5 most frequent" in found.note
 
 
 def test_the_copy_with_a_part_of_the_articles(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_another_class_is_refused_by_its_row(tmp_path: Path, label: str) -> None
         official(tmp_path, [*OFFICIAL, f'"{label}","secret","words"'])
 
 
-def test_a_line_that_was_cut_is_refused_and_not_quoted(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"train.csv: there are not 3 fields, as in the header, in row 5") as caught:
+def test_a_truncated_line_is_refused_and_not_quoted(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"train.csv: .* differs from the 3 of the header in row 5") as caught:
         official(tmp_path, [*OFFICIAL, '"1","secret'])
     assert "secret" not in str(caught.value)
 
@@ -109,13 +109,13 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
         subset(tmp_path, [])
 
 
-def test_articles_that_are_absent_are_asked_for(tmp_path: Path) -> None:
+def test_an_error_says_where_to_put_absent_articles(tmp_path: Path) -> None:
     wanted = r"put train\.csv, test\.csv from https://raw\.githubusercontent\.com/.*/ag_news_csv/ into .*ag_news$"
     with pytest.raises(DataError, match=wanted):
         load("ag-news", data_dir=write(tmp_path, {}))
 
 
-def test_word_vectors_that_are_absent_are_asked_for_first(tmp_path: Path) -> None:
+def test_absent_word_vectors_are_reported_first(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="GloVe word vectors are not on this machine"):
         load("ag-news", data_dir=tmp_path)
 

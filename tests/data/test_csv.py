@@ -57,7 +57,7 @@ def test_test_split_with_other_columns(tmp_path: Path) -> None:
     assert "later.csv must have the columns of people.csv" in refusal(written(tmp_path, "a,b,label\n1,2,0\n"), declared)
 
 
-def test_problems_of_the_test_split_are_told_apart(tmp_path: Path) -> None:
+def test_problems_of_the_test_split_name_its_file(tmp_path: Path) -> None:
     test = written(tmp_path, "a,label\n,0\n", "later.csv")
     declared = Declaration(classes=2, size=1, test=Path(test))
     message = refusal(written(tmp_path, "a,label\n1,0\n"), declared)
@@ -83,14 +83,14 @@ def test_all_problems_at_once_by_row_and_column(tmp_path: Path) -> None:
         "column 'age': a value is missing in row 1;",
         "column 'city': none of its declared categories in row 2",
         "column 'height': a value is missing in row 3;",
-        "column 'height': not a finite number (a column of text needs its categories declared) in rows 2, 4 and 5",
+        "column 'height': not a finite number (for a column of text, declare its categories) in rows 2, 4 and 5",
         "column 'label': a value is missing in row 4;",
         "column 'label': none of the declared classes in row 3",
     ):
         assert line in message
 
 
-def test_values_are_never_told(tmp_path: Path) -> None:
+def test_errors_contain_no_values(tmp_path: Path) -> None:
     content = "age,city,height,label\nCANARY1,CANARY2,CANARY3,CANARY4\n"
     assert "CANARY" not in refusal(written(tmp_path, content), DECLARED)
 
@@ -121,10 +121,10 @@ def test_declared_columns_that_are_absent(tmp_path: Path) -> None:
     [
         ("", "is empty; its first line must name the columns"),
         ("a,label\n", "has a header but no rows"),
-        ("a,a,label\n1,2,0\n", "every column needs a name of its own"),
-        ("a,,label\n1,2,0\n", "every column needs a name of its own"),
-        ("label\n0\n", "there is no column but the label's"),
-        ("a,label\n1,0\n2\n3,0,9\n", "there are not 2 fields, as in the header, in rows 2 and 3"),
+        ("a,a,label\n1,2,0\n", "must give each column a different name"),
+        ("a,,label\n1,2,0\n", "must give each column a different name"),
+        ("label\n0\n", "there is no column besides the label"),
+        ("a,label\n1,0\n2\n3,0,9\n", "differs from the 2 of the header in rows 2 and 3"),
     ],
 )
 def test_no_table(tmp_path: Path, content: str, says: str) -> None:

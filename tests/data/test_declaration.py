@@ -24,7 +24,7 @@ def test_all_contradictions_at_once() -> None:
 
 @pytest.mark.parametrize("classes", [1, 0, -3, (), ("only",)])
 def test_two_classes_at_least(classes: int | tuple[str, ...]) -> None:
-    with pytest.raises(DataError, match="classes: expected two or more"):
+    with pytest.raises(DataError, match="classes: expected two or more different classes"):
         Declaration(classes=classes)
 
 

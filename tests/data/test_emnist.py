@@ -19,7 +19,7 @@ def archive(tmp_path: Path) -> Path:
     return folder / "gzip.zip"
 
 
-def test_official_archive_is_turned_upright_and_counts_from_zero(tmp_path: Path, archive: Path, idx_of: Idx) -> None:
+def test_official_images_are_transposed_and_labels_start_at_zero(tmp_path: Path, archive: Path, idx_of: Idx) -> None:
     upright = np.random.default_rng(0).integers(0, 256, (4, 28, 28))
     with zipfile.ZipFile(archive, "w") as opened:
         for split in ("train", "test"):

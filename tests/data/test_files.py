@@ -1,4 +1,4 @@
-"""Finding and fetching: the order of the folders, what is said offline, and that no half file is left."""
+"""Finding and downloading files: the order of the folders, errors without a network, and no partial files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import pytest
 
 from noisette.data import DataError, DataSet, Split, files, load
 
-RETRIEVE = pooch.retrieve  # before the fixtures of this room take it away
+RETRIEVE = pooch.retrieve  # before the fixture replaces it
 CONTENT = bytes(range(256)) * 100
 
 
 @pytest.fixture
 def address() -> Iterator[str]:
-    """A local server: ``whole`` has the content, ``other`` another one, ``cut`` breaks off in the middle."""
+    """A local server: ``whole`` is the content, ``other`` differs from it, and ``cut`` ends too early."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -72,7 +72,7 @@ def test_a_failed_download_leaves_no_file(
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "adult"])
-def test_offline_and_absent_says_on_one_line_what_to_put_where(name: str, tmp_path: Path, cache: Path) -> None:
+def test_the_error_without_a_network_says_which_files_to_put_where(name: str, tmp_path: Path, cache: Path) -> None:
     with pytest.raises(DataError) as caught:
         load(name, data_dir=tmp_path)
     message = str(caught.value)
@@ -89,12 +89,12 @@ def test_the_files_are_named(tmp_path: Path) -> None:
         load("adult", data_dir=tmp_path)
 
 
-def test_without_a_folder_of_the_users_the_cache_is_named(cache: Path) -> None:
+def test_without_a_data_folder_the_error_names_the_cache(cache: Path) -> None:
     with pytest.raises(DataError, match=f"into {cache / 'mnist'}$"):
         load("mnist")
 
 
-def test_folders_in_their_order(
+def test_folders_are_searched_in_order(
     tmp_path: Path,
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -120,7 +120,7 @@ def test_folders_in_their_order(
     assert mark_of(None) == 2
 
 
-def test_a_data_folder_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"data_dir is .*nowhere, which is not a folder"):
         load("mnist", data_dir=tmp_path / "nowhere")
     monkeypatch.setenv("NOISETTE_DATA", str(tmp_path / "nowhere"))

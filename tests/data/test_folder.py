@@ -66,7 +66,7 @@ def test_folders_and_files_that_do_not_belong(pets: Path) -> None:
     (pets / "train" / "dog" / "CANARY.txt").write_text("hello")
     message = refusal(pets)
     assert "pets/train: 2 problems" in message
-    assert "1 entries are not named as a declared class" in message
+    assert "1 entries are not named after a declared class" in message
     assert "dog: 1 entries do not end in .jpeg, .jpg, .png" in message
     assert "CANARY" not in message
 
@@ -80,7 +80,7 @@ def test_damaged_and_odd_images_are_listed_without_their_names(pets: Path) -> No
     message = refusal(pets)
     assert "CANARY" not in message
     assert [line.strip() for line in message.splitlines()] == [
-        "images by name within their class, the first being 1: 4 problems",
+        "images, numbered from 1 in the order of their names within their class: 4 problems",
         "image 3 of cat in train is damaged, or neither PNG nor JPEG",
         "image 1 of dog in train is damaged, or neither PNG nor JPEG",
         "image 2 of dog in train differs from the first image in size or colours",
@@ -114,7 +114,7 @@ def test_a_class_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
 
 
 def test_no_images(tmp_path: Path) -> None:
-    assert "train is not there; images lie in" in refusal(tmp_path)
+    assert "train; put images into" in refusal(tmp_path)
     (tmp_path / "train" / "cat").mkdir(parents=True)
     assert "there are no images" in refusal(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Word vectors from files: sound ones are read, and others refused by the line that is wrong."""
+"""Word vectors from files: valid files are read, and errors name the invalid lines of others."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_words_and_vectors_as_they_are_written(tmp_path: Path) -> None:
     assert found.note == ""
 
 
-def test_a_file_that_was_cut_in_a_line_names_the_line(tmp_path: Path) -> None:
+def test_a_file_truncated_within_a_line_names_the_line(tmp_path: Path) -> None:
     path = text(tmp_path, *LINES)
     path.write_bytes(path.read_bytes()[:-3])
     assert "line 4 has 2 numbers instead of 3" in refusal(path)
-    assert "get it anew" in refusal(path)
+    assert "download it again" in refusal(path)
 
 
-def test_a_file_that_was_cut_between_lines_has_too_few_words(tmp_path: Path) -> None:
+def test_a_file_truncated_between_lines_has_too_few_words(tmp_path: Path) -> None:
     assert "there are 3 words instead of 4" in refusal(text(tmp_path, *LINES[:3]))
 
 
@@ -60,7 +60,7 @@ def test_all_garbled_lines_are_listed(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\xff 1 2 3\n\n")
     message = refusal(path, words=2)
     for line in (2, 4, 6):
-        assert f"line {line} has something in the place of a number or word" in message
+        assert f"line {line} has an invalid number or word" in message
     assert "line 5 has 2 numbers" in message
     assert "line 7 has 0 numbers" in message
     assert "line 1 " not in message
@@ -72,8 +72,8 @@ def test_vectors_that_are_not_finite_are_refused(tmp_path: Path, number: str) ->
     assert "the vector of word 2 is not finite" in refusal(text(tmp_path, LINES[0], f"of 1 {number} 3"), words=2)
 
 
-def test_a_word_that_is_there_twice_is_refused(tmp_path: Path) -> None:
-    assert "1 words are there twice" in refusal(text(tmp_path, *LINES, LINES[0]))
+def test_a_word_that_appears_twice_is_refused(tmp_path: Path) -> None:
+    assert "1 words appear twice" in refusal(text(tmp_path, *LINES, LINES[0]))
 
 
 def test_the_copy_of_the_most_frequent_words(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_copy_of_the_most_frequent_words(tmp_path: Path) -> None:
     found = read_npz(path)
     assert list(found.words) == ["the", "of"]
     assert found.vectors.tolist() == [[1, 0], [0, 1]]
-    assert "the 2 most frequent words of GloVe, 2 numbers each" in found.note
+    assert "the 2 most frequent words of GloVe, of dimension 2" in found.note
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_the_copy_of_the_most_frequent_words(tmp_path: Path) -> None:
         {"words": np.array(["the"], dtype=object), "vectors": np.ones((1, 2), np.float32)},
     ],
 )
-def test_arrays_that_are_no_words_and_vectors_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
+def test_arrays_that_are_not_words_and_vectors_are_refused(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     path = tmp_path / MOST_FREQUENT
     np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(DataError, match="get it anew"):
+    with pytest.raises(DataError, match="download it again"):
         read_npz(path)
 
 
-def test_no_archive_is_damaged(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_archive_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / MOST_FREQUENT
     path.write_bytes(b"PK\x03\x04 cut")
     with pytest.raises(DataError, match="is damaged"):
         read_npz(path)
 
 
-def test_the_whole_vectors_come_before_the_copy(tmp_path: Path) -> None:
+def test_the_whole_vectors_take_precedence_over_the_copy(tmp_path: Path) -> None:
     (tmp_path / "glove").mkdir()
     np.savez(tmp_path / "glove" / MOST_FREQUENT, words=np.array(["the"]), vectors=np.ones((1, 2), np.float32))
     assert list(glove(tmp_path).words) == ["the"]
@@ -120,7 +120,7 @@ def test_the_whole_vectors_come_before_the_copy(tmp_path: Path) -> None:
         glove(tmp_path)
 
 
-def test_vectors_that_are_absent_are_asked_for(tmp_path: Path) -> None:
-    wanted = f"put {WHOLE} out of https://nlp.stanford.edu/data/glove.6B.zip into {tmp_path / 'glove'}"
+def test_an_error_says_where_to_put_absent_vectors(tmp_path: Path) -> None:
+    wanted = f"put {WHOLE} from https://nlp.stanford.edu/data/glove.6B.zip into {tmp_path / 'glove'}"
     with pytest.raises(DataError, match=re.escape(wanted)):
         glove(tmp_path)

@@ -36,7 +36,7 @@ def test_fewer_bytes_than_declared_states_both(tmp_path: Path) -> None:
         idx.read(written(tmp_path, content), dimensions=3)
 
 
-def test_a_gzip_stream_that_is_cut_off_states_both(tmp_path: Path, idx_of: Idx) -> None:
+def test_a_truncated_gzip_stream_states_both(tmp_path: Path, idx_of: Idx) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (100, 28, 28))
     content = idx_of(noise)
     with pytest.raises(DataError, match=r"should hold 78400 bytes .* but \d+ were found") as caught:
@@ -62,7 +62,7 @@ def test_wrong_magic(tmp_path: Path, idx_of: Idx) -> None:
         idx.read(written(tmp_path, idx_of(np.zeros(5))), dimensions=3)
 
 
-def test_header_cut_short(tmp_path: Path) -> None:
+def test_truncated_header(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="ends inside its header"):
         idx.read(written(tmp_path, gzip.compress(bytes([0, 0, 8, 3, 0, 0]))), dimensions=3)
 
@@ -74,12 +74,12 @@ def test_empty_stream(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"not gzip at all", b"<html>404</html>"])
 def test_not_gzip(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(DataError, match="not a sound gzip file"):
+    with pytest.raises(DataError, match="not a valid gzip file"):
         idx.read(written(tmp_path, content), dimensions=1)
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path, idx_of: Idx) -> None:
     content = bytearray(idx_of(np.zeros((10, 28, 28))))
     content[-6] ^= 1  # in the checksum which ends the stream
-    with pytest.raises(DataError, match="not a sound gzip file"):
+    with pytest.raises(DataError, match="not a valid gzip file"):
         idx.read(written(tmp_path, bytes(content)), dimensions=3)

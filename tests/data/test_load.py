@@ -49,7 +49,7 @@ def test_a_folder_named_as_a_built_in_set(tmp_path: Path, monkeypatch: pytest.Mo
         load("./digits")
 
 
-def test_the_room_imports_no_torch_and_no_pickle() -> None:
+def test_the_folder_imports_neither_torch_nor_pickle() -> None:
     room = Path(noisette.data.__file__).parent
     imported = {
         name.split(".")[0]

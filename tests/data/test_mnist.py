@@ -23,7 +23,7 @@ def test_official_files(name: str, tmp_path: Path, write_idx_set: Callable[..., 
     assert found.test.inputs.shape == (5, 1, 28, 28)
 
 
-def test_kmnist_first_7011_says_so(tmp_path: Path, write_idx_set: Callable[..., None]) -> None:
+def test_the_note_of_kmnist_names_the_partial_copy(tmp_path: Path, write_idx_set: Callable[..., None]) -> None:
     write_idx_set(tmp_path / "kmnist", train="train-first7011")
     found = load("kmnist", data_dir=tmp_path)
     assert found.declared_size == 7_011
@@ -31,7 +31,7 @@ def test_kmnist_first_7011_says_so(tmp_path: Path, write_idx_set: Callable[..., 
     assert len(found.train.inputs) == 12
 
 
-def test_kmnist_whole_comes_before_its_part(tmp_path: Path, write_idx_set: Callable[..., None]) -> None:
+def test_the_whole_of_kmnist_takes_precedence_over_its_part(tmp_path: Path, write_idx_set: Callable[..., None]) -> None:
     write_idx_set(tmp_path / "kmnist", train="train-first7011")
     write_idx_set(tmp_path / "kmnist")
     assert load("kmnist", data_dir=tmp_path).declared_size == 60_000

@@ -1,4 +1,4 @@
-"""The real files, as far as NOISETTE_DATA has them: shapes, means and the known number of examples of each class."""
+"""The real files that NOISETTE_DATA has: shapes, means and the known number of examples of each class."""
 
 from __future__ import annotations
 

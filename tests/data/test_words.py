@@ -1,11 +1,11 @@
-"""Texts to numbers: where a text is cut, and that the numbers depend on the public words alone."""
+"""Splitting texts into words, and numbering the words by public words alone."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from noisette.data.words import PADDING, UNKNOWN, Vocabulary, cut
+from noisette.data.words import PADDING, UNKNOWN, Vocabulary, split
 
 VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=np.float32).reshape(5, 2), "")
 
@@ -26,8 +26,8 @@ VOCABULARY = Vocabulary(("the", "oil", "price", "'s", "."), np.arange(10, dtype=
         ("Zürich ÉTÉ 東京", ["zürich", "été", "東京"]),
     ],
 )
-def test_words_numbers_and_signs_are_cut_apart(text: str, words: list[str]) -> None:
-    assert cut(text) == words
+def test_words_numbers_and_punctuation_are_separated(text: str, words: list[str]) -> None:
+    assert split(text) == words
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_words_numbers_and_signs_are_cut_apart(text: str, words: list[str]) -> N
         ("a plain; list and team #1", ["a", "plain", ";", "list", "and", "team", "#", "1"]),
     ],
 )
-def test_remains_of_markup_are_put_right_or_taken_out(text: str, words: list[str]) -> None:
-    assert cut(text) == words
+def test_remains_of_markup_are_decoded_or_removed(text: str, words: list[str]) -> None:
+    assert split(text) == words
 
 
-def test_long_texts_are_cut_and_short_ones_padded_at_the_end() -> None:
+def test_long_texts_are_truncated_and_short_ones_padded_at_the_end() -> None:
     numbers = VOCABULARY.number(["The oil price", "the oil . the oil", ""], tokens=4)
     assert numbers.dtype == np.int64
     assert numbers.tolist() == [[2, 3, 4, PADDING], [2, 3, 6, 2], [PADDING] * 4]

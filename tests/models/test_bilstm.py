@@ -1,4 +1,4 @@
-"""The LSTM that reads texts in both directions, against its equations."""
+"""The bidirectional LSTMs, compared with their equations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def randomised(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def test_the_scores_see_the_last_word_read_onward_and_the_first_read_backwards() -> None:
+def test_the_scores_use_the_last_states_of_both_directions() -> None:
     model, x = randomised(models.build("bilstm-dl", TEXT, 4)), torch.randn(3, *TEXT)
     p = {name.removeprefix("reader.lstm."): value for name, value in model.named_parameters()}
     states = [
@@ -43,7 +43,7 @@ def test_the_scores_see_the_last_word_read_onward_and_the_first_read_backwards()
     torch.testing.assert_close(model(x), torch.cat(states, 1) @ model.scores.weight.T + model.scores.bias)
 
 
-def test_layer_norms_stand_on_both_parts_of_the_gates_and_on_the_cell() -> None:
+def test_layer_norms_apply_to_both_parts_of_the_gates_and_to_the_cell() -> None:
     lstm, x = randomised(models.LayerNormLSTM(6, 7)), torch.randn(3, *TEXT)
     h = c = torch.zeros(3, 7)
     for t in range(5):
@@ -63,6 +63,6 @@ def test_with_layer_norm_each_direction_has_its_own_weights_and_the_scores_a_nor
     torch.testing.assert_close(model(x), normal(scores, torch.ones(4), torch.zeros(4)))
 
 
-def test_a_fifth_of_what_was_read_is_dropped_in_training() -> None:
+def test_the_dropout_probability_is_one_fifth() -> None:
     for name in ("bilstm-dl", "ln-bilstm-dl"):
         assert models.build(name, TEXT, 4).dropout.p == 0.2

@@ -1,4 +1,4 @@
-"""The models that come with noisette, and models of the user's own."""
+"""The built-in models, and the user's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.validation import Call, prove
 
 IMAGE, COLOUR, TEXT = (1, 28, 28), (3, 32, 32), (20, 100)
-# Shape of an example, classes, and the numbers to train: those of the published networks where there is one.
+# Shape of an example, classes, and the number of parameters, as published where the network is.
 NETWORKS = {
     "linear": ((113,), 10, 113 * 10 + 10),
     "mlp": ((113,), 10, 113 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10),
@@ -55,12 +55,12 @@ NETWORKS = {
 }
 
 
-def test_every_name_is_known_here() -> None:
+def test_the_table_above_has_every_model() -> None:
     assert set(models.names()) == set(NETWORKS)
 
 
 @pytest.mark.parametrize(("name", "shape", "classes", "numbers"), [(name, *rest) for name, rest in NETWORKS.items()])
-def test_networks_have_as_many_numbers_to_train_as_published_and_one_row_of_scores_for_each_example(
+def test_networks_have_the_published_number_of_parameters_and_one_row_of_scores_for_each_example(
     name: str, shape: tuple[int, ...], classes: int, numbers: int
 ) -> None:
     with torch.device("cpu" if "lipschitz" in name else "meta"):  # weights that are projected must have values
@@ -92,14 +92,14 @@ def test_networks_have_as_many_numbers_to_train_as_published_and_one_row_of_scor
         ("lipschitz-patch", (2, 10, 17)),
     ],
 )
-def test_networks_look_at_one_example_at_a_time(name: str, shape: tuple[int, ...]) -> None:
+def test_networks_do_not_mix_examples(name: str, shape: tuple[int, ...]) -> None:
     model = models.build(name, shape, 7)
     clip = PerExampleClip(model, max_grad_norm=1.0)
     prove(clip, Call((torch.rand(8, *shape),), {}))
     clip.close()
 
 
-def test_trying_a_model_out_leaves_no_trace_in_it() -> None:
+def test_the_trial_call_of_build_does_not_change_the_model() -> None:
     model = models.build("bn-lenet-5", IMAGE, 10)
     assert {type(m).__name__ for m in model.modules() if not m.training} == set()
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)):
@@ -108,7 +108,7 @@ def test_trying_a_model_out_leaves_no_trace_in_it() -> None:
     assert not models.build("scattering", IMAGE, 10).features.training
 
 
-def test_fixed_features_have_nothing_to_train() -> None:
+def test_fixed_features_have_no_parameters() -> None:
     model = models.build("scattering", (1, 28, 28), 10)
     assert isinstance(model, models.FixedFeatures)
     assert not list(model.features.parameters())
@@ -163,7 +163,7 @@ def test_models_that_do_not_fit_are_refused(
         ("cifar-tutorial", (3, 32, 23), "24 x 24 pixels or more, got examples of shape .3, 32, 23."),
     ],
 )
-def test_examples_that_the_network_cannot_take_are_named(name: str, shape: tuple[int, ...], message: str) -> None:
+def test_errors_name_the_examples_that_a_network_needs(name: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         models.build(name, shape, 2)
 
@@ -172,8 +172,8 @@ def test_centred() -> None:
     assert nn.Sequential(models.Centred())(torch.tensor([0.0, 0.5, 1.0])).tolist() == [-1.0, 0.0, 1.0]
 
 
-def test_fixed_features_stand_still_in_every_mode() -> None:
-    """Batch norm that trains would make the features of one example depend on the others."""
+def test_fixed_features_stay_in_evaluation_mode() -> None:
+    """Batch norm in training mode would make the features of one example depend on the others."""
     model = models.FixedFeatures(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout()), nn.Dropout())
     x = torch.rand(5, 3)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The layers of the networks that come with noisette, one by one."""
+"""The layers of the built-in networks, in order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_activation_and_the_norm_of_the_logits_are_arguments_of_the_lenets() -> 
 
 
 @pytest.mark.parametrize("name", [name for name in models.names() if name.startswith("bn-")])
-def test_networks_with_batch_norm_have_it_right_behind_each_layer(name: str) -> None:
+def test_networks_with_batch_norm_have_it_directly_after_each_layer(name: str) -> None:
     found = layers(models.build(name, COLOUR, 10))
     behind = [after for layer, after in pairwise([*found, None]) if isinstance(layer, nn.Conv2d | nn.Linear)]
     free = {"bn-light-vgg": 1, "bn-resnet-18": 0, "bn-vgg-16": 0}.get(name, 0)
@@ -68,7 +68,7 @@ def test_networks_with_layer_norm_have_it_where_the_others_have_batch_norm(name:
         assert isinstance(theirs, BATCH_NORMS) == (isinstance(mine, LAYER_NORMS) and mine.weight is not None)
 
 
-def test_layer_norm_looks_at_all_numbers_of_one_example() -> None:
+def test_layer_norm_normalises_all_values_of_one_example() -> None:
     for norm, shape in ((models.layer_norm(6, 2), (6, 5, 4)), (models.layer_norm(6, 0), (6,))):
         x = torch.randn(3, *shape) * torch.rand(3, *shape)
         rows = x.flatten(1)
@@ -117,7 +117,7 @@ def test_vggs_pool_where_the_paper_does() -> None:
 
 
 @pytest.mark.parametrize("network", [models.resnet, models.vgg])
-def test_depths_that_are_not_known_are_refused(network) -> None:
+def test_unknown_depths_are_refused(network) -> None:
     with pytest.raises(ValueError, match=r"expected depth to be one of 1\d, .*, got 20"):
         network(COLOUR, 10, depth=20)
 

@@ -1,4 +1,4 @@
-"""Weights from a file, some of them frozen."""
+"""Loading public weights from a file, and freezing some of them."""
 
 from __future__ import annotations
 
@@ -101,16 +101,16 @@ def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_loaded(tm
         "head.fc1.bias: missing, though the file holds other tensors of that layer",
         "head.fc2.weight: holds values that are not finite",
         "head.scores.weight: of shape (100, 384) in the file and (10, 384) in the model; leave it out of the file to "
-        "train it anew",
+        "train it from initial weights",
         "head.fc3.weight: the model has no such tensor",
-        "hed: to be frozen, but no part of the model with weights is called so",
-        "head.relu1: to be frozen, but no part of the model with weights is called so",
+        "hed: cannot be frozen, since no part of the model with weights has this name",
+        "head.relu1: cannot be frozen, since no part of the model with weights has this name",
     }
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert not frozen_names(model)
 
 
-def test_what_is_no_file_of_tensors_is_refused(tmp_path: Path) -> None:
+def test_files_that_are_not_tensors_are_refused(tmp_path: Path) -> None:
     model = models.build("linear", (4,), 2)
     with pytest.raises(FileNotFoundError):
         models.pretrained(model, tmp_path / "absent.safetensors")

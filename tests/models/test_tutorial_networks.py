@@ -23,7 +23,7 @@ def test_networks_have_the_layers_of_the_paper() -> None:
     assert [p.shape for p in mnist.parameters()] == [(1000, 60), (10, 1000)]
 
 
-def test_cifar_network_sees_the_middle_of_the_image_alone_and_neither_its_brightness_nor_its_contrast() -> None:
+def test_the_cifar_network_uses_only_the_centre_of_the_image_and_ignores_brightness_and_contrast() -> None:
     model, image = models.build("cifar-tutorial", (3, 32, 33), 10), torch.rand(1, 3, 32, 33)
     padded = image.clone()
     padded[..., :4, :] = padded[..., 28:, :] = padded[..., :4] = padded[..., 28:] = 7.0
@@ -35,7 +35,7 @@ def test_cifar_network_sees_the_middle_of_the_image_alone_and_neither_its_bright
     torch.testing.assert_close(middle.var(correction=0), torch.tensor(1.0), rtol=1e-3, atol=0)
 
 
-def test_networks_begin_with_normal_weights_cut_at_two_deviations() -> None:
+def test_initial_weights_are_normal_and_truncated_at_two_standard_deviations() -> None:
     cifar, mnist = models.build("cifar-tutorial", (3, 32, 32), 10), models.build("mlp1000", (60,), 10)
     expected: list[tuple[Tensor, float]] = [
         (cifar.features.conv1.weight, 0.05),
@@ -56,7 +56,7 @@ def test_networks_begin_with_normal_weights_cut_at_two_deviations() -> None:
 # The network of the tutorial itself
 
 
-def test_poolings_of_the_tutorial_overlap_and_reach_over_the_lower_and_right_edge() -> None:
+def test_pooling_windows_of_the_tutorial_overlap_and_extend_beyond_the_lower_and_right_edge() -> None:
     features, x = models.build("tf-tutorial", (3, 32, 32), 10).features, torch.randn(2, 3, 24, 24)
     edged = torch.full((2, 3, 25, 25), -torch.inf)
     edged[..., :24, :24] = x
@@ -75,7 +75,7 @@ def test_responses_of_the_tutorial_are_divided_by_those_of_nine_channels() -> No
     torch.testing.assert_close(responses(x), expected)
 
 
-def test_layers_of_the_tutorial_stand_in_its_order() -> None:
+def test_layers_of_the_tutorial_are_in_its_order() -> None:
     model = models.build("tf-tutorial", (3, 32, 32), 10)
     names = [name for name, _ in model.features.named_children()]
     assert names[2:] == ["conv1", "act1", "pool1", "responses1", "conv2", "act2", "responses2", "pool2", "flat"]

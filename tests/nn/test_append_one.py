@@ -1,4 +1,4 @@
-"""A one beside the numbers of a row."""
+"""Appending a one to rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_bound_is_reached() -> None:
     assert layer(torch.tensor([[0.0, 2.0, 0.0]])).norm().item() == pytest.approx(math.sqrt(5))
 
 
-def test_rows_of_one_direction_stay_apart_on_the_sphere() -> None:
+def test_rows_of_equal_direction_stay_different_on_the_sphere() -> None:
     rows = torch.tensor([[1.0, 2.0], [2.0, 4.0]])
     alone, beside = SphereInput(1.0)(rows), SphereInput(1.0)(AppendOne()(rows))
     torch.testing.assert_close(alone[0], alone[1])

@@ -1,4 +1,4 @@
-"""Batch norm in the user's own model gives way to another norm; weights and names stay, and what cannot be is told."""
+"""Replacing batch norm in the user's own model: weights and names are kept, and invalid arguments are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_instance_norm_keeps_the_affine_weights() -> None:
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(3, 1), (16, 1), (64, 4), (84, 4), (512, 32), (1024, 32)])
-def test_groups_are_never_small(channels: int, groups: int) -> None:
+def test_groups_have_at_least_16_channels(channels: int, groups: int) -> None:
     norm = convert_batch_norm(nn.BatchNorm2d(channels), to=nn.GroupNorm)
     assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == groups
@@ -73,7 +73,7 @@ def test_one_batch_norm_in_two_places_becomes_one_norm() -> None:
     assert model[0] is model[2]
 
 
-def test_models_without_batch_norm_are_left_alone() -> None:
+def test_models_without_batch_norm_are_not_changed() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=11, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
@@ -96,7 +96,7 @@ def test_frozen_statistics_are_those_of_the_model(name: str) -> None:
     assert torch.equal(model.eval()(x), truth)
 
 
-def test_frozen_statistics_may_be_those_of_a_public_batch_now() -> None:
+def test_frozen_statistics_may_be_those_of_a_public_batch() -> None:
     model, public, x = network("images")
     convert_batch_norm(model, to=FrozenBatchNorm, public=public)
     fixed = model.bn2.running_var.clone()
@@ -110,7 +110,7 @@ def test_frozen_statistics_may_be_those_of_a_public_batch_now() -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_way_back_keeps_every_bit_of_the_outputs(name: str) -> None:
+def test_converting_back_keeps_every_bit_of_the_outputs(name: str) -> None:
     model, public, x = network(name)
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     with torch.no_grad():
@@ -127,14 +127,14 @@ def test_the_way_back_keeps_every_bit_of_the_outputs(name: str) -> None:
     assert torch.equal(fresh.eval()(x), truth)
 
 
-def test_statistics_that_differ_from_example_to_example_have_no_way_back() -> None:
+def test_norms_whose_statistics_differ_by_example_cannot_be_converted_back() -> None:
     model, public, _ = network("images")
     convert_batch_norm(model, to=PerExampleBatchNorm, public=public)
     with pytest.raises(ValueError, match="bn1, bn2, bn3, bn4: the statistics differ from example to example"):
         to_batch_norm(model)
 
 
-def test_modes_devices_and_frozen_weights_stay() -> None:
+def test_modes_dtypes_and_frozen_weights_are_kept() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).double().eval()
     model[1].weight.requires_grad_(False)
     convert_batch_norm(model, to=PublicBatchNorm, public=torch.randn(4, 2))
@@ -150,20 +150,20 @@ def test_modes_devices_and_frozen_weights_stay() -> None:
         ({"to": PublicBatchNorm, "public": torch.zeros(1, 2, 6, 6)}, "at least two public examples"),
         ({"to": PublicBatchNorm, "public": torch.full((3, 2, 6, 6), torch.nan)}, "not finite"),
         ({"to": PublicBatchNorm, "public": (torch.zeros(3, 2), torch.zeros(4, 2))}, "3, 4 examples"),
-        ({"to": nn.GroupNorm, "public": torch.zeros(3, 2, 6, 6)}, "looks at one example alone; leave public out"),
+        ({"to": nn.GroupNorm, "public": torch.zeros(3, 2, 6, 6)}, "normalises each example alone; leave public out"),
         ({"to": nn.Linear}, "expected `to` to be PublicBatchNorm"),
         ({"to": PublicBatchNorm, "public": torch.zeros(3, 2, 6, 6), "every": 0}, "every"),
     ],
 )
-def test_what_cannot_be_is_told_and_nothing_is_changed(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_and_nothing_is_changed(arguments: dict[str, Any], message: str) -> None:
     model = Residual()
     with pytest.raises(ValueError, match=message):
         convert_batch_norm(model, **arguments)
     assert isinstance(model.bn1, nn.BatchNorm2d)
 
 
-def test_all_problems_are_told_at_once() -> None:
-    with pytest.raises(ValueError, match=r"(?s)looks at one example.*at least two.*every"):
+def test_all_problems_are_listed_at_once() -> None:
+    with pytest.raises(ValueError, match=r"(?s)normalises each example.*at least two.*every"):
         convert_batch_norm(Residual(), to=nn.GroupNorm, public=torch.zeros(1, 2, 6, 6), every=0)
 
 

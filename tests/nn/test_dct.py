@@ -1,4 +1,4 @@
-"""The cut of low frequencies against the sums that define it, and against what it promises of lengths."""
+"""Low frequencies, compared with the sums that define them, and their bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_coefficients_follow_the_definition() -> None:
         assert cut[place] == pytest.approx(coefficient(images[place[:2]], *place[2:]), abs=1e-12)
 
 
-def test_a_whole_transform_keeps_every_length_and_a_cut_makes_none_longer() -> None:
+def test_the_whole_transform_preserves_norms_and_a_part_never_increases_them() -> None:
     images = torch.randn(5, 2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     lengths = images.flatten(1).norm(dim=1)
     torch.testing.assert_close(DctCut(6)(images).flatten(1).norm(dim=1), lengths, rtol=1e-12, atol=0)
@@ -54,7 +54,7 @@ def test_there_are_no_parameters_and_nothing_to_save() -> None:
     assert not DctCut(3).state_dict()
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
+def test_invalid_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="k=0"):
         DctCut(0)
     for refused in (lambda: DctCut(5)(torch.zeros(1, 1, 8, 4)), lambda: DctCut(5).bound_forward(NormBound(1.0, (64,)))):

@@ -1,4 +1,4 @@
-"""Public batch norm against autograd by hand: values, gradients in every engine, and what of other examples shows."""
+"""Public batch norm, compared with autograd by hand: values, gradients in every engine, independence of examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: typ
 
 
 class ByHand:
-    """A model with batch norm, whose norms use the statistics of a public pass that each layer's own weight sees."""
+    """A model with batch norm that uses public statistics, differentiable by the preceding layer's weight only."""
 
     def __init__(self, model: nn.Module, public: Tensor) -> None:
         self.model = copy.deepcopy(model)
@@ -57,7 +57,7 @@ class ByHand:
         return forward
 
     def gradients(self, x: Tensor) -> Tensor:
-        """Of each example alone, (b, parameters)."""
+        """The gradient of each example, (b, parameters)."""
         rows = [
             torch.autograd.grad(
                 losses(self.model, x[i : i + 1]).sum(), list(self.model.parameters()), retain_graph=True
@@ -102,7 +102,7 @@ def test_outputs_are_those_by_hand_and_stay_in_evaluation(name: str) -> None:
 
 
 @every_network
-def test_the_gradient_is_at_right_angles_to_the_weight_of_each_channel(name: str) -> None:
+def test_the_gradient_is_orthogonal_to_the_weight_of_each_channel(name: str) -> None:
     model, public, x = network(name)
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     for norm in model.modules():
@@ -112,16 +112,16 @@ def test_the_gradient_is_at_right_angles_to_the_weight_of_each_channel(name: str
     layers = {layer: norm for norm in model.modules() if isinstance(norm, PublicBatchNorm) for layer in norm._follows}
     assert layers or name.startswith("behind an activation")
     for layer, norm in layers.items():
-        assert norm._variance_at is not None
+        assert norm._variance is not None
         pair = torch.stack([layer.weight, layer.weight.grad])
-        weight, gradient = norm._variance_at.channels.rows(pair)
+        weight, gradient = norm._variance.channels.rows(pair)
         assert float((weight * gradient).detach().sum(1).abs().max()) < 1e-10
         assert layer.bias is None or float(layer.bias.grad.abs().max()) < 1e-10
 
 
 @pytest.mark.parametrize("to", [PublicBatchNorm, PerExampleBatchNorm])
 @every_network
-def test_what_an_example_adds_does_not_depend_on_the_others(name: str, to: Any) -> None:
+def test_the_contribution_of_an_example_does_not_depend_on_the_others(name: str, to: Any) -> None:
     model, public, x = network(name)
     convert_batch_norm(model, to=to, public=public)
     one = found(model, x[:1], 1.0, PerExampleLoop())
@@ -143,7 +143,7 @@ def test_values_of_one_example_and_a_public_batch_together_are_those_of_batch_no
     torch.testing.assert_close(model.eval()(x), torch.cat(together), rtol=1e-4, atol=1e-5)
 
 
-def test_with_more_public_examples_the_own_one_matters_less() -> None:
+def test_with_more_public_examples_the_private_one_has_less_influence() -> None:
     torch.manual_seed(3)
     public, x = torch.randn(4000, 3), torch.randn(5, 3)
     apart = []
@@ -159,7 +159,7 @@ def test_with_more_public_examples_the_own_one_matters_less() -> None:
     assert apart[0] > 5 * apart[1] > 25 * apart[2]
 
 
-def test_every_k_changes_of_the_weights_the_statistics_are_taken_anew() -> None:
+def test_statistics_are_recomputed_after_every_k_changes_of_the_weights() -> None:
     torch.manual_seed(1)
     public = torch.randn(6, 3)
     model = nn.Sequential(nn.Linear(3, 2), PublicBatchNorm(2))
@@ -177,7 +177,7 @@ def test_every_k_changes_of_the_weights_the_statistics_are_taken_anew() -> None:
     torch.testing.assert_close(model[1].running_mean, truth)
 
 
-def test_what_is_saved_are_the_statistics_of_what_is_saved() -> None:
+def test_saved_statistics_are_those_of_the_saved_weights() -> None:
     model, public, x = network("images")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     with torch.no_grad():
@@ -189,7 +189,7 @@ def test_what_is_saved_are_the_statistics_of_what_is_saved() -> None:
     assert torch.equal(fresh.eval()(x), model.eval()(x))  # bit for bit, without any public batch
 
 
-def test_evaluation_takes_no_public_pass_while_the_weights_stay() -> None:
+def test_evaluation_runs_no_public_pass_while_the_weights_do_not_change() -> None:
     model, public, x = network("images")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     calls = []
@@ -203,7 +203,7 @@ def test_evaluation_takes_no_public_pass_while_the_weights_stay() -> None:
     assert len(calls) == 3
 
 
-def test_a_copy_has_statistics_of_its_own() -> None:
+def test_a_copy_has_its_own_statistics() -> None:
     model, public, x = network("images")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     before = model(x)
@@ -262,7 +262,7 @@ def test_batch_norm_itself_stays_refused() -> None:
         )
 
 
-def test_explain_tells_where_statistics_are_constants() -> None:
+def test_explain_lists_norms_whose_statistics_are_constants() -> None:
     model, public, x = network("behind an activation")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     [remark] = explain(model, x).remarks
@@ -272,7 +272,7 @@ def test_explain_tells_where_statistics_are_constants() -> None:
     assert explain(model, x).remarks == ()
 
 
-def test_other_shapes_than_the_public_ones_are_refused() -> None:
+def test_shapes_other_than_the_public_one_are_refused() -> None:
     model, public, _ = network("images")
     convert_batch_norm(model, to=PublicBatchNorm, public=public)
     with pytest.raises(ValueError, match=r"examples of shape \(2, 8, 8\), but those of its public batch are .*\(2, 6"):
@@ -284,13 +284,13 @@ def test_a_norm_without_a_public_batch_says_so() -> None:
         nn.Sequential(nn.Linear(2, 2), PublicBatchNorm(2))(torch.zeros(3, 2))
 
 
-def test_a_norm_in_two_places_is_refused() -> None:
+def test_a_norm_that_is_called_twice_is_refused() -> None:
     norm = PublicBatchNorm(2)
     with pytest.raises(ValueError, match="called twice in one pass of the public batch"):
         use_public_batch(nn.Sequential(nn.Linear(2, 2), norm, nn.Linear(2, 2), norm), torch.randn(5, 2))
 
 
-def test_a_frozen_layer_in_front_leaves_constants() -> None:
+def test_statistics_after_a_frozen_layer_are_constants() -> None:
     model, public, x = network("linear")
     model[0].weight.requires_grad_(False)
     truth = ByHand(model, public).model(x)

@@ -1,4 +1,4 @@
-"""Scattering2d features against their definition, written out with NumPy's Fourier transform and plain sums."""
+"""Scattering2d features, compared with their definition in NumPy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from noisette.lipschitz import NormBound
 from noisette.nn import Scattering2d
 from noisette.nn.scattering import ANGLES
-from noisette.nn.scattering_stretch import stretch
+from noisette.nn.scattering_bound import lipschitz_constant
 
 
 def morlet(deviation: float, angle: float) -> np.ndarray:
@@ -52,13 +52,13 @@ def test_features_follow_the_definition() -> None:
     np.testing.assert_allclose(features, np.stack(expected), atol=2e-5)
 
 
-def test_a_wavelet_sees_no_constant() -> None:
+def test_wavelet_features_of_a_constant_image_are_zero() -> None:
     features = Scattering2d()(torch.full((1, 1, 16, 16), 0.7))[0]
     torch.testing.assert_close(features[0], torch.full((4, 4), 0.7))
     assert features[1:].abs().max() < 1e-5
 
 
-def test_each_example_alone() -> None:
+def test_features_do_not_mix_examples() -> None:
     images = torch.rand(3, 2, 12, 20)
     features = Scattering2d()(images)
     assert features.shape == (3, 162, 3, 5)
@@ -85,7 +85,7 @@ def test_another_order_is_refused(order: int) -> None:
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_no_pair_of_images_is_stretched_beyond_the_bound(order: int) -> None:
+def test_no_pair_of_images_exceeds_the_lipschitz_bound(order: int) -> None:
     scattering = Scattering2d(order)
     reach = NormBound(3.0, (1, 12, 12))
     bound, _ = scattering.bound_backward(reach, 1.0)
@@ -102,11 +102,11 @@ def test_no_pair_of_images_is_stretched_beyond_the_bound(order: int) -> None:
     assert float((scattering(image).flatten(1).norm(dim=1) / image.flatten(1).norm(dim=1)).max()) > 0.25 * bound
 
 
-def test_the_stretch_of_linear_maps_is_their_largest_singular_value() -> None:
-    """With wavelets that see nothing, scattering is a blur; its matrix is made column by column, in another way."""
+def test_the_constant_of_linear_maps_is_their_largest_singular_value() -> None:
+    """With zero wavelets scattering is a blur; its matrix is computed here column by column, in another way."""
     scattering = Scattering2d(1)
     nothing = torch.zeros_like(scattering.fine), torch.zeros_like(scattering.coarse)
-    found = stretch(*nothing, scattering.blur, scattering.blur_half, (12, 12), 1)
+    found = lipschitz_constant(*nothing, scattering.blur, scattering.blur_half, (12, 12), 1)
     matrix = np.zeros((9, 144))
     for pixel in range(144):
         image = np.zeros(144)

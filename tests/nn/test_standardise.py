@@ -1,4 +1,4 @@
-"""Standardisation: with declared constants, with those of public examples, and how far it stretches."""
+"""Standardisation with declared constants and with those of public examples, and its bounds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from noisette.lipschitz import NormBound, is_bounded
 from noisette.nn import Standardise
 
 
-def test_it_takes_off_the_mean_and_divides_by_the_scale() -> None:
+def test_it_subtracts_the_mean_and_divides_by_the_scale() -> None:
     layer = Standardise(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 4.0]))
     torch.testing.assert_close(layer(torch.tensor([[2.0, 6.0], [1.0, 0.0]])), torch.tensor([[2.0, 1.0], [0.0, -0.5]]))
 
 
-def test_constants_of_public_examples_are_a_mean_for_each_place_and_a_deviation_for_each_channel() -> None:
+def test_public_constants_are_a_mean_for_each_position_and_a_deviation_for_each_channel() -> None:
     examples = np.random.default_rng(0).normal(size=(50, 3, 4, 4)) * [[[1.0]], [[5.0]], [[0.1]]] + 7.0
     layer = Standardise.of_public(torch.as_tensor(examples))
     out = layer(torch.as_tensor(examples)).numpy()
@@ -25,7 +25,7 @@ def test_constants_of_public_examples_are_a_mean_for_each_place_and_a_deviation_
         np.testing.assert_allclose(out[:, channel], centred / np.sqrt((centred**2).mean()), rtol=1e-5, atol=1e-5)
 
 
-def test_flat_features_have_a_deviation_each_and_what_does_not_vary_is_only_centred() -> None:
+def test_flat_features_have_one_deviation_each_and_constant_ones_are_only_centred() -> None:
     examples = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     torch.testing.assert_close(Standardise.of_public(examples)(examples), torch.tensor([[-1.0, 0.0], [1.0, 0.0]]))
 
@@ -41,7 +41,7 @@ def test_the_bounds_hold_and_are_reached() -> None:
     assert layer.bound_backward(NormBound(1.0, (2,)), 0.3) == (pytest.approx(0.6), {})
 
 
-def test_a_mean_for_each_channel_counts_at_every_place() -> None:
+def test_a_mean_for_each_channel_counts_at_every_position() -> None:
     layer = Standardise(torch.full((2, 1, 1), 0.5))
     assert layer.bound_forward(NormBound(0.0, (2, 3, 3))).norm == pytest.approx(0.5 * 18**0.5)
 

@@ -15,72 +15,41 @@ SOURCE = files.Source(
 )
 GZIPPED = ("adult.data.gz", "adult.test.gz")
 
-ATTRIBUTES = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-)
-
-
-def _or_unknown(listed: str) -> tuple[str, ...]:
-    return (*listed.split(), "?")
-
-
-# Categories are the ones listed in adult.names, and "?" for unknown as one more of each. Ranges are round numbers
-# chosen from what the attributes mean, not from the records; values outside are clipped.
+# In the order of the file: the range of a number, or the categories that adult.names lists for a text. Ranges are round
+# numbers chosen from what the attributes mean, not from the records; values outside are clipped.
+ATTRIBUTES: dict[str, tuple[float, float] | str] = {
+    "age": (17, 90),
+    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
+    "fnlwgt": (0, 500_000),
+    "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters "
+    "1st-4th 10th Doctorate 5th-6th Preschool",
+    "education-num": (1, 16),
+    "marital-status": "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent "
+    "Married-AF-spouse",
+    "occupation": "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
+    "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv Armed-Forces",
+    "relationship": "Wife Own-child Husband Not-in-family Other-relative Unmarried",
+    "race": "White Asian-Pac-Islander Amer-Indian-Eskimo Other Black",
+    "sex": "Female Male",
+    "capital-gain": (0, 20_000),
+    "capital-loss": (0, 5_000),
+    "hours-per-week": (0, 100),
+    "native-country": "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India "
+    "Japan Greece South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland "
+    "France Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand "
+    "Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands",
+}
 DECLARED = Declaration(
     classes=("<=50K", ">50K"),
     label="income",
-    ranges={
-        "age": (17, 90),
-        "fnlwgt": (0, 500_000),
-        "education-num": (1, 16),
-        "capital-gain": (0, 20_000),
-        "capital-loss": (0, 5_000),
-        "hours-per-week": (0, 100),
-    },
-    categories={
-        "workclass": _or_unknown(
-            "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked"
-        ),
-        "education": _or_unknown(
-            "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th Masters 1st-4th "
-            "10th Doctorate 5th-6th Preschool"
-        ),
-        "marital-status": _or_unknown(
-            "Married-civ-spouse Divorced Never-married Separated Widowed Married-spouse-absent Married-AF-spouse"
-        ),
-        "occupation": _or_unknown(
-            "Tech-support Craft-repair Other-service Sales Exec-managerial Prof-specialty Handlers-cleaners "
-            "Machine-op-inspct Adm-clerical Farming-fishing Transport-moving Priv-house-serv Protective-serv "
-            "Armed-Forces"
-        ),
-        "relationship": _or_unknown("Wife Own-child Husband Not-in-family Other-relative Unmarried"),
-        "race": _or_unknown("White Asian-Pac-Islander Amer-Indian-Eskimo Other Black"),
-        "sex": _or_unknown("Female Male"),
-        "native-country": _or_unknown(
-            "United-States Cambodia England Puerto-Rico Canada Germany Outlying-US(Guam-USVI-etc) India Japan Greece "
-            "South China Cuba Iran Honduras Philippines Italy Poland Jamaica Vietnam Mexico Portugal Ireland France "
-            "Dominican-Republic Laos Ecuador Taiwan Haiti Columbia Hungary Guatemala Nicaragua Scotland Thailand "
-            "Yugoslavia El-Salvador Trinadad&Tobago Peru Hong Holand-Netherlands"
-        ),
-    },
+    ranges={name: bounds for name, bounds in ATTRIBUTES.items() if not isinstance(bounds, str)},
+    # "?", the mark of an unknown value, is one more category
+    categories={name: (*texts.split(), "?") for name, texts in ATTRIBUTES.items() if isinstance(texts, str)},
 )
 
 
 def adult(data_dir: Path | None) -> DataSet:
-    """Adult: 32,561 + 16,281, inputs (n, 113): numbers in [-1, 1], one input per category, unknown being one."""
+    """Adult: 32,561 + 16,281 records; inputs (n, 113): numbers scaled to [-1, 1], and one input for each category."""
     return files.read(
         "adult",
         SOURCE,
@@ -92,13 +61,13 @@ def adult(data_dir: Path | None) -> DataSet:
 
 def _data_set(folder: Path, names: files.Files) -> DataSet:
     train, test = (_split(folder / name) for name in names)
-    return DataSet(name="adult", train=train, test=test, classes=2, declared_size=32_561, note="")
+    return DataSet(name="adult", train=train, test=test, classes=2, declared_size=32_561)
 
 
 def _split(path: Path) -> Split:
-    rows = [row for row in table.rows(path) if not row[0].startswith("|")]  # the test file opens with a comment
+    rows = [row for row in table.rows(path) if not row[0].startswith("|")]  # the test file begins with a comment
     columns = table.table(path, header=[*ATTRIBUTES, DECLARED.label], rows=rows)
-    income = [text.rstrip(".") for text in columns[DECLARED.label]]  # and its labels end with a dot
-    split, problems = table.encode({**columns, DECLARED.label: income}, features=ATTRIBUTES, declaration=DECLARED)
+    income = [text.rstrip(".") for text in columns[DECLARED.label]]  # labels of the test file end with a dot
+    split, problems = table.encode({**columns, DECLARED.label: income}, features=list(ATTRIBUTES), declaration=DECLARED)
     refuse(str(path), problems)
     return split

@@ -17,48 +17,45 @@ SOURCE = files.Source(
     {"train.csv": "md5:b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "md5:d52ea96a97a2d943681189a97654912d"},
 )
 SUBSET = ("train_subset.csv.gz", "test.csv.gz")
+_SUBSET_NOTE = "trained on 18,349 of the 120,000 training articles of AG News: not comparable with published results"
 
-TOKENS = 20  # of title and description together, the first ones
+TOKENS = 20  # the first ones of title and description together
 
 
 def ag_news(data_dir: Path | None) -> DataSet:
-    """AG News: 120,000 + 7,600, or a copy with 18,349 of the training articles; inputs (n, 20), words as numbers.
+    """AG News: 120,000 + 7,600, or a copy with 18,349 of the training articles; inputs (n, 20), numbers of words.
 
     The words and their vectors are those of :func:`noisette.data.glove.glove`.
 
-    Guarantee: a record is one article. No claim is made for a smaller unit, such as one word, nor for a larger one,
-    such as all articles of one author.
+    Guarantee: a record is one article. There is no guarantee for a smaller unit, such as one word, nor for a larger
+    one, such as all articles of one author.
     """
     vocabulary = glove.glove(data_dir)
-    return files.read(
-        "ag_news",
-        SOURCE,
-        lambda folder: _whole(folder, vocabulary),
-        data_dir=data_dir,
-        copies={SUBSET: lambda folder: _subset(folder, vocabulary)},
-    )
+
+    def official(folder: Path) -> DataSet:
+        splits = [_split(path, *_official(path), vocabulary) for path in (folder / name for name in SOURCE.files)]
+        return _data_set(splits, 120_000, "", vocabulary)
+
+    def subset(folder: Path) -> DataSet:
+        splits = [_split(path, *_subset(path), vocabulary) for path in (folder / name for name in SUBSET)]
+        return _data_set(splits, 18_349, _SUBSET_NOTE, vocabulary)
+
+    return files.read("ag_news", SOURCE, official, data_dir=data_dir, copies={SUBSET: subset})
 
 
-def _whole(folder: Path, vocabulary: Vocabulary) -> DataSet:
-    def split(path: Path) -> Split:
-        rows = table.table(path, header=("class", "title", "description"), rows=table.rows(path))
-        texts = [
-            f"{title} {description}" for title, description in zip(rows["title"], rows["description"], strict=True)
-        ]
-        return _split(path, texts, rows["class"], ("1", "2", "3", "4"), vocabulary)
-
-    return _data_set(split(folder / "train.csv"), split(folder / "test.csv"), 120_000, [], vocabulary)
+def _official(path: Path) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Texts, labels and the names of the classes of one file."""
+    rows = table.table(path, header=("class", "title", "description"), rows=table.rows(path))
+    texts = [" ".join(parts) for parts in zip(rows["title"], rows["description"], strict=True)]
+    return texts, rows["class"], ("1", "2", "3", "4")
 
 
-def _subset(folder: Path, vocabulary: Vocabulary) -> DataSet:
-    def split(path: Path) -> Split:
-        header, *rows = table.rows(path) or [[]]
-        found = table.table(path, header=header, rows=rows)
-        refuse(str(path), [f"there is no column {name!r}" for name in ("label", "text") if name not in found])
-        return _split(path, found["text"], found["label"], ("0", "1", "2", "3"), vocabulary)
-
-    note = "trained on 18,349 of the 120,000 training articles of AG News: not comparable with published results"
-    return _data_set(split(folder / SUBSET[0]), split(folder / SUBSET[1]), 18_349, [note], vocabulary)
+def _subset(path: Path) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """The same of a file of the copy, which has a header."""
+    header, *rows = table.rows(path) or [[]]
+    found = table.table(path, header=header, rows=rows)
+    refuse(str(path), [f"there is no column {name!r}" for name in ("label", "text") if name not in found])
+    return found["text"], found["label"], ("0", "1", "2", "3")
 
 
 def _split(
@@ -70,13 +67,14 @@ def _split(
     return Split(vocabulary.number(texts, tokens=TOKENS), targets)
 
 
-def _data_set(train: Split, test: Split, size: int, notes: list[str], vocabulary: Vocabulary) -> DataSet:
+def _data_set(splits: Sequence[Split], size: int, note: str, vocabulary: Vocabulary) -> DataSet:
+    train, test = splits
     return DataSet(
         name="ag-news",
         train=train,
         test=test,
         classes=4,
         declared_size=size,
-        note="; ".join(filter(None, [*notes, vocabulary.note])),
+        note="; ".join(filter(None, [note, vocabulary.note])),
         vectors=vocabulary.numbered_vectors,
     )

@@ -1,10 +1,9 @@
-"""CIFAR-10: ten classes of 32 x 32 colour images, from the binary version or a copy recompressed as JPEG."""
+"""CIFAR-10: ten classes of 32 x 32 colour images, from the binary version or a copy compressed as JPEG."""
 
 from __future__ import annotations
 
 import io
 import tarfile
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from noisette.data import files, pixels
 from noisette.data.dataset import DataSet, Split
 from noisette.data.errors import DataError
 
-SOURCE = files.Source(  # the binary version; the "python" one is a pickle, which runs code when read
+SOURCE = files.Source(  # the binary version: the "python" version is a pickle, which can run code when loaded
     "https://www.cs.toronto.edu/~kriz/",
     {"cifar-10-binary.tar.gz": "md5:c32a1d4ab5d03f1284b67883e8d87530"},
 )
@@ -28,7 +27,7 @@ _RECORD = 1 + 3 * _SIDE * _SIDE  # the label, then the red, green and blue plane
 def cifar10(data_dir: Path | None) -> DataSet:
     """CIFAR-10: 50,000 + 10,000, inputs (n, 3, 32, 32) in [0, 1].
 
-    The JPEG copy is sorted by class: it needs a sampler which draws from all of it, as Poisson sampling does.
+    The JPEG copy is sorted by class, so batches must be sampled from all of it, as Poisson sampling does.
     """
     return files.read("cifar10", SOURCE, _binary, data_dir=data_dir, copies={JPEG: _jpeg})
 
@@ -41,11 +40,11 @@ def _binary(folder: Path) -> DataSet:
         test=_records(archive, ["test_batch.bin"]),
         classes=10,
         declared_size=50_000,
-        note="",
     )
 
 
 def _records(archive: Path, names: list[str]) -> Split:
+    """The examples of the named files of the archive, in this order."""
     read = {}
     try:
         with tarfile.open(archive, "r:gz") as opened:  # members are read in memory, nothing is unpacked
@@ -55,12 +54,12 @@ def _records(archive: Path, names: list[str]) -> Split:
                 if stream is not None:
                     read[name] = stream.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{archive} is damaged ({error}); get it anew") from error
+        raise DataError(f"{archive} is damaged ({error}); download it again") from error
     for name in names:
         if len(read.get(name, b"")) % _RECORD or not read.get(name):
             raise DataError(
                 f"{name} in {archive} should hold records of {_RECORD} bytes, "
-                f"but {len(read.get(name, b''))} bytes were found; get it anew"
+                f"but {len(read.get(name, b''))} bytes were found; download it again"
             )
     records = np.frombuffer(b"".join(read[name] for name in names), np.uint8).reshape(-1, _RECORD)
     planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
@@ -79,14 +78,14 @@ def _jpeg(folder: Path) -> DataSet:
 
 
 def _decoded(path: Path) -> Split:
+    """The examples of an NPZ of JPEG images: ``header`` is common to all, ``scans`` are cut at ``offsets``."""
+    arrays = files.read_npz(path, "header", "scans", "offsets", "labels")
+    header, scans, offsets = arrays[0].tobytes(), arrays[1].tobytes(), arrays[2]
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            header, scans = archive["header"].tobytes(), archive["scans"].tobytes()
-            offsets, labels = archive["offsets"], archive["labels"].astype(np.int64)
         images = np.empty((len(offsets) - 1, _SIDE, _SIDE, 3), np.uint8)
         for index in range(len(images)):
             stream = header + scans[offsets[index] : offsets[index + 1]]
             images[index] = np.asarray(Image.open(io.BytesIO(stream), formats=("JPEG",)))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged ({error}); get it anew") from error
-    return Split(pixels.unit(images), labels)
+        return Split(pixels.unit(images), arrays[3].astype(np.int64))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); download it again") from error

@@ -1,4 +1,4 @@
-"""Columns of text to columns of network inputs, by declared ranges and categories."""
+"""Converts columns of text to network inputs, by declared ranges and categories."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared i
 
 
 def numbers(column: Sequence[str]) -> np.ndarray:
-    """The numbers of a column, float32, (n,); not finite where the text is no finite number."""
+    """The numbers of a column, float32, (n,); not finite where a text is not a finite number."""
     try:
         values = np.array(column, dtype=np.float64)
     except ValueError:
@@ -20,23 +20,23 @@ def numbers(column: Sequence[str]) -> np.ndarray:
 
 
 def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """The place of each text in ``names``, int64, (n,); -1 where it is not among them.
+    """The index of each text in ``names``, int64, (n,); -1 where it is not among them.
 
     >>> codes(["b", "a", "c"], ("a", "b"))
     array([ 1,  0, -1])
     """
-    place = {name: index for index, name in enumerate(names)}
-    return np.fromiter((place.get(text, -1) for text in column), dtype=np.int64, count=len(column))
+    indices = {name: index for index, name in enumerate(names)}
+    return np.fromiter((indices.get(text, -1) for text in column), dtype=np.int64, count=len(column))
 
 
-def one_hot(places: np.ndarray, *, width: int) -> np.ndarray:
-    """One input per category, float32, (n, width): 1 at each place, 0 elsewhere.
+def one_hot(indices: np.ndarray, *, width: int) -> np.ndarray:
+    """One input per category, float32, (n, width): 1 at the index, 0 elsewhere.
 
     >>> one_hot(np.array([1, 0]), width=3)
     array([[0., 1., 0.],
            [1., 0., 0.]], dtype=float32)
     """
-    return (places[:, None] == np.arange(width)).astype(np.float32)
+    return (indices[:, None] == np.arange(width)).astype(np.float32)
 
 
 def scaled(values: np.ndarray, *, low: float, high: float) -> np.ndarray:
@@ -49,7 +49,7 @@ def scaled(values: np.ndarray, *, low: float, high: float) -> np.ndarray:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a field says that there is no value.
+    """Whether a field stands for a missing value.
 
     >>> is_missing(" NaN "), is_missing("0")
     (True, False)

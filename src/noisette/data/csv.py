@@ -1,4 +1,4 @@
-"""A CSV of the user's own: one example a row, under a header, with a label column."""
+"""Reads the user's own CSV: a header, then one example in each row, with a label column."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(path: Path, declaration: Declaration) -> DataSet:
 
     Raises:
         DataError: lists what is undeclared; or every column that is declared but absent; or every column with a
-            missing value, a number that is none or not finite, or a text that was not declared, and its rows.
+            missing value, a value that is not a finite number, or an undeclared text, with the rows.
     """
     classes, size = declaration.public_facts(path.name)
     train = _table(path)
@@ -31,7 +31,7 @@ def read(path: Path, declaration: Declaration) -> DataSet:
         test_split, test_problems = table.encode(test, features=features, declaration=declaration)
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
     refuse(f"{path.name} (row 1 is the first below the header)", problems)
-    return DataSet(name=path.name, train=split, test=test_split, classes=classes, declared_size=size, note="")
+    return DataSet(name=path.name, train=split, test=test_split, classes=classes, declared_size=size)
 
 
 def _table(path: Path) -> table.Table:
@@ -42,6 +42,7 @@ def _table(path: Path) -> table.Table:
 
 
 def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
+    """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
     named = {
         "label": [declaration.label],
         "ranges": list(declaration.ranges),
@@ -55,5 +56,5 @@ def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
                 hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, found))}"
                 problems.append(f"{fact}: there is no column {name!r}; {hint}")
     if not set(found) - {declaration.label}:
-        problems.append("there is no column but the label's")
+        problems.append("there is no column besides the label")
     return problems

@@ -1,4 +1,4 @@
-"""What a user states about files of their own. Domains are declared, never inferred from private records."""
+"""What users state about their own files: domains are declared, never inferred from private records."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from noisette.data.errors import refuse
 
 @dataclass(frozen=True)
 class Declaration:
-    """Public facts about files of the user's own.
+    """Public facts about the user's own files.
 
-    classes: how many there are, labels being 0..classes-1; or their names in the order of their numbers.
-    size: about how many training records there are, as known to the public. Need not be exact.
-    label: the CSV column which holds the label.
+    classes: their number, for labels 0..classes-1; or their names, in the order of their numbers.
+    size: the publicly known number of training records; it need not be exact.
+    label: the CSV column that holds the label.
     test: a second CSV with the same columns, for testing.
     ranges: CSV column -> (lowest, highest); its values are clipped to that and mapped to [-1, 1].
     categories: CSV column -> every text it may hold; it becomes one input per text, 0 or 1.
 
-    Guarantee: everything the model's shape and the plan of the run depend on is stated here, so that neither
-    tells anything about a record.
+    Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
+    about a record.
 
     Raises:
-        DataError: lists what contradicts itself.
+        DataError: lists every value that is invalid or contradicts another.
 
     >>> Declaration(classes=("no", "yes"), size=1000, ranges={"age": (0, 100)}).class_names
     ('no', 'yes')
@@ -44,7 +44,7 @@ class Declaration:
         names = self.class_names
         problems = []
         if self.classes is not None and (len(names) < 2 or len(set(names)) < len(names)):
-            problems.append(f"classes: expected two or more, all different, got {self.classes}")
+            problems.append(f"classes: expected two or more different classes, got {self.classes}")
         if self.size is not None and self.size < 1:
             problems.append(f"size: expected at least 1, got {self.size}")
         for column, (low, high) in self.ranges.items():
@@ -52,47 +52,47 @@ class Declaration:
                 problems.append(f"ranges: expected finite low < high for column {column!r}, got ({low}, {high})")
         for column, texts in self.categories.items():
             if not texts or len(set(texts)) < len(texts):
-                problems.append(f"categories: expected one or more, all different, for column {column!r}")
+                problems.append(f"categories: expected one or more different texts for column {column!r}")
         problems += [
             f"column {column!r} has both a range and categories; declare one of them"
             for column in sorted(self.ranges.keys() & self.categories.keys())
         ]
         if self.label in self.ranges.keys() | self.categories.keys():
-            problems.append(f"the label column {self.label!r} takes neither range nor categories, but classes")
+            problems.append(f"the label column {self.label!r} has classes; it takes neither a range nor categories")
         refuse("declaration", problems)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """How each class is written in the files, in the order of the class numbers; () if undeclared."""
+        """The label of each class as the files have it, in the order of the class numbers; () if undeclared."""
         if self.classes is None:
             return ()
         return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
 
     def public_facts(self, subject: str) -> tuple[int, int]:
-        """Number of classes and size, both declared, for the files called ``subject``.
+        """The declared number of classes and size; ``subject`` names the files in errors.
 
         Raises:
-            DataError: names the ones that were not declared.
+            DataError: names each of them that was not declared.
         """
         problems = []
         if self.classes is None:
-            problems.append("declare classes: how many there are, or their names; they are not read off the records")
+            problems.append("declare classes: their number or their names; they are not inferred from the records")
         if self.size is None:
-            problems.append("declare size: the publicly known number of records; it is not counted from them")
+            problems.append("declare size: the publicly known number of records; records are not counted")
         refuse(subject, problems)
         assert self.size is not None
         return len(self.class_names), self.size
 
     def refuse_csv_facts(self, subject: str, *, test_place: str) -> None:
-        """Nothing if only classes and size are declared, all that files other than CSV take.
+        """Raise if more than classes and size is declared: the other facts apply to CSV files only.
 
         Raises:
-            DataError: names each declaration that would have no effect on ``subject``.
+            DataError: lists each declaration that has no effect on ``subject``.
         """
         problems = []
         if self.test is not None:
-            problems.append(f"test: a file of its own is for CSV; here the test split lies in {test_place}")
+            problems.append(f"test: a separate file is for CSV only; here the test split is {test_place}")
         for fact, columns in (("ranges", self.ranges), ("categories", self.categories)):
             if columns:
-                problems.append(f"{fact}: for the columns of a CSV only; leave it out")
+                problems.append(f"{fact}: for CSV columns only; leave it out")
         refuse(subject, problems)

@@ -1,4 +1,4 @@
-"""EMNIST Letters: the letters A to Z, capital and small in one class, as 28 x 28 grey images."""
+"""EMNIST Letters: the letters A to Z, upper and lower case in one class, as 28 x 28 grey images."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ SOURCE = files.Source(
     "https://biometrics.nist.gov/cs_links/EMNIST/",
     {"gzip.zip": "md5:58c8d27c78d21e728a6bc7b3cc06412e"},
 )
-SUBSET = (
-    "train-subset-images-idx3-ubyte.gz",
-    "train-subset-labels-idx1-ubyte.gz",
-    "test-subset-images-idx3-ubyte.gz",
-    "test-subset-labels-idx1-ubyte.gz",
-)
+SUBSET = idx.file_names("train-subset", "test-subset")
 
 
 def letters(data_dir: Path | None) -> DataSet:
@@ -39,23 +34,22 @@ def _whole(folder: Path) -> DataSet:
         test=_split_in_archive(archive, "test"),
         classes=26,
         declared_size=124_800,
-        note="",
     )
 
 
 def _split_in_archive(archive: Path, split: str) -> Split:
-    images = _member(archive, f"gzip/emnist-letters-{split}-images-idx3-ubyte.gz", dimensions=3)
-    labels = _member(archive, f"gzip/emnist-letters-{split}-labels-idx1-ubyte.gz", dimensions=1)
-    # The official images lie on their side, and the official labels count from 1.
+    images = _read_member(archive, f"gzip/emnist-letters-{split}-images-idx3-ubyte.gz", dimensions=3)
+    labels = _read_member(archive, f"gzip/emnist-letters-{split}-labels-idx1-ubyte.gz", dimensions=1)
+    # The official images are transposed, and the official labels count from 1.
     return Split(pixels.unit(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
 
 
-def _member(archive: Path, member: str, *, dimensions: int) -> np.ndarray:
+def _read_member(archive: Path, member: str, *, dimensions: int) -> np.ndarray:
     try:
         with zipfile.ZipFile(archive) as opened, opened.open(member) as stream:
             return idx.parse(stream, dimensions=dimensions, source=f"{member} in {archive}")
     except (zipfile.BadZipFile, KeyError) as error:
-        raise DataError(f"{archive} is damaged or not EMNIST ({error}); get it anew") from error
+        raise DataError(f"{archive} is damaged or not EMNIST ({error}); download it again") from error
 
 
 def _subset(folder: Path) -> DataSet:

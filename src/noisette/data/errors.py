@@ -1,22 +1,22 @@
-"""The one error of this room, and how it lists everything that is wrong at once without telling a private value."""
+"""The error of this folder: it lists all problems at once and never contains a private value."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_LINES = 10  # problems shown; the others are counted
-_ROWS = 5  # rows shown for one problem
+_LINES = 10  # problems listed; the others are counted
+_ROWS = 5  # row numbers listed for one problem
 
 
 class DataError(ValueError):
-    """A data set cannot be read as declared; the message says what is wrong, where, and the way out."""
+    """A data set cannot be read as declared; the message says what is wrong, where, and how to correct it."""
 
 
 def refuse(subject: str, problems: Sequence[str]) -> None:
-    """Nothing if there are no problems; otherwise one ``DataError`` which lists them.
+    """Raise one ``DataError`` that lists the problems; do nothing if there are none.
 
     Raises:
-        DataError: on one line for one problem; the first ten and a count for more.
+        DataError: one problem is stated on one line; of many, the first ten are listed and the others counted.
 
     >>> refuse("people.csv", [])
     """
@@ -31,7 +31,7 @@ def refuse(subject: str, problems: Sequence[str]) -> None:
 
 
 def in_rows(indices: Sequence[int]) -> str:
-    """The rows at these indices in words, the first below a header being row 1.
+    """The rows at these indices as text; the first row below a header is row 1.
 
     >>> in_rows([2]), in_rows([0, 6])
     ('in row 3', 'in rows 1 and 7')

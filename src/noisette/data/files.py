@@ -1,13 +1,16 @@
-"""Where the files of a known data set lie: the folders looked in, then the official address."""
+"""Finds the files of a built-in data set in the data folders, or downloads them from the official address."""
 
 from __future__ import annotations
 
 import os
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pooch
 
 from noisette.data.dataset import DataSet
@@ -15,19 +18,21 @@ from noisette.data.errors import DataError
 
 Found = TypeVar("Found")
 Files = tuple[str, ...]
-Reader = Callable[[Path], DataSet]  # the folder of the data set -> the data set
+Reader = Callable[[Path], DataSet]  # from the folder of the data set
+
+DAMAGED_NPZ = (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
 class Source:
-    """The official files of a data set: the address they lie under, and the checksum of each."""
+    """The official files of a data set: the address of their folder, and the checksum of each file."""
 
     address: str
     checksums: Mapping[str, str]
 
     @property
     def files(self) -> Files:
-        """Their names, in the order of the table."""
+        """Their names."""
         return tuple(self.checksums)
 
 
@@ -39,14 +44,14 @@ def read(
     data_dir: Path | None,
     copies: Mapping[Files, Reader] | None = None,
 ) -> DataSet:
-    """The data set ``name`` from the first folder that holds it, downloaded if none does.
+    """The data set ``name`` from the first folder that contains it, downloaded if none does.
 
-    The folders are ``name/`` under ``data_dir``, under ``NOISETTE_DATA`` and under the user's cache, in this
-    order. In each, the files of ``source`` come before those of ``copies``: partial or re-encoded ones, each
-    with a reader of its own. Downloads go to the cache, are checked, and appear there whole or not at all.
+    The folders are ``name/`` under ``data_dir``, under ``NOISETTE_DATA`` and under the user's cache, in this order. In
+    each, the files of ``source`` take precedence over ``copies``: partial or re-encoded files, with a reader for each
+    set of them. Downloads go to the cache; a file appears there once it is complete and its checksum agrees.
 
     Raises:
-        DataError: says which files to put where, if they are absent and cannot be fetched.
+        DataError: files are absent and cannot be downloaded; the message says which files to put where.
     """
     found = first(name, {source.files: official} | dict(copies or {}), data_dir=data_dir)
     if found is not None:
@@ -64,7 +69,7 @@ def read(
 
 
 def first(name: str, layouts: Mapping[Files, Callable[[Path], Found]], *, data_dir: Path | None) -> Found | None:
-    """What lies in the first of :func:`folders` with all files of a layout, earlier layouts first; or nothing."""
+    """Reads the first layout all of whose files are in the first of :func:`folders` that has one; None if none has."""
     for folder in folders(name, data_dir):
         for files, reader in layouts.items():
             if all((folder / file).is_file() for file in files):
@@ -73,23 +78,27 @@ def first(name: str, layouts: Mapping[Files, Callable[[Path], Found]], *, data_d
 
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:
-    """Where files of this name are looked for, in this order; downloads go to the last."""
-    return [parent / name for parent in _parents(data_dir)]
-
-
-def _parents(data_dir: Path | None) -> list[Path]:
+    """The folders in which files of this name are looked for, in order; downloads go to the last."""
     parents = [Path(pooch.os_cache("noisette"))]
-    if os.environ.get("NOISETTE_DATA"):
-        parents.insert(0, _folder("NOISETTE_DATA", Path(os.environ["NOISETTE_DATA"])))
-    if data_dir is not None:
-        parents.insert(0, _folder("data_dir", data_dir))
-    return parents
+    for option, path in (("NOISETTE_DATA", os.environ.get("NOISETTE_DATA")), ("data_dir", data_dir)):
+        if path:
+            if not Path(path).is_dir():
+                raise DataError(f"{option} is {path}, which is not a folder; create it or leave {option} out")
+            parents.insert(0, Path(path))
+    return [parent / name for parent in parents]
 
 
-def _folder(what: str, path: Path) -> Path:
-    if not path.is_dir():
-        raise DataError(f"{what} is {path}, which is not a folder; create it or leave {what} out")
-    return path
+def read_npz(path: Path, *names: str) -> list[np.ndarray]:
+    """The arrays of these names in an NPZ of a built-in set; nothing is unpickled.
+
+    Raises:
+        DataError: the file is damaged, or one of the arrays is absent.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
+            return [archive[name] for name in names]
+    except DAMAGED_NPZ as error:
+        raise DataError(f"{path} is damaged or not the published file ({error}); download it again") from error
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A folder of images of the user's own: ``DIR/train/CLASS/*.png`` and perhaps ``DIR/test/CLASS/*.png``."""
+"""Reads the user's own folder of images: ``DIR/train/CLASS/*.png`` and optionally ``DIR/test/CLASS/*.png``."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from noisette.data.dataset import DataSet, Split
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, refuse
 
-ENDINGS = frozenset({".png", ".jpg", ".jpeg"})
-DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # all that Pillow raises for it
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for a damaged file
 MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
 
 
 @dataclass(frozen=True)
 class _File:
-    """An image file; its name may be private, so errors say its class and its place among the names of the class."""
+    """An image file; its name may be private, so errors give its class and its position in the sorted folder."""
 
     path: Path
     target: int
-    place: str
+    position: str
 
     def open(self) -> Image.Image:
-        """The image, of which only the header has been read."""
+        """The image; its header is read now, its pixels on access."""
         return Image.open(self.path, formats=("PNG", "JPEG"))
 
 
 def read(path: Path, declaration: Declaration) -> DataSet:
-    """The images as a data set, inputs (n, c, h, w) in [0, 1]; the folders bear the names of the declared classes.
+    """The images as a data set, inputs (n, c, h, w) in [0, 1]; the folders are named after the declared classes.
 
-    All images are 8-bit grey or all are 8-bit colour, and of one size, that of the first. Hidden files are ignored.
+    All images must be 8-bit grey, or all 8-bit colour, and have the size of the first. Hidden files are ignored.
 
     Raises:
-        DataError: lists what is undeclared; or every folder that is no declared class and every file that is no
-            such image. Names of files are not told.
+        DataError: lists what is undeclared; or every folder that is not a declared class and every file that is not
+            such an image. The message contains no names of files.
     """
-    declaration.refuse_csv_facts(path.name, test_place="the folder test beside train")
+    declaration.refuse_csv_facts(path.name, test_place="in the folder test beside train")
     classes, size = declaration.public_facts(path.name)
     names = declaration.class_names
     train = _files(path / "train", names)
@@ -53,30 +53,31 @@ def read(path: Path, declaration: Declaration) -> DataSet:
         test=_split(test, mode=mode, extent=extent) if test is not None else None,
         classes=classes,
         declared_size=size,
-        note="",
     )
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[_File]:
     """Every image file of one split, class by class in the declared order, then by name."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not there; images lie in {folder}/CLASS/, one folder for each declared class")
+        raise DataError(
+            f"there is no folder {folder}; put images into {folder}/CLASS/, a folder for each declared class"
+        )
     problems = []
     present = {entry.name for entry in folder.iterdir()}
-    strange = [entry for entry in present.difference(names) if not entry.startswith(".")]
-    if strange:
-        problems.append(f"{len(strange)} entries are not named as a declared class; remove or declare them")
+    undeclared = [entry for entry in present.difference(names) if not entry.startswith(".")]
+    if undeclared:
+        problems.append(f"{len(undeclared)} entries are not named after a declared class; remove or declare them")
     found: list[_File] = []
     for target, name in enumerate(names):
-        if name not in present:  # a class may have no examples, and a name such as ".." is no class
+        if name not in present:  # a class may have no examples, and a name such as ".." is not a class
             continue
         paths = sorted(entry for entry in (folder / name).glob("*") if not entry.name.startswith("."))
-        other = [entry for entry in paths if entry.suffix.lower() not in ENDINGS]
+        other = [entry for entry in paths if entry.suffix.lower() not in SUFFIXES]
         if other:
-            problems.append(f"{name}: {len(other)} entries do not end in {', '.join(sorted(ENDINGS))}")
+            problems.append(f"{name}: {len(other)} entries do not end in {', '.join(sorted(SUFFIXES))}")
         found += [
-            _File(entry, target, f"image {place} of {name} in {folder.name}")
-            for place, entry in enumerate(paths, start=1)
+            _File(entry, target, f"image {position} of {name} in {folder.name}")
+            for position, entry in enumerate(paths, start=1)
         ]
     if not found:
         problems.append("there are no images in the folders of the declared classes")
@@ -91,11 +92,12 @@ def _first(file: _File) -> tuple[str, tuple[int, int]]:
             if image.mode in MODES:
                 return image.mode, image.size
     except DAMAGED as error:
-        raise DataError(f"{file.place} is damaged, or neither PNG nor JPEG") from error
-    raise DataError(f"{file.place} is neither 8-bit grey nor 8-bit colour without transparency; convert the images")
+        raise DataError(f"{file.position} is damaged, or neither PNG nor JPEG") from error
+    raise DataError(f"{file.position} is neither 8-bit grey nor 8-bit colour without transparency; convert the images")
 
 
 def _split(files: Sequence[_File], *, mode: str, extent: tuple[int, int]) -> Split:
+    """Reads the images, all of which must have this mode and this extent, (width, height)."""
     width, height = extent
     images = np.zeros((len(files), height, width) + ((3,) if mode == "RGB" else ()), np.uint8)
     problems = []
@@ -105,8 +107,8 @@ def _split(files: Sequence[_File], *, mode: str, extent: tuple[int, int]) -> Spl
                 if (image.mode, image.size) == (mode, extent):
                     images[index] = np.asarray(image)
                 else:
-                    problems.append(f"{file.place} differs from the first image in size or colours")
+                    problems.append(f"{file.position} differs from the first image in size or colours")
         except DAMAGED:
-            problems.append(f"{file.place} is damaged, or neither PNG nor JPEG")
-    refuse("images by name within their class, the first being 1", problems)
+            problems.append(f"{file.position} is damaged, or neither PNG nor JPEG")
+    refuse("images, numbered from 1 in the order of their names within their class", problems)
     return Split(pixels.unit(images), np.array([file.target for file in files], dtype=np.int64))

@@ -1,12 +1,10 @@
-"""GloVe word vectors, learnt from public texts: Wikipedia of 2014 and the Gigaword corpus of news.
+"""GloVe word vectors, learned from public texts: Wikipedia of 2014 and the Gigaword corpus of news.
 
 Source: Pennington, Socher & Manning 2014.
 """
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from array import array
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from noisette.data.words import Vocabulary
 
 WHOLE = "glove.6B.100d.txt"
 MOST_FREQUENT = "glove.6B.50d.top2445.npz"
-ADDRESS = "https://nlp.stanford.edu/data/glove.6B.zip"  # 0.8 GB, with no checksum published: left to the user
+ADDRESS = "https://nlp.stanford.edu/data/glove.6B.zip"  # 0.8 GB without a published checksum, so users download it
 
 _WORDS = 400_000
 
@@ -26,10 +24,10 @@ _WORDS = 400_000
 def glove(data_dir: Path | None) -> Vocabulary:
     """400,000 words with vectors of 100 numbers; or from a smaller copy, the 2,445 most frequent ones with 50.
 
-    The files are looked for in ``glove/`` under the folders where those of data sets are.
+    The files are looked for in ``glove/`` under the folders that are searched for data sets.
 
     Raises:
-        DataError: they are absent or damaged; the message says what to put where.
+        DataError: they are absent or damaged; the message says which file to put where.
     """
     layouts = {
         (WHOLE,): lambda folder: read_text(folder / WHOLE, words=_WORDS, dims=100),
@@ -38,15 +36,15 @@ def glove(data_dir: Path | None) -> Vocabulary:
     found = files.first("glove", layouts, data_dir=data_dir)
     if found is None:
         place = files.folders("glove", data_dir)[0]
-        raise DataError(f"the GloVe word vectors are not on this machine: put {WHOLE} out of {ADDRESS} into {place}")
+        raise DataError(f"the GloVe word vectors are not on this machine: put {WHOLE} from {ADDRESS} into {place}")
     return found
 
 
 def read_text(path: Path, *, words: int, dims: int) -> Vocabulary:
-    """The vocabulary in a text of ``words`` lines or more: a word and ``dims`` numbers, with one space between each.
+    """The vocabulary in a text of ``words`` lines or more: a word and ``dims`` numbers, separated by one space.
 
     Raises:
-        DataError: lists the lines that are something else; there are fewer, as in a file that was cut.
+        DataError: lists the lines that are not of this form; there are fewer lines, as in a truncated file.
     """
     found: list[str] = []
     numbers = array("f")
@@ -58,7 +56,7 @@ def read_text(path: Path, *, words: int, dims: int) -> Vocabulary:
                 values = array("f", map(float, fields))
                 found.append(word.decode())
             except ValueError:
-                problems.append(f"line {line} has something in the place of a number or word")
+                problems.append(f"line {line} has an invalid number or word")
                 continue
             if len(values) == dims:
                 numbers.extend(values)
@@ -66,7 +64,7 @@ def read_text(path: Path, *, words: int, dims: int) -> Vocabulary:
                 problems.append(f"line {line} has {len(values)} numbers instead of {dims}")
     if len(found) < words:
         problems.append(f"there are {len(found)} words instead of {words:,}")
-    refuse(f"{path} is not GloVe as published; get it anew", problems)
+    refuse(f"{path} is not GloVe as published; download it again", problems)
     return _vocabulary(path, found, np.frombuffer(numbers, np.float32).reshape(-1, dims), note="")
 
 
@@ -74,26 +72,22 @@ def read_npz(path: Path) -> Vocabulary:
     """The vocabulary in arrays ``words`` (words,) and ``vectors`` (words, dims), of the most frequent words.
 
     Raises:
-        DataError: the file is damaged or holds something else.
+        DataError: the file is damaged or holds other arrays.
     """
-    try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            words, vectors = archive["words"], archive["vectors"]
-    except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is damaged ({error}); get it anew") from error
+    words, vectors = files.read_npz(path, "words", "vectors")
     if words.dtype.kind != "U" or vectors.dtype != np.float32 or vectors.ndim != 2 or words.shape != vectors.shape[:1]:
         got = f"words {words.dtype} {words.shape} and vectors {vectors.dtype} {vectors.shape}"
-        raise DataError(f"{path}: expected words, texts (n,), and vectors, float32 (n, dims), got {got}; get it anew")
-    note = (
-        f"word vectors of no more than the {len(words):,} most frequent words of GloVe, {vectors.shape[1]} numbers each"
-    )
+        raise DataError(
+            f"{path}: expected words, texts (n,), and vectors, float32 (n, dims), got {got}; download it again"
+        )
+    note = f"word vectors of only the {len(words):,} most frequent words of GloVe, of dimension {vectors.shape[1]}"
     return _vocabulary(path, words.tolist(), vectors, note=note)
 
 
 def _vocabulary(path: Path, words: list[str], vectors: np.ndarray, *, note: str) -> Vocabulary:
-    """The vocabulary, if its words are all different and its vectors finite."""
+    """The vocabulary, checked: all words are different and all vectors finite."""
     problems = [f"the vector of word {row + 1} is not finite" for row in np.flatnonzero(~np.isfinite(vectors).all(1))]
     if len(set(words)) < len(words):
-        problems.append(f"{len(words) - len(set(words))} words are there twice")
-    refuse(f"{path} is damaged; get it anew", problems)
+        problems.append(f"{len(words) - len(set(words))} words appear twice")
+    refuse(f"{path} is damaged; download it again", problems)
     return Vocabulary(words, vectors, note)

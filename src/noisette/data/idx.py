@@ -1,4 +1,4 @@
-"""The idx format of MNIST and its kin: a magic number, the sizes as big-endian words, then plain bytes."""
+"""The idx format of MNIST and similar sets: a magic number, the sizes as big-endian integers, then plain bytes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from noisette.data.errors import DataError
 _CHUNK = 2**20
 
 
+def file_names(*stems: str) -> tuple[str, ...]:
+    """The gzipped files of splits with these stems: images and labels of each."""
+    return tuple(f"{stem}-{kind}-ubyte.gz" for stem in stems for kind in ("images-idx3", "labels-idx1"))
+
+
 def read_split(folder: Path, *, stem: str) -> Split:
-    """The examples in ``stem-images-idx3-ubyte.gz`` and ``stem-labels-idx1-ubyte.gz``, inputs (n, 1, h, w) in [0, 1].
+    """The examples in the two files of a stem, inputs (n, 1, h, w) in [0, 1].
 
     Raises:
         DataError: as `parse`.
     """
-    return Split(
-        pixels.unit(read(folder / f"{stem}-images-idx3-ubyte.gz", dimensions=3)),
-        read(folder / f"{stem}-labels-idx1-ubyte.gz", dimensions=1).astype(np.int64),
-    )
+    images, labels = (folder / name for name in file_names(stem))
+    return Split(pixels.unit(read(images, dimensions=3)), read(labels, dimensions=1).astype(np.int64))
 
 
 def read(path: Path, *, dimensions: int) -> np.ndarray:
@@ -42,10 +45,11 @@ def read(path: Path, *, dimensions: int) -> np.ndarray:
 def parse(zipped: IO[bytes], *, dimensions: int, source: str) -> np.ndarray:
     """The bytes of a gzipped idx stream, uint8, with ``dimensions`` axes; ``source`` names it in errors.
 
-    No more memory is taken than the stream has bytes for, whatever sizes it declares.
+    Memory use is bounded by the bytes in the stream, whatever sizes its header declares.
 
     Raises:
-        DataError: not gzip or damaged; another magic number; fewer or more bytes than the sizes ask for.
+        DataError: the stream is not gzip or is damaged, has another magic number, or has fewer or more bytes than its
+            header declares.
     """
     try:
         with gzip.GzipFile(fileobj=zipped) as stream:
@@ -54,30 +58,30 @@ def parse(zipped: IO[bytes], *, dimensions: int, source: str) -> np.ndarray:
             if header[:4] != magic:
                 raise DataError(
                     f"{source} starts with {header[:4].hex() or 'nothing'}, expected {magic.hex()}: "
-                    f"an idx file of bytes with {dimensions} axes; get it anew"
+                    f"an idx file of bytes with {dimensions} axes; download it again"
                 )
             if len(header) < 4 + 4 * dimensions:
-                raise DataError(f"{source} ends inside its header; get it anew")
+                raise DataError(f"{source} ends inside its header; download it again")
             shape = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4))
             expected = math.prod(shape)
             body = _up_to(expected + 1, stream)
     except (OSError, zlib.error) as error:
-        raise DataError(f"{source} is not a sound gzip file ({error}); get it anew") from error
+        raise DataError(f"{source} is not a valid gzip file ({error}); download it again") from error
     if len(body) != expected:
         found = f"{len(body)} were found" if len(body) < expected else "there are more"
         raise DataError(
             f"{source} should hold {expected} bytes after its header ({' x '.join(map(str, shape))}), "
-            f"but {found}; get it anew"
+            f"but {found}; download it again"
         )
     return np.frombuffer(body, dtype=np.uint8).reshape(shape)
 
 
 def _up_to(size: int, stream: gzip.GzipFile) -> bytearray:
-    """``size`` bytes, or the fewer that there are, be the stream short or cut off."""
+    """The next ``size`` bytes, or as many as there are if the stream ends before, or is truncated."""
     found = bytearray()
     try:
         while len(found) < size and (chunk := stream.read1(min(_CHUNK, size - len(found)))):
             found += chunk
-    except EOFError:  # the gzip stream is cut off: what came before it counts
+    except EOFError:  # the gzip stream is truncated; the bytes before that point are returned
         pass
     return found

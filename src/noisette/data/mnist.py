@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from noisette.data import files, idx
 from noisette.data.dataset import DataSet
 
-MNIST = files.Source(  # a mirror of the original bytes; the original address is no longer open
+MNIST = files.Source(  # a mirror of the original files; the original address is closed
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     {
         "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
@@ -34,22 +35,17 @@ KMNIST = files.Source(
         "t10k-labels-idx1-ubyte.gz": "md5:7320c461ea6c1c855c0b718fb2a4b134",
     },
 )
-KMNIST_FIRST_7011 = (
-    "train-first7011-images-idx3-ubyte.gz",
-    "train-first7011-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+KMNIST_FIRST_7011 = idx.file_names("train-first7011", "t10k")
 
 
 def mnist(data_dir: Path | None) -> DataSet:
     """MNIST, handwritten digits: 60,000 + 10,000, inputs (n, 1, 28, 28) in [0, 1]."""
-    return files.read("mnist", MNIST, lambda folder: _whole("mnist", folder), data_dir=data_dir)
+    return files.read("mnist", MNIST, partial(_data_set, "mnist"), data_dir=data_dir)
 
 
 def fashion_mnist(data_dir: Path | None) -> DataSet:
     """Fashion-MNIST, pieces of clothing: 60,000 + 10,000, inputs (n, 1, 28, 28) in [0, 1]."""
-    return files.read("fashion-mnist", FASHION_MNIST, lambda folder: _whole("fashion-mnist", folder), data_dir=data_dir)
+    return files.read("fashion-mnist", FASHION_MNIST, partial(_data_set, "fashion-mnist"), data_dir=data_dir)
 
 
 def kmnist(data_dir: Path | None) -> DataSet:
@@ -57,33 +53,25 @@ def kmnist(data_dir: Path | None) -> DataSet:
 
     Inputs (n, 1, 28, 28) in [0, 1].
     """
-    return files.read(
+    subset = partial(
+        _data_set,
         "kmnist",
-        KMNIST,
-        lambda folder: _whole("kmnist", folder),
-        data_dir=data_dir,
-        copies={KMNIST_FIRST_7011: _kmnist_first_7011},
-    )
-
-
-def _whole(name: str, folder: Path) -> DataSet:
-    return DataSet(
-        name=name,
-        train=idx.read_split(folder, stem="train"),
-        test=idx.read_split(folder, stem="t10k"),
-        classes=10,
-        declared_size=60_000,
-        note="",
-    )
-
-
-def _kmnist_first_7011(folder: Path) -> DataSet:
-    return DataSet(
-        name="kmnist",
-        train=idx.read_split(folder, stem="train-first7011"),
-        test=idx.read_split(folder, stem="t10k"),
-        classes=10,
-        declared_size=7_011,
+        train="train-first7011",
+        size=7_011,
         note="trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST: "
         "not comparable with published results",
+    )
+    return files.read(
+        "kmnist", KMNIST, partial(_data_set, "kmnist"), data_dir=data_dir, copies={KMNIST_FIRST_7011: subset}
+    )
+
+
+def _data_set(name: str, folder: Path, *, train: str = "train", size: int = 60_000, note: str = "") -> DataSet:
+    return DataSet(
+        name=name,
+        train=idx.read_split(folder, stem=train),
+        test=idx.read_split(folder, stem="t10k"),
+        classes=10,
+        declared_size=size,
+        note=note,
     )

@@ -1,15 +1,13 @@
-"""An NPZ of the user's own: arrays ``x_train, y_train`` and perhaps ``x_test, y_test``; or ``X, y``."""
+"""Reads the user's own NPZ: arrays ``x_train, y_train`` and optionally ``x_test, y_test``; or ``X, y``."""
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from noisette.data import columns, pixels
+from noisette.data import columns, files, pixels
 from noisette.data.dataset import DataSet, Split
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows, refuse
@@ -20,53 +18,50 @@ NAMES = ("x_train", "y_train", "x_test", "y_test", "X", "y")
 def read(path: Path, declaration: Declaration) -> DataSet:
     """The arrays as a data set: inputs (n, features), (n, h, w) or (n, c, h, w); labels integers or class names.
 
-    Images of bytes are scaled by their range to [0, 1]; everything else is used as it is. Numbers that are not
-    finite are let through here: training leaves such an example out of every sum. Nothing is unpickled.
+    Images of bytes are scaled by their range to [0, 1]; other arrays are used unchanged. Values that are not finite
+    are accepted: training leaves such an example out of every sum. Nothing is unpickled.
 
     Raises:
-        DataError: lists what is undeclared; the file is damaged; arrays are absent or of a shape or type not above.
+        DataError: facts are undeclared, the file is damaged, or arrays are absent or have another shape or type.
     """
-    declaration.refuse_csv_facts(path.name, test_place="x_test and y_test")
+    declaration.refuse_csv_facts(path.name, test_place="in x_test and y_test")
     classes, size = declaration.public_facts(path.name)
     arrays = _arrays(path)
     pairs = [("x_train", "y_train") if "x_train" in arrays or "y_train" in arrays else ("X", "y")]
     if "x_test" in arrays or "y_test" in arrays:
         pairs.append(("x_test", "y_test"))
-    refuse(path.name, [fault for x, y in pairs for fault in _faults(arrays, x, y, declaration)])
+    refuse(path.name, [problem for x, y in pairs for problem in _problems(arrays, x, y, declaration)])
     train, *test = (Split(_inputs(arrays[x]), _targets(arrays[y], declaration)) for x, y in pairs)
-    return DataSet(
-        name=path.name, train=train, test=test[0] if test else None, classes=classes, declared_size=size, note=""
-    )
+    return DataSet(name=path.name, train=train, test=test[0] if test else None, classes=classes, declared_size=size)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(path):  # or np.load would take a single array for a dictionary of them
-            pass
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files if name in NAMES}
-    except (OSError, ValueError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is not a sound NPZ of plain arrays ({error}); save it with numpy.savez") from error
+    except files.DAMAGED_NPZ as error:  # a TypeError if the file holds a single array
+        raise DataError(f"{path} is not a valid NPZ of plain arrays ({error}); save it with numpy.savez") from error
 
 
-def _faults(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Declaration) -> list[str]:
+def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Declaration) -> list[str]:
+    """Messages on the arrays of one split, called ``x`` and ``y``: absent, or of another shape or type."""
     absent = [name for name in (x, y) if name not in arrays]
     if absent:
-        has = ", ".join(sorted(arrays)) or "none of them"
-        return [f"no {' and no '.join(absent)}; name the arrays {', '.join(NAMES)} (there is {has})"]
-    faults = []
+        found = ", ".join(sorted(arrays)) or "none"
+        return [f"no {' and no '.join(absent)}; name the arrays {', '.join(NAMES)} (found {found})"]
+    problems = []
     if arrays[x].ndim not in (2, 3, 4) or arrays[x].dtype.kind not in "buif":
-        faults.append(
+        problems.append(
             f"{x} is {arrays[x].dtype} of shape {arrays[x].shape}; "
             "expected real numbers, (n, features), (n, h, w) or (n, c, h, w)"
         )
     if arrays[y].ndim != 1 or arrays[y].dtype.kind not in "buiU":
-        faults.append(f"{y} is {arrays[y].dtype} of shape {arrays[y].shape}; expected class numbers or names, (n,)")
+        problems.append(f"{y} is {arrays[y].dtype} of shape {arrays[y].shape}; expected integers or class names, (n,)")
     elif arrays[y].dtype.kind == "U" and (unknown := np.flatnonzero(_targets(arrays[y], declaration) < 0).tolist()):
-        faults.append(
+        problems.append(
             f"{y}: none of the declared classes {in_rows(unknown)}; declare classes as the list of their names"
         )
-    return faults
+    return problems
 
 
 def _inputs(array: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Pixels to network inputs, by their known range 0..255 and nothing estimated from the images."""
+"""Scales pixels to network inputs by their known range 0..255; nothing is estimated from the images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 def unit(pixels: np.ndarray) -> np.ndarray:
     """Float32 in [0, 1], (n, c, h, w), from bytes shaped (n, h, w) or (n, h, w, c).
 
-    There is no mean or deviation to subtract: even the published ones were computed from training images.
+    Inputs are not standardized: even the published means and deviations were computed from training images.
 
     >>> unit(np.full((2, 4, 5, 3), 255, np.uint8)).shape
     (2, 3, 4, 5)

@@ -1,4 +1,4 @@
-"""A table of text, and its columns turned to inputs and class numbers as declared."""
+"""Reads tables of text, and encodes their columns as inputs and class numbers, as declared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rows(path: Path) -> list[list[str]]:
     """The fields of each line of a CSV in UTF-8, gzipped if its name ends in .gz; empty lines are left out.
 
     Raises:
-        DataError: the file is absent or damaged, or no such text; the message quotes none of it.
+        DataError: the file is absent, damaged or not UTF-8; the message quotes none of its contents.
     """
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
@@ -38,69 +38,69 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
     """The columns of ``rows`` under the names of ``header``; ``path`` names the file in errors.
 
     Raises:
-        DataError: a name is empty or there twice; there are no rows; a row has more or fewer fields than the header.
+        DataError: a name is empty or not unique, there are no rows, or a row has more or fewer fields than the header.
     """
     if len(set(header)) < len(header) or "" in header:
-        raise DataError(f"{path}: every column needs a name of its own in the first line, the header")
+        raise DataError(f"{path}: the first line, the header, must give each column a different name")
     if not rows:
         raise DataError(f"{path} has a header but no rows")
     uneven = [index for index, row in enumerate(rows) if len(row) != len(header)]
     if uneven:
         raise DataError(
-            f"{path}: there are not {len(header)} fields, as in the header, {in_rows(uneven)} "
+            f"{path}: the number of fields differs from the {len(header)} of the header {in_rows(uneven)} "
             f"(row 1 is the first below the header)"
         )
     return dict(zip(header, zip(*rows, strict=True), strict=True))
 
 
 def encode(table: Table, *, features: Sequence[str], declaration: Declaration) -> tuple[Split, list[str]]:
-    """Inputs from the columns ``features`` in this order, targets from the label column, and what is wrong.
+    """Inputs from the columns ``features`` in this order, targets from the label column, and the problems found.
 
     Inputs are float32, (n, width), where the width follows from the declaration alone: a declared range gives
-    values in [-1, 1], declared categories one input each, any other column is taken as its numbers.
-    The problems name rows and columns, never values; inputs and targets are of no use if there are any.
+    values in [-1, 1], each declared category gives one input, and any other column is read as numbers.
+    The problems name rows and columns, never values; if there are any, the split must not be used.
     """
     blocks, problems = [], []
     for name in features:
-        block, faults = _inputs(name, table[name], declaration)
+        block, found = _inputs(name, table[name], declaration)
         blocks.append(block)
-        problems += faults
+        problems += found
     labels = table[declaration.label]
     targets = columns.codes(labels, declaration.class_names)
-    problems += _faults(declaration.label, labels, targets < 0, fault=_no_class(declaration))
+    problems += _problems(declaration.label, labels, targets < 0, problem=_not_a_class(declaration))
     return Split(np.concatenate(blocks, axis=1, dtype=np.float32), targets), problems
 
 
 def _inputs(name: str, column: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
-    """The inputs that one column gives, (n, width), and what is wrong with it."""
+    """The inputs of one column, (n, width), and its problems."""
     if name in declaration.categories:
         texts = declaration.categories[name]
-        places = columns.codes(column, texts)
-        faults = _faults(name, column, places < 0, fault="none of its declared categories")
-        return columns.one_hot(places, width=len(texts)), faults
+        indices = columns.codes(column, texts)
+        problems = _problems(name, column, indices < 0, problem="none of its declared categories")
+        return columns.one_hot(indices, width=len(texts)), problems
     values = columns.numbers(column)
-    fault = "not a finite number (a column of text needs its categories declared)"
-    faults = _faults(name, column, ~np.isfinite(values), fault=fault)
+    problem = "not a finite number (for a column of text, declare its categories)"
+    problems = _problems(name, column, ~np.isfinite(values), problem=problem)
     if name in declaration.ranges:
         low, high = declaration.ranges[name]
         values = columns.scaled(values, low=low, high=high)
-    return values[:, None], faults
+    return values[:, None], problems
 
 
-def _faults(name: str, column: Sequence[str], bad: np.ndarray, *, fault: str) -> list[str]:
-    """One line for the rows of ``bad`` that lack a value, one for those whose value does not fit."""
-    missing, unfit = [], []
+def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str) -> list[str]:
+    """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
+    missing, invalid = [], []
     for index in np.flatnonzero(bad).tolist():
-        (missing if columns.is_missing(column[index]) else unfit).append(index)
-    faults = []
+        (missing if columns.is_missing(column[index]) else invalid).append(index)
+    problems = []
     if missing:
-        faults.append(f"column {name!r}: a value is missing {in_rows(missing)}; fill it in or leave the row out")
-    if unfit:
-        faults.append(f"column {name!r}: {fault} {in_rows(unfit)}")
-    return faults
+        problems.append(f"column {name!r}: a value is missing {in_rows(missing)}; fill it in or leave the row out")
+    if invalid:
+        problems.append(f"column {name!r}: {problem} {in_rows(invalid)}")
+    return problems
 
 
-def _no_class(declaration: Declaration) -> str:
+def _not_a_class(declaration: Declaration) -> str:
     if isinstance(declaration.classes, int):
         return f"not in 0..{declaration.classes - 1} (if labels are text, declare classes as the list of their names)"
     return "none of the declared classes"

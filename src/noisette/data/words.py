@@ -1,4 +1,4 @@
-"""Texts to numbered words: a fixed rule that cuts a text into words, and public words with their vectors."""
+"""Splits texts into words by a fixed rule, and numbers the words by a public vocabulary with vectors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-PADDING, UNKNOWN = 0, 1  # the numbers of no word and of any word without a vector; those with one follow
+PADDING, UNKNOWN = 0, 1  # of no word, and of all words that have no vector; words with a vector follow
 
 _BARE_REFERENCE = re.compile(r"(?<![&\w])(#\d{1,6}|amp|gt|hellip|lt|nbsp|quot);", re.ASCII)  # as in "company #39;s"
 _TAG = re.compile(r"</?[a-z][^<>]*>")
@@ -24,18 +24,18 @@ _WORD = re.compile(
     | '(?:s|re|ve|ll|d|m)\b      # company | 's
     | [^\W\d_]+
     | -{2,} | \.{2,}
-    | [^\w\s] | _                # any other sign, alone
+    | [^\w\s] | _                # any other character, alone
     """,
     re.VERBOSE,
 )
 
 
-def cut(text: str) -> list[str]:
-    """The words, numbers and signs of a text, in lower case, as far as a rule without a dictionary goes as GloVe's.
+def split(text: str) -> list[str]:
+    """The words, numbers and punctuation of a text, in lower case, split as for GloVe as far as fixed rules allow.
 
-    What is left of character references and markup is put right or taken out, and so are backslashes.
+    Remains of character references are decoded; markup and backslashes are removed.
 
-    >>> cut("Oil at  #36;46.50\\\\a barrel, the company #39;s traders hadn't &lt;b&gt;sold&lt;/b&gt;.")
+    >>> split("Oil at  #36;46.50\\\\a barrel, the company #39;s traders hadn't &lt;b&gt;sold&lt;/b&gt;.")
     ['oil', 'at', '$', '46.50', 'a', 'barrel', ',', 'the', 'company', "'s", 'traders', 'had', "n't", 'sold', '.']
     """
     whole = html.unescape(_BARE_REFERENCE.sub(r"&\1;", text)).lower()
@@ -44,12 +44,12 @@ def cut(text: str) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """Public words, all different, and their vectors: float32, (words, dims).
+    """Different public words and their vectors, float32, (words, dims).
 
-    ``note`` says what a report of results must say about them; "" if nothing.
+    ``note`` is what a report of results must mention about them; "" if nothing.
 
-    Guarantee: the number of a word depends on this list alone, so that neither it nor the shape of a model tells
-    anything about the texts that are numbered.
+    Guarantee: the number of a word depends on this list alone, so neither it nor the shape of a model reveals anything
+    about the texts that are numbered.
     """
 
     words: Sequence[str]
@@ -64,11 +64,11 @@ class Vocabulary:
     def numbered_vectors(self) -> np.ndarray:
         """The vector of each number, float32, (2 + words, dims).
 
-        Padding has the zero vector. An unknown word has the mean of all: the best guess there is, and other than
-        padding, so that a model can tell a word that it does not know from the end of a text.
+        Padding has the zero vector. An unknown word has the mean of all vectors: without further knowledge the best
+        estimate, and different from padding, so a model can tell an unknown word from the end of a text.
         """
-        none = np.zeros_like(self.vectors[0])
-        return np.stack([none, self.vectors.mean(0, dtype=np.float64).astype(np.float32), *self.vectors])
+        padding = np.zeros_like(self.vectors[0])
+        return np.stack([padding, self.vectors.mean(0, dtype=np.float64).astype(np.float32), *self.vectors])
 
     def number(self, texts: Sequence[str], *, tokens: int) -> np.ndarray:
         """The first ``tokens`` words of each text as numbers, int64, (n, tokens); short texts are padded at the end.
@@ -80,6 +80,6 @@ class Vocabulary:
         """
         numbered = np.full((len(texts), tokens), PADDING, np.int64)
         for row, text in zip(numbered, texts, strict=True):
-            found = [self._numbers.get(word, UNKNOWN) for word in cut(text)[:tokens]]
+            found = [self._numbers.get(word, UNKNOWN) for word in split(text)[:tokens]]
             row[: len(found)] = found
         return numbered

@@ -1,4 +1,4 @@
-"""Texts read in both directions by an LSTM, plain or with layer norm."""
+"""Bidirectional LSTMs for texts, plain or with layer norm."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ import torch
 from torch import Tensor, nn
 
 from noisette.models.blocks import sequence
-from noisette.models.shapes import Shape
+from noisette.models.shapes import Shape, need_axes
 
 _UNITS = 32  # in each direction
 
 
 def bilstm_dl(shape: Shape, classes: int, *, dropout: float = 0.2) -> nn.Module:
-    """An LSTM in both directions, dropout, and a linear layer: 34,564 trainable numbers at 100 dimensions, 4 classes.
+    """A bidirectional LSTM, dropout, and a linear layer: 34,564 parameters for 100 dimensions and 4 classes.
 
-    The linear layer sees what 32 units hold after the last word and 32 others, reading backwards, after the first.
+    The linear layer has as inputs the last states of 32 units that read forwards and of 32 that read backwards.
 
     Args:
         shape: (tokens, dimensions) of one text: each token is a word vector, from fixed embeddings for example.
-        classes: scores for each text.
-        dropout: share of the 64 numbers that are dropped in training. The 0.8 of the authors' code is taken for the
-            share that is kept.
+        classes: number of scores for each text.
+        dropout: probability of dropping each of the 64 states in training. The 0.8 in the authors' code is taken as the
+            probability of keeping one.
 
     Source: Davody et al. 2020, table 1 and published code.
 
     Raises:
-        ValueError: examples are no sequences of vectors.
+        ValueError: examples are not sequences of vectors.
     """
-    reader = LastStates(nn.LSTM(_dimensions("bilstm-dl", shape), _UNITS, batch_first=True, bidirectional=True))
+    reader = LastStates(nn.LSTM(_word_size("bilstm-dl", shape), _UNITS, batch_first=True, bidirectional=True))
     return sequence([("reader", reader), ("dropout", nn.Dropout(dropout)), ("scores", nn.Linear(2 * _UNITS, classes))])
 
 
 def ln_bilstm_dl(shape: Shape, classes: int, *, dropout: float = 0.2) -> nn.Module:
-    """:func:`bilstm_dl` with the LSTM of :class:`LayerNormLSTM`, and layer norm without scale and shift on the scores.
+    """:func:`bilstm_dl` with :class:`LayerNormLSTM`, and layer norm without scale and shift on the scores.
 
     Source: Davody et al. 2020, table 1 and published code.
 
     Raises:
-        ValueError: examples are no sequences of vectors.
+        ValueError: examples are not sequences of vectors.
     """
-    dimensions = _dimensions("ln-bilstm-dl", shape)
-    reader = BothWays(LayerNormLSTM(dimensions, _UNITS), LayerNormLSTM(dimensions, _UNITS))
+    word = _word_size("ln-bilstm-dl", shape)
+    reader = BothWays(LayerNormLSTM(word, _UNITS), LayerNormLSTM(word, _UNITS))
     return sequence(
         [
             ("reader", reader),
@@ -52,7 +52,7 @@ def ln_bilstm_dl(shape: Shape, classes: int, *, dropout: float = 0.2) -> nn.Modu
 
 
 class LastStates(nn.Module):
-    """The last hidden states of a one-layer LSTM, all directions side by side: (b, tokens, numbers) to (b, units)."""
+    """The last hidden states of a one-layer LSTM, directions concatenated: (b, tokens, dimensions) to (b, units)."""
 
     def __init__(self, lstm: nn.LSTM) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class LastStates(nn.Module):
 
 
 class BothWays(nn.Module):
-    """What one module makes of a sequence (b, tokens, ...), beside what another makes of it read backwards."""
+    """One module on a sequence (b, tokens, ...) and another on the reversed sequence, outputs concatenated."""
 
     def __init__(self, onward: nn.Module, backward: nn.Module) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class BothWays(nn.Module):
 class LayerNormLSTM(nn.Module):
     """The last hidden state of an LSTM with layer norms, (b, tokens, inputs) to (b, units).
 
-    Norms stand on what the input gives to the four gates, on what the hidden state gives to them, and on the cell
+    Layer norms apply to the contributions of the input and of the hidden state to the four gates, and to the cell
     before its tanh.
 
     Source: Ba et al. 2016, supplement.
@@ -92,15 +92,12 @@ class LayerNormLSTM(nn.Module):
         hidden = cell = x.new_zeros(len(x), self.from_hidden.in_features)
         for from_input in self.input_norm(self.from_input(x)).unbind(1):
             gates = from_input + self.hidden_norm(self.from_hidden(hidden))
-            let_in, keep, candidate, let_out = gates.chunk(4, 1)
-            cell = keep.sigmoid() * cell + let_in.sigmoid() * candidate.tanh()
-            hidden = let_out.sigmoid() * self.cell_norm(cell).tanh()
+            input_gate, forget_gate, candidate, output_gate = gates.chunk(4, 1)
+            cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+            hidden = output_gate.sigmoid() * self.cell_norm(cell).tanh()
         return hidden
 
 
-def _dimensions(name: str, shape: Shape) -> int:
-    if len(shape) != 2:
-        raise ValueError(
-            f"the model {name!r} needs texts as word vectors (tokens, dimensions), got examples of shape {tuple(shape)}"
-        )
+def _word_size(name: str, shape: Shape) -> int:
+    need_axes(name, shape, 2, "texts as word vectors (tokens, dimensions)")
     return shape[1]

@@ -1,4 +1,4 @@
-"""Parts that several networks are put together from, each part with its name in the network."""
+"""Building blocks that several networks share; a part is a module with its name in the network."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from noisette.models.norms import Norm
 Activation = Callable[[], nn.Module]
 Part = tuple[str, nn.Module]
 Plan = TypeVar("Plan")
+Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
 
 
 def sequence(parts: Iterable[Part]) -> nn.Sequential:
-    """One after the other, by name."""
+    """The parts one after the other, by name."""
     return nn.Sequential(OrderedDict(parts))
 
 
 def normalised(name: str, layer: nn.Conv2d | nn.Linear, norm: Norm | None) -> list[Part]:
-    """A layer, and a norm of its outputs if there is one."""
+    """A layer, followed by a norm of its outputs if ``norm`` is given."""
     if norm is None:
         return [(name, layer)]
     outputs = (layer.out_channels, 2) if isinstance(layer, nn.Conv2d) else (layer.out_features, 0)
@@ -31,7 +32,7 @@ def normalised(name: str, layer: nn.Conv2d | nn.Linear, norm: Norm | None) -> li
 def linears(
     layers: Sequence[nn.Linear], norm: Norm | None, activation: Activation = nn.ReLU, *, normalised_logits: bool
 ) -> nn.Sequential:
-    """Linear layers up to the scores, each followed by its norm, the last only if the logits are normalised too."""
+    """Linear layers with activations between them; each is followed by a norm, the last if ``normalised_logits``."""
     parts: list[Part] = []
     for k, layer in enumerate(layers[:-1], 1):
         parts += [*normalised(f"fc{k}", layer, norm), (f"act{k}", activation())]
@@ -39,7 +40,15 @@ def linears(
 
 
 def plan_of(depth: int, plans: Mapping[int, Plan]) -> Plan:
-    """The plan of a network of this depth; ValueError if there is none."""
+    """The plan of a network of this depth; raises ValueError if there is none."""
     if depth not in plans:
         raise ValueError(f"expected depth to be one of {', '.join(map(str, plans))}, got {depth}")
     return plans[depth]
+
+
+def truncated_normal(layer: Layer, std: float, bias: float = 0.0) -> Layer:
+    """The layer, with its weights drawn from a normal distribution truncated at 2 std, and constant biases."""
+    nn.init.trunc_normal_(layer.weight, std=std, a=-2 * std, b=2 * std)
+    if layer.bias is not None:
+        nn.init.constant_(layer.bias, bias)
+    return layer

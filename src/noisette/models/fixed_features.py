@@ -1,4 +1,4 @@
-"""A model whose first part is fixed."""
+"""Models whose first part is fixed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from noisette.nn.standardise import Standardise
 class FixedFeatures(nn.Module):
     """A model whose first part is fixed, so that its outputs can be computed once for a whole data set.
 
-    The fixed part is always in evaluation mode: dropout and running statistics stand still.
+    The fixed part is always in evaluation mode: dropout is off and running statistics do not change.
 
-    Guarantee: ``features`` has nothing to train and treats each example alone, so computing it beforehand changes
-    nothing about what training reveals.
+    Guarantee: ``features`` has no trainable parameters and treats each example alone, so computing it in advance does
+    not change what training reveals.
     """
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
@@ -34,11 +34,11 @@ class FixedFeatures(nn.Module):
 
 
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
-    """The model with its fixed features less the mean, and over the deviation, of those of public examples.
+    """The model with its features standardised by the mean and standard deviation of public examples' features.
 
     Args:
-        model: its parts stay what they are.
-        public: what ``model.features`` gives for public examples, (n, channels, ...).
+        model: not changed.
+        public: the output of ``model.features`` for public examples, (n, channels, ...).
 
     Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
     """

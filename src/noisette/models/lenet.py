@@ -1,4 +1,4 @@
-"""The LeNets: small networks in which norms are studied under noise."""
+"""The LeNets, with a choice of norm and activation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lenet_300_100(
     activation: Activation = nn.ReLU,
     normalised_logits: bool = True,
 ) -> nn.Module:
-    """Two hidden layers of 300 and 100 units: 266,610 trainable numbers for 28 x 28 pixels and 10 classes.
+    """Two hidden layers of 300 and 100 units: 266,610 parameters for 28 x 28 pixels and 10 classes.
 
     With a norm, each linear layer is followed by one, the last only if ``normalised_logits``.
 
@@ -38,14 +38,14 @@ def lenet_5(
     activation: Activation = nn.ReLU,
     normalised_logits: bool = True,
 ) -> nn.Module:
-    """Two convolutions, each pooled by maximum, and three linear layers: 61,706 trainable numbers on MNIST.
+    """Two convolutions, each with max pooling, and three linear layers: 61,706 parameters on MNIST.
 
     With a norm, each convolution and linear layer is followed by one, the last only if ``normalised_logits``.
 
     Source: LeCun et al. 1998; Davody et al. 2020, table 1.
 
     Raises:
-        ValueError: examples are no images of 12 x 12 pixels or more.
+        ValueError: examples are not images of 12 x 12 pixels or more.
 
     >>> from noisette import models
     >>> network = models.lenet_5((1, 28, 28), 10, norm=models.layer_norm, activation=nn.Tanh)

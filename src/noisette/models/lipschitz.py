@@ -1,7 +1,7 @@
-"""Networks that stretch no vector, for training without clipping: each is short, since noise grows with its weights.
+"""1-Lipschitz networks, for training without clipping. They have few layers, since the noise grows with their number.
 
-All begin with fixed parts, put every example on a sphere, and end with scores; what they are trained with is a loss
-that knows its slope, such as :class:`noisette.nn.lipschitz.TauCrossEntropy`.
+Each has fixed features, then projects every example to a sphere, and ends with scores. Train them with a loss whose
+gradient has a known bound, such as :class:`noisette.nn.lipschitz.TauCrossEntropy`.
 
 Source: Bethune et al. 2024.
 """
@@ -17,7 +17,7 @@ from torch import nn
 
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.models.fixed_features import FixedFeatures
-from noisette.models.shapes import Shape, need_images, numbers_of
+from noisette.models.shapes import Shape, need_axes, need_images, numbers_of
 from noisette.nn import AppendOne, DctCut, Scattering2d
 from noisette.nn.lipschitz import (
     GroupSort2,
@@ -34,23 +34,22 @@ from noisette.nn.lipschitz import (
 
 
 def lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
-    """One linear layer on the numbers of an example, images less their mean."""
+    """One linear layer on the values of an example; images are centred first."""
     return FixedFeatures(_centred(shape), linear_head(numbers_of(shape), classes))
 
 
 def lipschitz_dense(shape: Shape, classes: int, *, units: Sequence[int] = (128,)) -> FixedFeatures:
-    """Orthogonal layers with sorted pairs between them, on the numbers of an example, images less their mean."""
+    """Orthogonal layers with GroupSort2 between them, on the values of an example; images are centred first."""
     return FixedFeatures(_centred(shape), _dense_head(numbers_of(shape), units, classes))
 
 
 def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatures:
-    """An orthogonal layer with sorted pairs on rows of numbers of about one each, and a linear layer on both.
+    """An orthogonal layer with GroupSort2, and a linear layer on its outputs and its inputs, rows of numbers about 1.
 
     Raises:
-        ValueError: examples are no rows.
+        ValueError: examples are not rows of numbers.
     """
-    if len(shape) != 1:
-        raise ValueError(f"the model 'lipschitz-rows' needs rows of numbers, got examples of shape {tuple(shape)}")
+    need_axes("lipschitz-rows", shape, 1, "rows of numbers")
     numbers = shape[0] + 1
     hidden = nn.Sequential(SpectralLinear(numbers, units), GroupSort2())
     return FixedFeatures(
@@ -67,16 +66,16 @@ def lipschitz_rows(shape: Shape, classes: int, *, units: int = 64) -> FixedFeatu
 def dct_lipschitz_dense(shape: Shape, classes: int, *, k: int = 8, units: Sequence[int] = (128,)) -> FixedFeatures:
     """:func:`lipschitz_dense` on the k x k lowest frequencies of each channel of an image."""
     need_images("dct-lipschitz-dense", shape, pixels=k)
-    cut = nn.Sequential(LayerCentering((1, 2, 3)), DctCut(k))
-    return FixedFeatures(cut, _dense_head(shape[0] * k * k, units, classes))
+    frequencies = nn.Sequential(LayerCentering((1, 2, 3)), DctCut(k))
+    return FixedFeatures(frequencies, _dense_head(shape[0] * k * k, units, classes))
 
 
 def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
-    """One linear layer on scattering coefficients of the first order, which carry it.
+    """One linear layer on scattering coefficients of the first order.
 
-    Much better where the coefficients are standardised by public examples.
+    Accuracy is much better where the coefficients are standardised by public examples.
 
-    Source: Tramèr & Boneh 2021, for scattering in front of private training.
+    Source: Tramèr & Boneh 2021, for scattering as features of private training.
     """
     need_images("scattering-lipschitz-linear", shape, pixels=12)
     coefficients = Scattering2d(order=1)
@@ -86,9 +85,9 @@ def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
 
 
 def lipschitz_patch(shape: Shape, classes: int, *, channels: int = 16) -> FixedFeatures:
-    """A convolution of overlapping patches of 7 x 7 pixels, three pixels apart, pooled, and one linear layer.
+    """A convolution of overlapping patches of 7 x 7 pixels, three pixels apart, pooling, and one linear layer.
 
-    All patches of an image together are put on the sphere, so that their overlap costs nothing.
+    The vector of all patches of an image is projected to the sphere, so their overlap does not add to the bound.
     """
     need_images("lipschitz-patch", shape, pixels=10)
     patches = Patches(7, stride=3)
@@ -108,12 +107,12 @@ def lipschitz_patch(shape: Shape, classes: int, *, channels: int = 16) -> FixedF
 
 
 def lipschitz_mixer(shape: Shape, classes: int, *, channels: int = 64, blocks: int = 1) -> FixedFeatures:
-    """An MLP mixer on patches of 4 x 4 pixels: tokens are mixed, then channels, all by orthogonal layers.
+    """An MLP-Mixer on patches of 4 x 4 pixels: orthogonal layers mix tokens, then channels.
 
     Source: Bethune et al. 2024, the network of their CIFAR-10 runs, without skip connections.
 
     Raises:
-        ValueError: the sides of the images are no multiples of four.
+        ValueError: the sides of the images are not multiples of four.
     """
     need_images("lipschitz-mixer", shape, pixels=4)
     if any(side % 4 for side in shape[1:]):
@@ -136,9 +135,9 @@ def _centred(shape: Shape) -> nn.Module:
 
 
 def linear_head(numbers: int, classes: int) -> nn.Sequential:
-    """One layer on the sphere, all of whose weights together have a norm of one at most, so that it begins with zeros.
+    """One linear layer on the sphere, with Frobenius norm at most one and initial weights of zero.
 
-    A large tau of the loss keeps it far from that edge, as if nothing held it.
+    With a large tau of the loss the weights stay far inside that ball, as if unconstrained.
     """
     linear = SpectralLinear(numbers, classes, FrobeniusBall())
     nn.init.zeros_(linear.weight)

@@ -1,4 +1,4 @@
-"""Weights from a file, some of them frozen."""
+"""Loads weights that were learned from public records, and freezes some of them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from noisette.models.fixed_features import FixedFeatures
 
 
 def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("features",)) -> nn.Module:
-    """The model with weights from a safetensors file, some parts of it frozen.
+    """The model with weights from a safetensors file, some of its parts frozen.
 
-    What the file does not hold keeps its initial weights and is trained. To make a file for ``cifar-tutorial``, train
-    ``build("cifar-tutorial", (3, 32, 32), 100)`` on CIFAR-100 in the ordinary way: 100 epochs of SGD in batches of 128,
-    momentum 0.9, learning rate 0.1 falling along half a cosine, images shifted and mirrored at random. Save its state
-    dict without the layer that has another number of classes::
+    Layers that the file does not hold keep their initial weights and are trained. To make a file for
+    ``cifar-tutorial``, train ``build("cifar-tutorial", (3, 32, 32), 100)`` on CIFAR-100 without privacy: 100 epochs of
+    SGD in batches of 128, momentum 0.9, a learning rate of 0.1 with cosine decay to 0, images shifted and mirrored at
+    random. Save its state dict without the layer whose size depends on the number of classes::
 
         kept = {name: value for name, value in model.state_dict().items() if not name.startswith("head.scores")}
         safetensors.torch.save_file(kept, "cifar100.safetensors")
 
     Args:
         model: such as one of :func:`build`; its weights are overwritten.
-        path: tensors by their names in the model's state dict.
+        path: a file of tensors under their names in the model's state dict.
         frozen: names of the parts that are not trained.
 
     Returns:
         The model, as :class:`FixedFeatures` if it consists of ``features``, all of them frozen, and ``head``.
 
-    Guarantee: none for the records that the file was learnt from. They are public, or the file was released before and
-    stands in their ledger.
+    Guarantee: none for the records that the file was learned from: they must be public, or their ledger must contain
+    the release of the file.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no safetensors file, or it does not fit the model; all problems are listed. The model is then
-            as it was.
+        ValueError: it is not a safetensors file, or it does not fit the model; all problems are listed, and the
+            model is not changed.
     """
     weights = _weights(path)
     if problems := list(_misfits(model.state_dict(), weights, frozen)):
@@ -51,16 +51,16 @@ def pretrained(model: nn.Module, path: Path, *, frozen: Sequence[str] = ("featur
 
 
 def _weights(path: Path) -> dict[str, Tensor]:
-    """What a safetensors file holds; nothing in it can run."""
+    """The tensors of a safetensors file; loading one never runs code."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
 def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen: Sequence[str]) -> Iterator[str]:
-    """Whatever speaks against these weights in a model with this state dict, in words."""
+    """Messages on every tensor that does not fit a model with the state dict ``known``, or is missing."""
     if not weights:
         yield "the file holds no tensors"
     for name, value in weights.items():
@@ -69,16 +69,16 @@ def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen:
         elif value.shape != known[name].shape:
             yield (
                 f"{name}: of shape {tuple(value.shape)} in the file and {tuple(known[name].shape)} in the model; leave "
-                "it out of the file to train it anew"
+                "it out of the file to train it from initial weights"
             )
         elif not value.isfinite().all():
             yield f"{name}: holds values that are not finite"
-    begun = {name.rpartition(".")[0] for name in weights}
+    present = {name.rpartition(".")[0] for name in weights}
     for name in (name for name in known if name not in weights):
         if any(name.startswith(f"{part}.") for part in frozen):
             yield f"{name}: frozen, but missing in the file"
-        elif name.rpartition(".")[0] in begun:
+        elif name.rpartition(".")[0] in present:
             yield f"{name}: missing, though the file holds other tensors of that layer"
     for part in frozen:
         if not any(name.startswith(f"{part}.") for name in known):
-            yield f"{part}: to be frozen, but no part of the model with weights is called so"
+            yield f"{part}: cannot be frozen, since no part of the model with weights has this name"

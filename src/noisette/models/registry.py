@@ -1,123 +1,77 @@
-"""The models that come with noisette, by name, and models of the user's own."""
+"""The built-in models. To add one, write its factory and a test, and add a line here.
+
+The names and descriptions are known without importing torch; factories are imported on first use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from importlib import import_module
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import nn
 
-from noisette.models.bilstm import bilstm_dl, ln_bilstm_dl
-from noisette.models.fixed_features import FixedFeatures
-from noisette.models.lenet import lenet_5, lenet_300_100
-from noisette.models.lipschitz import (
-    dct_lipschitz_dense,
-    lipschitz_dense,
-    lipschitz_linear,
-    lipschitz_mixer,
-    lipschitz_patch,
-    lipschitz_rows,
-    scattering_lipschitz_linear,
-)
-from noisette.models.norms import batch_norm, layer_norm
-from noisette.models.resnets import resnet
-from noisette.models.shapes import Shape, numbers_of
-from noisette.models.small import cnn, linear, mlp, mlp1000, scattering
-from noisette.models.tutorial import cifar_tutorial, tf_tutorial
-from noisette.models.vggs import light_vgg, vgg
-from noisette.nn.evaluation import in_evaluation
 
-_MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
-    "linear": linear,
-    "mlp": mlp,
-    "mlp1000": mlp1000,
-    "cnn": cnn,
-    "scattering": scattering,
-    "lenet-300-100": lenet_300_100,
-    "bn-lenet-300-100": partial(lenet_300_100, norm=batch_norm),
-    "ln-lenet-300-100": partial(lenet_300_100, norm=layer_norm),
-    "lenet-5": lenet_5,
-    "bn-lenet-5": partial(lenet_5, norm=batch_norm),
-    "ln-lenet-5": partial(lenet_5, norm=layer_norm),
-    "cifar-tutorial": cifar_tutorial,
-    "bn-cifar-tutorial": partial(cifar_tutorial, norm=batch_norm),
-    "ln-cifar-tutorial": partial(cifar_tutorial, norm=layer_norm),
-    "tf-tutorial": tf_tutorial,
-    "bn-tf-tutorial": partial(tf_tutorial, norm=batch_norm),
-    "ln-tf-tutorial": partial(tf_tutorial, norm=layer_norm),
-    "resnet-18": resnet,
-    "resnet-18-mod": partial(resnet, last_norm=False),
-    "bn-resnet-18": partial(resnet, normalised_logits=True),
-    "vgg-16": vgg,
-    "vgg-16-mod": partial(vgg, last_norm=False),
-    "bn-vgg-16": partial(vgg, normalised_logits=True),
-    "light-vgg": light_vgg,
-    "bn-light-vgg": partial(light_vgg, norm=batch_norm),
-    "ln-light-vgg": partial(light_vgg, norm=layer_norm),
-    "bilstm-dl": bilstm_dl,
-    "ln-bilstm-dl": ln_bilstm_dl,
-    "lipschitz-linear": lipschitz_linear,
-    "lipschitz-dense": lipschitz_dense,
-    "lipschitz-rows": lipschitz_rows,
-    "lipschitz-patch": lipschitz_patch,
-    "lipschitz-mixer": lipschitz_mixer,
-    "dct-lipschitz-dense": dct_lipschitz_dense,
-    "scattering-lipschitz-linear": scattering_lipschitz_linear,
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in model: its factory, one line for help texts, and the factory's keyword arguments.
+
+    The factory is called with (shape of an example, classes, **settings). A factory or setting that is a string,
+    ``module:function`` in this folder, is imported when the model is built.
+    """
+
+    factory: str | Callable[..., nn.Module]
+    description: str
+    settings: Mapping[str, str | bool] = field(default_factory=dict)
+
+
+_BATCH_NORM = {"norm": "norms:batch_norm"}
+_LAYER_NORM = {"norm": "norms:layer_norm"}
+_NO_LAST_NORM = {"last_norm": False}
+_NORMALISED_LOGITS = {"normalised_logits": True}
+
+REGISTRY: dict[str, BuiltIn] = {
+    "linear": BuiltIn("small:linear", "logistic regression"),
+    "mlp": BuiltIn("small:mlp", "two hidden layers of 128 tanh units"),
+    "mlp1000": BuiltIn("small:mlp1000", "one hidden layer of 1,000 ReLU units (Abadi et al. 2016)"),
+    "cnn": BuiltIn("small:cnn", "two convolutions and two linear layers, with tanh"),
+    "scattering": BuiltIn("small:scattering", "linear layer on fixed wavelet features"),
+    "lenet-300-100": BuiltIn("lenet:lenet_300_100", "two hidden layers of 300 and 100 units"),
+    "bn-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with batch norm", _BATCH_NORM),
+    "ln-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with layer norm", _LAYER_NORM),
+    "lenet-5": BuiltIn("lenet:lenet_5", "two convolutions and three linear layers"),
+    "bn-lenet-5": BuiltIn("lenet:lenet_5", "lenet-5 with batch norm", _BATCH_NORM),
+    "ln-lenet-5": BuiltIn("lenet:lenet_5", "lenet-5 with layer norm", _LAYER_NORM),
+    "cifar-tutorial": BuiltIn("tutorial:cifar_tutorial", "the CIFAR-10 network of Abadi et al. 2016"),
+    "bn-cifar-tutorial": BuiltIn("tutorial:cifar_tutorial", "cifar-tutorial with batch norm", _BATCH_NORM),
+    "ln-cifar-tutorial": BuiltIn("tutorial:cifar_tutorial", "cifar-tutorial with layer norm", _LAYER_NORM),
+    "tf-tutorial": BuiltIn("tutorial:tf_tutorial", "the CIFAR-10 network of the TensorFlow tutorial"),
+    "bn-tf-tutorial": BuiltIn("tutorial:tf_tutorial", "tf-tutorial with batch norm", _BATCH_NORM),
+    "ln-tf-tutorial": BuiltIn("tutorial:tf_tutorial", "tf-tutorial with layer norm", _LAYER_NORM),
+    "resnet-18": BuiltIn("resnets:resnet", "ResNet-18 for 32 x 32 pixels, with batch norm"),
+    "resnet-18-mod": BuiltIn("resnets:resnet", "resnet-18 without its last batch norm", _NO_LAST_NORM),
+    "bn-resnet-18": BuiltIn("resnets:resnet", "resnet-18 with batch norm on the logits too", _NORMALISED_LOGITS),
+    "vgg-16": BuiltIn("vggs:vgg", "VGG-16 for 32 x 32 pixels, with batch norm"),
+    "vgg-16-mod": BuiltIn("vggs:vgg", "vgg-16 without its last batch norm", _NO_LAST_NORM),
+    "bn-vgg-16": BuiltIn("vggs:vgg", "vgg-16 with batch norm on the logits too", _NORMALISED_LOGITS),
+    "light-vgg": BuiltIn("vggs:light_vgg", "eight convolutions and two linear layers"),
+    "bn-light-vgg": BuiltIn("vggs:light_vgg", "light-vgg with batch norm", _BATCH_NORM),
+    "ln-light-vgg": BuiltIn("vggs:light_vgg", "light-vgg with layer norm", _LAYER_NORM),
+    "bilstm-dl": BuiltIn("bilstm:bilstm_dl", "bidirectional LSTM for texts"),
+    "ln-bilstm-dl": BuiltIn("bilstm:ln_bilstm_dl", "bidirectional LSTM with layer norm"),
+    "lipschitz-linear": BuiltIn("lipschitz:lipschitz_linear", "1-Lipschitz linear layer"),
+    "lipschitz-dense": BuiltIn("lipschitz:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
+    "lipschitz-rows": BuiltIn("lipschitz:lipschitz_rows", "1-Lipschitz network for tables of numbers"),
+    "lipschitz-patch": BuiltIn("lipschitz:lipschitz_patch", "1-Lipschitz convolution of patches"),
+    "lipschitz-mixer": BuiltIn("lipschitz:lipschitz_mixer", "1-Lipschitz MLP-Mixer"),
+    "dct-lipschitz-dense": BuiltIn("lipschitz:dct_lipschitz_dense", "lipschitz-dense on low image frequencies"),
+    "scattering-lipschitz-linear": BuiltIn(
+        "lipschitz:scattering_lipschitz_linear", "lipschitz-linear on fixed wavelet features"
+    ),
 }
 
 
 def names() -> tuple[str, ...]:
-    """Names of the models that come with noisette."""
-    return tuple(_MODELS)
-
-
-def build(name: str, shape: Shape, classes: int) -> nn.Module:
-    """A fresh model: one of :func:`names`, or ``package.module:callable`` called with (shape, classes).
-
-    Raises:
-        ValueError: there is no such model, or it does not give one score per class for an example of this shape.
-    """
-    factory = _MODELS.get(name) or _imported(name)
-    try:
-        model = factory(shape, classes)
-    except TypeError as error:
-        raise ValueError(f"the model {name!r} is called with (shape of an example, classes), but: {error}") from error
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
-    try:
-        with torch.no_grad(), in_evaluation(model):
-            scores = model(torch.zeros(2, *shape))
-    except RuntimeError as error:
-        raise ValueError(f"the model {name!r} cannot take examples of shape {tuple(shape)}: {error}") from error
-    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
-        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-        raise ValueError(
-            f"the output of model {name!r} does not fit the labels: {classes} classes, output for 2: {got}"
-        )
-    return model
-
-
-def _imported(name: str) -> Callable[[Shape, int], nn.Module]:
-    module, _, attribute = name.partition(":")
-    if not attribute:
-        raise ValueError(
-            f"no model {name!r}; there are {', '.join(_MODELS)}, or give your own as package.module:callable"
-        )
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"no model {name!r}: {error}") from error
-
-
-def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFeatures:
-    """A model behind a fixed projection of the flattened example, whose weight is yet to be set: (components, numbers).
-
-    Raises:
-        ValueError: there are more components than numbers in an example, or the model does not fit them.
-    """
-    if components > numbers_of(shape):
-        raise ValueError(f"expected components <= {numbers_of(shape)}, the numbers of an example, got {components}")
-    projection = nn.Linear(numbers_of(shape), components, bias=False).requires_grad_(False)
-    return FixedFeatures(nn.Sequential(nn.Flatten(), projection), build(name, (components,), classes))
+    """The names of the built-in models."""
+    return tuple(REGISTRY)

@@ -1,4 +1,4 @@
-"""Residual networks, for images of 32 x 32 pixels, and the blocks of those for images of any size."""
+"""Residual networks for images of 32 x 32 pixels, and residual blocks for images of any size."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ def resnet(
     last_norm: bool = True,
     normalised_logits: bool = False,
 ) -> nn.Module:
-    """A ResNet whose first convolution is 3 x 3 and nothing is pooled before the stages.
+    """A ResNet with a first convolution of 3 x 3 and no pooling before the stages.
 
-    11,173,962 trainable numbers for 10 classes of colour images at depth 18. Convolutions have no biases, shortcuts
-    that change the shape are a 1 x 1 convolution with its norm.
+    11,173,962 parameters for 10 classes of colour images at depth 18. Convolutions have no biases; shortcuts that
+    change the shape are a 1 x 1 convolution with a norm.
 
     Args:
         shape: (channels, height, width) of one image, 32 x 32 in the paper.
-        classes: scores for each image.
+        classes: number of scores for each image.
         depth: 18, 34, 50 or 101.
         width: channels of the first stage; each of the other three has twice as many as the one before.
-        norm: behind each convolution.
-        last_norm: False leaves out the norm behind the very last convolution ("mod" in Davody et al. 2020).
-        normalised_logits: True puts a norm behind the linear layer too.
+        norm: after each convolution.
+        last_norm: False leaves out the norm after the very last convolution ("mod" in Davody et al. 2020).
+        normalised_logits: True adds a norm after the linear layer.
 
     Source: He et al. 2016, section 4.2; Davody et al. 2020, table 1.
 
     Raises:
-        ValueError: examples are no images, or there is no such depth.
+        ValueError: examples are not images, or ``depth`` is not listed above.
     """
     need_images("resnet", shape)
     blocks = residual_blocks(depth, width, norm)
@@ -56,7 +56,7 @@ def resnet(
 
 
 class Residual(nn.Module):
-    """A body and a way around it, added up; its output has so many ``channels``."""
+    """The ReLU of the sum of a body and a shortcut around it; the output has ``channels`` channels."""
 
     def __init__(self, body: nn.Sequential, shortcut: nn.Module, channels: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Residual(nn.Module):
 
 
 def residual_blocks(depth: int, width: int, norm: Norm) -> list[Residual]:
-    """The blocks of all four stages; behind ``width`` channels of anything."""
+    """The blocks of all four stages, for an input of ``width`` channels."""
     block, counts = plan_of(depth, _RESNETS)
     blocks: list[Residual] = []
     channels = width

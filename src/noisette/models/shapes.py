@@ -1,4 +1,4 @@
-"""Shapes of examples: what a factory of models is given, and what it asks of images."""
+"""Shapes of examples, and the checks with which models refuse them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ Shape = Sequence[int]  # of one example: (features,) or (channels, height, width
 
 
 def numbers_of(shape: Shape) -> int:
-    """How many numbers one example has."""
+    """The number of values of one example."""
     return torch.Size(shape).numel()
 
 
+def need_axes(name: str, shape: Shape, axes: int, kind: str) -> None:
+    """Raise ValueError unless examples have this many axes; ``kind`` describes such examples."""
+    if len(shape) != axes:
+        raise ValueError(f"the model {name!r} needs {kind}, got examples of shape {tuple(shape)}")
+
+
 def need_images(name: str, shape: Shape, *, pixels: int = 1) -> None:
-    """Raises ValueError unless examples are images of so many pixels a side, or more."""
-    if len(shape) != 3:
-        raise ValueError(
-            f"the model {name!r} needs images (channels, height, width), got examples of shape {tuple(shape)}"
-        )
+    """Raise ValueError unless examples are images of at least this many pixels a side."""
+    need_axes(name, shape, 3, "images (channels, height, width)")
     if min(shape[1:]) < pixels:
         raise ValueError(
             f"the model {name!r} needs images of {pixels} x {pixels} pixels or more, got examples of shape "

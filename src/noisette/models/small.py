@@ -1,4 +1,4 @@
-"""Small models to start from, built from a data set's shape. All of them look at one example at a time."""
+"""Small models to start from. None of them mixes examples."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from noisette.models.blocks import truncated_normal
 from noisette.models.fixed_features import FixedFeatures
-from noisette.models.initial import truncated_normal
 from noisette.models.shapes import Shape, need_images, numbers_of
 from noisette.nn import Scattering2d
 
@@ -31,9 +31,9 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
 
 
 def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
-    """One hidden layer of ReLU units, no biases: behind 60 principal components, the network of the MNIST study.
+    """One hidden layer of ReLU units, without biases: on 60 principal components, the MNIST network of the paper.
 
-    Weights begin as normal numbers of variance 1 / inputs, cut at two deviations.
+    Initial weights are normal with variance 1 / inputs, truncated at two standard deviations.
     Source: Abadi et al. 2016, section 5.2, and their published code.
     """
     numbers = numbers_of(shape)
@@ -46,9 +46,9 @@ def mlp1000(shape: Shape, classes: int, *, units: int = 1000) -> nn.Module:
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Two convolutions with group norm and tanh, then two linear layers; 8 x 8 pixels and larger.
+    """Two convolutions with group norm and tanh, then two linear layers; for images of 8 x 8 pixels or more.
 
-    Tanh keeps activations, and so gradients, of one size, which clipping rewards (Papernot et al. 2021).
+    Tanh bounds activations and thereby gradients, which helps under clipping (Papernot et al. 2021).
     """
     need_images("cnn", shape)
     small = max(shape[1:]) < 16
@@ -59,21 +59,21 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 
 
 def scattering(shape: Shape, classes: int) -> nn.Module:
-    """Fixed wavelet features, normalised for each example, and one linear layer: strong at small budgets, and quick.
+    """Fixed wavelet features, normalised for each example, and one linear layer: accurate at small budgets, and fast.
 
     Source: Tramèr & Boneh 2021.
     """
     need_images("scattering", shape)
     coefficients = Scattering2d()
-    alike = nn.GroupNorm(27, coefficients.channels * shape[0], affine=False)
-    normalised = nn.Sequential(coefficients, alike, nn.Flatten())
+    norm = nn.GroupNorm(27, coefficients.channels * shape[0], affine=False)
+    normalised = nn.Sequential(coefficients, norm, nn.Flatten())
     with torch.no_grad():
         numbers = normalised(torch.zeros(1, *shape)).numel()
     return FixedFeatures(normalised, nn.Linear(numbers, classes))
 
 
 class Centred(nn.Module):
-    """Pixels in [0, 1] moved to [-1, 1]."""
+    """Maps pixels from [0, 1] to [-1, 1]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x - 1

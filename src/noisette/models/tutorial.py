@@ -1,4 +1,4 @@
-"""The networks that the CIFAR-10 studies took from a tutorial of TensorFlow, as one study has it and as it was."""
+"""The CIFAR-10 network of the TensorFlow tutorial, and its variant in Abadi et al. 2016."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from noisette.models.blocks import Part, linears, normalised, sequence
-from noisette.models.initial import truncated_normal
+from noisette.models.blocks import Part, linears, normalised, sequence, truncated_normal
 from noisette.models.norms import Norm
 from noisette.models.shapes import Shape, need_images
 
-_CROP = 24  # pixels a side of what the networks see
-_FEATURES = 64 * (_CROP // 4) ** 2  # numbers behind the second pooling
+_CROP = 24  # pixels a side of the part of the image that the networks use
+_FEATURES = 64 * (_CROP // 4) ** 2  # after the second pooling
 
 
 def cifar_tutorial(
     shape: Shape, classes: int, *, norm: Norm | None = None, normalised_logits: bool = True
 ) -> nn.Module:
-    """Two convolutions and three linear layers over the 24 x 24 pixels in the middle: that of the CIFAR-10 study.
+    """Two convolutions and three linear layers on the central 24 x 24 pixels: the CIFAR-10 network of the paper.
 
-    Its parts are called ``features`` (``conv1``, ``conv2``) and ``head`` (``fc1``, ``fc2``, ``scores``). The study
-    learnt the features from public images, see :func:`pretrained`, and privately no more than the head. It distorted
-    its training images at random, which this network does not. With a norm, each convolution and linear layer is
-    followed by one, the last only if ``normalised_logits``.
+    Its parts are called ``features`` (``conv1``, ``conv2``) and ``head`` (``fc1``, ``fc2``, ``scores``). The paper
+    learned the features from public images, see :func:`pretrained`, and only the head privately. It distorted its
+    training images at random, which this network does not. With a norm, each convolution and linear layer is followed
+    by one, the last only if ``normalised_logits``.
 
     Source: Abadi et al. 2016, section 5.3; initial weights are those of the TensorFlow tutorial that it builds on.
 
     Raises:
-        ValueError: examples are no images of 24 x 24 pixels or more.
+        ValueError: examples are not images of 24 x 24 pixels or more.
     """
     need_images("cifar-tutorial", shape, pixels=_CROP)
     features = [
@@ -42,16 +41,16 @@ def cifar_tutorial(
 
 
 def tf_tutorial(shape: Shape, classes: int, *, norm: Norm | None = None, normalised_logits: bool = True) -> nn.Module:
-    """The network of the TensorFlow tutorial itself: 1,068,298 trainable numbers for 10 classes of colour images.
+    """The network of the TensorFlow tutorial itself: 1,068,298 parameters for 10 classes of colour images.
 
-    Unlike in :func:`cifar_tutorial`, poolings overlap, responses are normalised across channels at each place, and the
-    second linear layer has 192 units.
+    Unlike in :func:`cifar_tutorial`, pooling windows overlap, local response normalisation follows each convolution,
+    and the second linear layer has 192 units.
 
     Source: the code that Abadi et al. 2016 and Davody et al. 2020 build on; Krizhevsky et al. 2012, section 3.3, for
-    the responses.
+    response normalisation.
 
     Raises:
-        ValueError: examples are no images of 24 x 24 pixels or more.
+        ValueError: examples are not images of 24 x 24 pixels or more.
     """
     need_images("tf-tutorial", shape, pixels=_CROP)
     features = [
@@ -67,7 +66,7 @@ def tf_tutorial(shape: Shape, classes: int, *, norm: Norm | None = None, normali
 
 
 def _first(channels: int, norm: Norm | None) -> list[Part]:
-    """The standardised middle of an image, and the first convolution."""
+    """Central crop, standardisation of each image, and the first convolution."""
     return [
         ("crop", CentreCrop(_CROP)),
         ("standardised", nn.GroupNorm(1, channels, affine=False)),
@@ -82,7 +81,7 @@ def _second(norm: Norm | None) -> list[Part]:
 
 
 def _responses() -> nn.Module:
-    """Of nine channels 0.001 / 9 for each: torch divides by their number."""
+    """Over nine channels; torch divides ``alpha`` by their number."""
     return nn.LocalResponseNorm(9, alpha=0.001, beta=0.75, k=1.0)
 
 
@@ -93,7 +92,7 @@ def _head(units: int, classes: int, norm: Norm | None, normalised_logits: bool) 
 
 
 class CentreCrop(nn.Module):
-    """The square in the middle of images, of this many pixels a side."""
+    """The central square of images, of ``side`` pixels a side."""
 
     def __init__(self, side: int) -> None:
         super().__init__()

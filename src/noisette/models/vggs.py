@@ -1,4 +1,4 @@
-"""VGG networks: convolutions of 3 x 3, pooled now and then."""
+"""VGG networks: stages of 3 x 3 convolutions, with pooling after each stage."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def vgg(
     last_norm: bool = True,
     normalised_logits: bool = False,
 ) -> nn.Module:
-    """A VGG with norms and one linear layer: 14,728,266 trainable numbers for 10 classes of 3 x 32 x 32 at depth 16.
+    """A VGG with norms and one linear layer: 14,728,266 parameters for 10 classes of 3 x 32 x 32 at depth 16.
 
     Args:
-        shape: (channels, height, width) of one image, 32 x 32 in the paper and no less.
-        classes: scores for each image.
+        shape: (channels, height, width) of one image, 32 x 32 in the paper, which is the minimum.
+        classes: number of scores for each image.
         depth: 11, 13, 16 or 19.
         width: channels of the first convolution.
-        norm: behind each convolution.
-        last_norm: False leaves out the norm behind the last convolution ("mod" in Davody et al. 2020).
-        normalised_logits: True puts a norm behind the linear layer too.
+        norm: after each convolution.
+        last_norm: False leaves out the norm after the last convolution ("mod" in Davody et al. 2020).
+        normalised_logits: True adds a norm after the linear layer.
 
     Source: Simonyan & Zisserman 2015; Davody et al. 2020, table 3.
 
     Raises:
-        ValueError: examples are no images of 32 x 32 pixels or more, or there is no such depth.
+        ValueError: examples are not images of 32 x 32 pixels or more, or ``depth`` is not listed above.
     """
     need_images("vgg", shape, pixels=32)
     features = vgg_features(depth, norm, channels=shape[0], width=width)
@@ -49,14 +49,14 @@ def vgg(
 def light_vgg(
     shape: Shape, classes: int, *, width: int = 64, norm: Norm | None = None, normalised_logits: bool = False
 ) -> nn.Module:
-    """Eight convolutions in three stages, a mean over all places, and two linear layers: 2,462,282 trainable numbers.
+    """Eight convolutions in three stages, global average pooling, and two linear layers: 2,462,282 parameters.
 
     With a norm, each convolution and linear layer is followed by one, the last only if ``normalised_logits``.
 
     Source: Davody et al. 2020, table 1.
 
     Raises:
-        ValueError: examples are no images of 8 x 8 pixels or more.
+        ValueError: examples are not images of 8 x 8 pixels or more.
     """
     need_images("light-vgg", shape, pixels=8)
     convolutions = _convolutions(shape[0], [(2, width), (2, 2 * width), (4, 4 * width)], norm)
@@ -66,7 +66,7 @@ def light_vgg(
 
 
 def vgg_features(depth: int, norm: Norm, *, channels: int = 3, width: int = 64) -> nn.Sequential:
-    """The convolutions and their poolings, which end at 8 ``width`` channels and a 32nd of the image a side."""
+    """The convolutions with pooling: 8 ``width`` channels, each side 1 / 32 of the image's."""
     widths = (width, 2 * width, 4 * width, 8 * width, 8 * width)
     return sequence(_convolutions(channels, list(zip(plan_of(depth, _VGGS), widths, strict=True)), norm))
 
@@ -75,7 +75,7 @@ _VGGS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 
 
 
 def _convolutions(channels: int, stages: Sequence[tuple[int, int]], norm: Norm | None) -> list[Part]:
-    """For each stage so many convolutions of so many channels, then a pooling."""
+    """For each stage (count, width), ``count`` convolutions of ``width`` channels, then pooling."""
     parts: list[Part] = []
     for stage, (count, width) in enumerate(stages, 1):
         for k in range(1, count + 1):

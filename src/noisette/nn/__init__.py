@@ -1,4 +1,4 @@
-"""Modules that a user puts into a model."""
+"""Layers and functions for the user's own models."""
 
 from noisette.nn.append_one import AppendOne as AppendOne
 from noisette.nn.channel_norm import FrozenBatchNorm as FrozenBatchNorm

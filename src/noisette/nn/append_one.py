@@ -1,4 +1,4 @@
-"""A one beside the numbers of an example, so that a sphere keeps what its length said."""
+"""A layer that appends a one to each example, so that a later projection to a sphere preserves its norm."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ F = nn.functional
 
 
 class AppendOne(nn.Module):
-    """Rows (b, n) become (b, n + 1), the last number a one; it has no parameters.
+    """Appends a one to each row: (b, n) to (b, n + 1). It has no parameters.
 
-    Put on a sphere, rows that differ in nothing but their length would be one and the same. With a one beside their
-    numbers they stay apart, and a linear layer has its bias.
+    Rows that differ only in their norm become equal when they are projected to a sphere. With an appended one they stay
+    different, and a linear layer has a bias.
 
     Raises:
-        ValueError: when bounds are asked for: examples are no rows.
+        ValueError: a bound is computed for examples that are not rows.
 
     >>> import torch
     >>> AppendOne()(torch.tensor([[2.0, 3.0]])).tolist()

@@ -1,7 +1,9 @@
-"""Norms that stand where batch norm stood, with its parameters and buffers, and look at public examples instead."""
+"""Replacements of batch norm, with its parameters and buffers, whose statistics come from public examples."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -12,47 +14,47 @@ from noisette.gradients.rules.public_statistics import Statistic, normalise_chan
 from noisette.gradients.rules.shared_slope import Channels
 
 F = nn.functional
-_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}  # by axes of the input
+_BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}  # by number of input axes
 Weighted = nn.Linear | nn.modules.conv._ConvNd
 
 
 class ChannelNorm(nn.Module):
-    """Normalises each channel (axis 1) of inputs of two to five axes; scale, shift and buffers are batch norm's.
+    """Normalises each channel (axis 1) of inputs with two to five axes; parameters and buffers are those of batch norm.
 
     Args:
         num_features: number of channels.
         eps: added to the variance.
-        affine: whether there is a scale ``weight`` and a shift ``bias`` to learn.
+        affine: whether to learn a scale ``weight`` and a shift ``bias``.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__()
         self.num_features = num_features
         self.eps = eps
-        self.batch_norm: type[_BatchNorm] | None = None  # the class whose place it takes, once that is known
+        self.batch_norm: type[_BatchNorm] | None = None  # the class that this norm replaces, if known
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
         self.running_mean: Tensor
         self.running_var: Tensor
         self.num_batches_tracked: Tensor
-        self._keep_statistics(saved=True)
+        self._register_statistics(saved=True)
 
-    def _keep_statistics(self, *, saved: bool) -> None:
+    def _register_statistics(self, *, saved: bool) -> None:
         self.register_buffer("running_mean", torch.zeros(self.num_features), persistent=saved)
         self.register_buffer("running_var", torch.ones(self.num_features), persistent=saved)
         self.register_buffer("num_batches_tracked", torch.tensor(0), persistent=saved)
 
     @classmethod
     def of(cls, norm: _BatchNorm) -> Self:
-        """A norm with the parameters and buffers of a batch norm, whose place it takes."""
-        own = cls(norm.num_features, norm.eps, norm.affine)
-        own.batch_norm = type(norm)
-        own.weight, own.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
-        own._keep_statistics(saved=norm.track_running_stats)
+        """A norm that replaces a batch norm, with its parameters and buffers."""
+        made = cls(norm.num_features, norm.eps, norm.affine)
+        made.batch_norm = type(norm)
+        made.weight, made.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
+        made._register_statistics(saved=norm.track_running_stats)
         if (like := norm.running_mean if norm.weight is None else norm.weight) is not None:
-            own.to(like.device, like.dtype)
-        own.load_state_dict(norm.state_dict(), strict=False)
-        return own.train(norm.training)
+            made.to(like.device, like.dtype)
+        made.load_state_dict(norm.state_dict(), strict=False)
+        return made.train(norm.training)
 
     def with_constants(self, input: Tensor) -> Tensor:
         """The input normalised by the statistics in the buffers, as batch norm does in evaluation."""
@@ -65,23 +67,23 @@ class ChannelNorm(nn.Module):
 
 
 class PublicNorm(ChannelNorm):
-    """A norm whose statistics are those of a public batch, see :class:`noisette.nn.public_batch.PublicBatch`.
+    """A norm with the statistics of a public batch, see :class:`noisette.nn.public_batch.PublicBatch`.
 
-    In the gradient they follow the weights of the layer in front, if the norm stands directly behind one.
+    If the norm directly follows a layer with weights, the gradient accounts for their effect on the statistics.
     """
 
     def __init__(self, num_features: int, eps: float = 1e-5, affine: bool = True) -> None:
         super().__init__(num_features, eps, affine)
-        self._follows: tuple[Weighted, ...] = ()  # in a tuple, so that the layer is no part of the norm
-        self._mean_at: Statistic | None = None
-        self._variance_at: Statistic | None = None
+        self._follows: tuple[Weighted, ...] = ()  # a tuple, so that the layer is not registered as a submodule
+        self._mean: Statistic | None = None
+        self._variance: Statistic | None = None
         self._measuring = False
         self._is_measured = False
-        self._public_input: Tensor | None = None  # of the layer in front
+        self._public_input: Tensor | None = None  # of the preceding layer
 
     @property
     def remark(self) -> str:
-        """What a user should know of this norm in its place, "" if nothing."""
+        """What `noisette explain` tells the user about this norm, "" if nothing."""
         if not self._is_measured:
             return "has no public batch yet; give it one with noisette.nn.convert_batch_norm or use_public_batch"
         if not self._follows:
@@ -92,90 +94,94 @@ class PublicNorm(ChannelNorm):
         return ""
 
     def follow(self, layer: Weighted | None) -> None:
-        """Let the gradient know that the statistics are those of this layer's outputs."""
+        """Declare that the statistics are those of this layer's outputs, for the gradient."""
         self._follows = () if layer is None else (layer,)
 
     @property
     def layer(self) -> Weighted | None:
-        """The layer that this norm directly stands behind, if there is one."""
+        """The layer with weights that this norm directly follows, if there is one."""
         return self._follows[0] if self._follows else None
 
-    def see_public(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        """A hook before the calls of the layer in front, while inputs are public."""
-        self._public_input = args[0]
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """During the public pass: the statistics are computed from the next input."""
 
-    def begin_measuring(self) -> None:
-        """From now on inputs are public."""
+        def keep_input(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._public_input = args[0]
+
+        handle = None if self.layer is None else self.layer.register_forward_pre_hook(keep_input)
         self._measuring, self._is_measured = True, False
-
-    def end_measuring(self) -> None:
-        """From now on inputs are private."""
-        self._measuring = False
-        self._public_input = None
+        try:
+            yield
+        finally:
+            if handle is not None:
+                handle.remove()
+            self._measuring, self._public_input = False, None
 
     def forward(self, input: Tensor) -> Tensor:
         if self._measuring:
             return self._measure(input)
         if not self.training:
-            return self.evaluated(input)
+            return self.forward_evaluation(input)
         if not self._is_measured:
             raise RuntimeError(f"this {type(self).__name__} {self.remark}")
-        return self.trained(input)
+        return self.forward_training(input)
 
-    def trained(self, input: Tensor) -> Tensor:
-        """What becomes of a private input in training mode."""
+    def forward_training(self, input: Tensor) -> Tensor:
+        """The output for a private input in training mode."""
         raise NotImplementedError
 
-    def evaluated(self, input: Tensor) -> Tensor:
-        """What becomes of an input in evaluation mode."""
+    def forward_evaluation(self, input: Tensor) -> Tensor:
+        """The output for an input in evaluation mode."""
         return self.with_constants(input)
 
     def statistics(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the public batch, (c,) each, as functions of the weights in front."""
-        if self._mean_at is None or self._variance_at is None:
+        """Mean and variance of the public batch, (c,) each, as functions of the preceding layer's weights."""
+        if self._mean is None or self._variance is None:
             return self.running_mean, self.running_var
         [layer] = self._follows
-        return public_mean(layer.weight, layer.bias, self._mean_at), public_variance(layer.weight, self._variance_at)
+        return public_mean(layer.weight, layer.bias, self._mean), public_variance(layer.weight, self._variance)
 
     def _measure(self, input: Tensor) -> Tensor:
+        """Computes the statistics of a public input, and their gradients; returns the input normalised by them."""
         if self._is_measured:
             raise ValueError(
-                f"a {type(self).__name__} was called twice in one pass of the public batch, and the statistics of two "
-                "places are not the same; give each place a norm of its own"
+                f"a {type(self).__name__} was called twice in one pass of the public batch, and the statistics of the "
+                "two inputs differ; use a separate norm for each call"
             )
         self._is_measured = True
         self.batch_norm = self.batch_norm or _BATCH_NORMS.get(input.dim())
         axes = [axis for axis in range(input.dim()) if axis != 1]
-        wide = input if input.dtype.itemsize >= 4 else input.float()
-        mean, variance = wide.mean(axes), wide.var(axes, correction=0)
-        self._mean_at, self._variance_at = self._mean_moves(mean), self._moves(variance)
+        values = input if input.dtype.itemsize >= 4 else input.float()
+        mean, variance = values.mean(axes), values.var(axes, correction=0)
+        self._mean, self._variance = self._mean_statistic(mean), self._statistic(variance)
         with torch.no_grad():
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
             self.num_batches_tracked.fill_(input.numel() // self.num_features)
             return self.with_constants(input)
 
-    def _moves(self, statistic: Tensor) -> Statistic | None:
-        """The statistic with its slope, ``None`` if it depends on no trainable weight in front."""
+    def _statistic(self, statistic: Tensor) -> Statistic | None:
+        """The statistic with its gradient by the preceding layer's weight, ``None`` without such a trainable weight."""
         if (layer := self.layer) is None or not layer.weight.requires_grad:
             return None
-        [slope] = torch.autograd.grad(statistic.sum(), [layer.weight], retain_graph=True, allow_unused=True)
-        if slope is None:
+        [gradient] = torch.autograd.grad(statistic.sum(), [layer.weight], retain_graph=True, allow_unused=True)
+        if gradient is None:
             return None
         groups = layer.groups if not isinstance(layer, nn.Linear) and layer.transposed else None
-        channels = Channels(slope.shape, groups)
-        return Statistic(statistic.detach().to(slope.dtype), channels.rows(slope.unsqueeze(0))[0], channels)
+        channels = Channels(gradient.shape, groups)
+        return Statistic(statistic.detach().to(gradient.dtype), channels.rows(gradient.unsqueeze(0))[0], channels)
 
-    def _mean_moves(self, mean: Tensor) -> Statistic | None:
-        """The same for the mean, whose slope is one for all channels where they have the same inputs."""
-        layer, seen = self.layer, self._public_input
-        if layer is None or seen is None or not layer.weight.requires_grad or not _has_shared_inputs(layer):
-            return self._moves(mean)
+    def _mean_statistic(self, mean: Tensor) -> Statistic | None:
+        """The same for the mean, whose gradient is equal for all channels if they have the same inputs."""
+        layer, public = self.layer, self._public_input
+        if layer is None or public is None or not layer.weight.requires_grad or not _has_shared_inputs(layer):
+            return self._statistic(mean)
         weight = layer.weight[:1].detach().requires_grad_()
-        output = F.linear(seen, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(seen, weight, None)
-        [slope] = torch.autograd.grad(output.mean(), [weight])
-        rows = slope.reshape(1, -1).expand(self.num_features, -1)
-        return Statistic(mean.detach().to(slope.dtype), rows, Channels(layer.weight.shape))
+        output = F.linear(public, weight) if isinstance(layer, nn.Linear) else layer._conv_forward(public, weight, None)
+        [gradient] = torch.autograd.grad(output.mean(), [weight])
+        rows = gradient.reshape(1, -1).expand(self.num_features, -1)
+        return Statistic(mean.detach().to(gradient.dtype), rows, Channels(layer.weight.shape))
 
 
 def _has_shared_inputs(layer: Weighted) -> bool:
@@ -183,17 +189,17 @@ def _has_shared_inputs(layer: Weighted) -> bool:
 
 
 class PublicBatchNorm(PublicNorm):
-    """Batch norm with the mean and variance of a public batch under the weights of now, for every private example.
+    """Batch norm with the mean and variance of a public batch under the current weights, for every private example.
 
-    Put it where batch norm would be and give the model its public batch with :func:`convert_batch_norm` or
-    :func:`use_public_batch`. In the gradient, the statistics follow the weight of the linear layer or convolution that
-    the norm directly stands behind, with the layer's public inputs held fixed; so the gradient is at right angles to
-    the weight of each channel, as batch norm's is, and weights do not grow unseen. Elsewhere they are constants.
-    ``num_batches_tracked`` holds how many values each statistic was taken from.
+    Use it in the place of batch norm and give the model its public batch with :func:`convert_batch_norm` or
+    :func:`use_public_batch`. If the norm directly follows a linear layer or a convolution, the gradient accounts for
+    the effect of that layer's weight on the statistics, with the layer's public inputs held fixed; so the gradient is
+    orthogonal to the weight of each channel, as for batch norm, and weights do not grow unnoticed. Otherwise the
+    statistics are constants. ``num_batches_tracked`` is the number of values that each statistic was computed from.
 
-    Guarantee: what it gives for an example depends on that example, the weights and the public batch alone, so the
-    model's clipped gradients keep their ordinary bound. Nothing is promised to the public examples.
-    Source: Davody et al. 2020, algorithm 1, with the private examples taken out of its statistics.
+    Guarantee: the output for an example depends on that example, the weights and the public batch alone, so the
+    sensitivity of the model's clipped gradients does not change. None for the public examples.
+    Source: Davody et al. 2020, algorithm 1, with statistics that leave out the private examples.
 
     Raises:
         RuntimeError: called in training mode without a public batch.
@@ -205,7 +211,7 @@ class PublicBatchNorm(PublicNorm):
     [0.0, 2.0]
     """
 
-    def trained(self, input: Tensor) -> Tensor:
+    def forward_training(self, input: Tensor) -> Tensor:
         mean, variance = self.statistics()
         if mean is self.running_mean:
             return self.with_constants(input)
@@ -214,11 +220,11 @@ class PublicBatchNorm(PublicNorm):
 
 
 class PerExampleBatchNorm(PublicNorm):
-    """Batch norm over one private example and a public batch together, for each private example on its own.
+    """Batch norm over each private example together with a public batch.
 
-    Mean and variance are those of the public values and the example's own, in closed form: the public activations are
-    those of the public batch alone, as for :class:`PublicBatchNorm`. :class:`ExactPerExampleBatchNorm` lets them feel
-    the example too, at many times the cost.
+    Mean and variance are computed in closed form from the public values and those of the example. The public
+    activations do not depend on the example, as for :class:`PublicBatchNorm`; in :class:`ExactPerExampleBatchNorm` they
+    do, at a much higher cost.
 
     Guarantee: as for :class:`PublicBatchNorm`.
     Source: Davody et al. 2020, the test phase of algorithm 1.
@@ -227,21 +233,26 @@ class PerExampleBatchNorm(PublicNorm):
         RuntimeError: called in training mode without a public batch.
     """
 
-    def trained(self, input: Tensor) -> Tensor:
-        return self._with_own(input, *self.statistics())
+    def forward_training(self, input: Tensor) -> Tensor:
+        return self._jointly_normalised(input, *self.statistics())
 
-    def evaluated(self, input: Tensor) -> Tensor:
-        return self._with_own(input, self.running_mean, self.running_var)
+    def forward_evaluation(self, input: Tensor) -> Tensor:
+        return self._jointly_normalised(input, self.running_mean, self.running_var)
 
-    def _with_own(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    def _jointly_normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """The input normalised by the joint statistics of each example and the public values.
+
+        With n public values, m values of the example in each channel, and p = n / (n + m), the joint mean is
+        own_mean + p d for d = mean - own_mean, and the joint variance p variance + (1 - p) (own_variance + p d^2).
+        """
         public, positions = int(self.num_batches_tracked), input[0, 0].numel()
         share = public / (public + positions)
         values = input.flatten(2) if input.dim() > 2 else input.unsqueeze(2)
         own_mean, own_variance = values.mean(2), values.var(2, correction=0)
-        apart = torch.sub(mean, own_mean)
-        joint_mean = torch.add(own_mean, apart, alpha=share)
-        scattered = (1 - share) * (own_variance + share * apart.square())
-        joint_variance = torch.add(scattered, variance, alpha=share)
+        difference = torch.sub(mean, own_mean)
+        joint_mean = torch.add(own_mean, difference, alpha=share)
+        own_part = (1 - share) * (own_variance + share * difference.square())
+        joint_variance = torch.add(own_part, variance, alpha=share)
         normalised = (values - joint_mean.unsqueeze(2)) * (joint_variance + self.eps).rsqrt().unsqueeze(2)
         if self.weight is not None and self.bias is not None:
             normalised = normalised * self.weight.unsqueeze(1) + self.bias.unsqueeze(1)
@@ -249,11 +260,11 @@ class PerExampleBatchNorm(PublicNorm):
 
 
 class FrozenBatchNorm(ChannelNorm):
-    """Batch norm whose statistics never change: those it was made with, of a pretrained model or of a public batch.
+    """Batch norm with constant statistics, of a pretrained model or of a public batch.
 
-    Scale and shift are learnt, unless their gradients are off.
+    Scale and shift are learned unless their gradients are disabled.
 
-    Guarantee: as for :class:`PublicBatchNorm`, provided that the statistics were learnt from public data.
+    Guarantee: as for :class:`PublicBatchNorm`, provided that the statistics were computed from public data.
     """
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From batch norm to a norm that private training can use, in the user's own model, and back."""
+"""Replaces the batch norms of the user's own model by norms for private training, and back."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _MOST_GROUPS, _LEAST_CHANNELS = 32, 16
 def convert_batch_norm(
     model: Model, *, to: Norm, public: Inputs | None = None, private: Inputs | None = None, every: int = 1
 ) -> Model:
-    """Put another norm in the place of every batch norm of a model; scale, shift and names of the state dict stay.
+    """Replace every batch norm of a model by another norm; scale, shift and names in the state dict do not change.
 
     Args:
         model: changed in place.
         to: :class:`PublicBatchNorm`, :class:`PerExampleBatchNorm`, :class:`ExactPerExampleBatchNorm` or
             :class:`MixtureBatchNorm`, which need ``public``; :class:`FrozenBatchNorm`, which keeps the statistics that
             the model has unless ``public`` is given; or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example)
-            or ``InstanceNorm1d`` to ``3d``, which look at one example alone.
+            or ``InstanceNorm1d`` to ``3d``, which normalise each example alone.
         public: a batch of public inputs, or several tensors where the model takes several.
-        private: the private inputs, if they are at hand: no public example may be one of them.
-        every: statistics are taken anew at every so many changes of the weights.
+        private: the private inputs, to check that no public example is one of them.
+        every: statistics are recomputed after this many changes of the weights.
 
     Returns:
-        The model, or the new norm where the model is a batch norm itself.
+        The model, or the new norm if the model is a batch norm itself.
 
     Raises:
-        ValueError: ``public`` is missing, is given for nothing, has fewer than two examples or values that are not
+        ValueError: ``public`` is missing, is given but not used, has fewer than two examples or values that are not
             finite, or ``to`` is not one of these; all problems are listed.
-        PrivacyError: an example stands in ``public`` and in ``private``.
+        PrivacyError: an example is in ``public`` and in ``private``.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     >>> type(convert_batch_norm(model, to=nn.GroupNorm)[1]).__name__
@@ -79,28 +79,28 @@ def convert_batch_norm(
 
 
 def use_public_batch(model: Model, public: Inputs, *, every: int = 1) -> Model:
-    """Give the public norms that a model was built with their public batch.
+    """Give a public batch to the public norms that a model was built with.
 
     Args:
-        model: has :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm` in it.
+        model: contains :class:`PublicBatchNorm` or :class:`PerExampleBatchNorm`.
         public: a batch of public inputs, or several tensors where the model takes several.
-        every: statistics are taken anew at every so many changes of the weights.
+        every: statistics are recomputed after this many changes of the weights.
 
     Raises:
-        ValueError: the model has no such norm, or the batch cannot serve; see :func:`convert_batch_norm`.
+        ValueError: the model has no such norm, or the batch is invalid as in :func:`convert_batch_norm`.
     """
     inputs = _inputs(public)
     checks.all_of(lambda: _check_public(inputs), lambda: checks.count(every=every))
     if not norms_of(model):
-        raise ValueError("the model has no PublicBatchNorm or PerExampleBatchNorm that a public batch could serve")
+        raise ValueError("the model has no PublicBatchNorm or PerExampleBatchNorm to use a public batch for")
     PublicBatch.attach(model, inputs, every)
     return model
 
 
 def to_batch_norm(model: Model) -> Model:
-    """Put ``torch.nn`` batch norms in evaluation mode in the place of public and frozen ones, with their statistics.
+    """Replace public and frozen norms by ``torch.nn`` batch norms in evaluation mode with the same statistics.
 
-    Outputs stay the same, bit for bit, and the public batch is needed no more.
+    Outputs stay the same, bit for bit, and the public batch is no longer needed.
 
     Raises:
         ValueError: the model has norms whose statistics differ from example to example.
@@ -110,7 +110,7 @@ def to_batch_norm(model: Model) -> Model:
         raise ValueError(
             f"{', '.join(odd)}: the statistics differ from example to example, so no batch norm gives the same outputs"
         )
-    model.state_dict()  # takes the statistics of the weights of now
+    model.state_dict()  # computes the statistics under the current weights
     for hooks in (model._forward_pre_hooks, model._state_dict_pre_hooks):
         for key, hook in list(hooks.items()):
             if isinstance(getattr(hook, "__self__", None), PublicBatch):
@@ -132,21 +132,21 @@ def _check_target(to: Norm, inputs: Sequence[Tensor]) -> None:
     if from_public and not inputs:
         raise ValueError(f"{to.__name__} takes its statistics from public examples: give a batch of them as public")
     if inputs and not from_public and not issubclass(to, FrozenBatchNorm):
-        raise ValueError(f"{to.__name__} looks at one example alone; leave public out")
+        raise ValueError(f"{to.__name__} normalises each example alone; leave public out")
 
 
 def _check_public(inputs: Sequence[Tensor]) -> None:
     counts = {len(x) if x.dim() else 0 for x in inputs}
     if len(counts) > 1:
-        raise ValueError(f"the public inputs have {', '.join(map(str, sorted(counts)))} examples; give as many of each")
+        raise ValueError(f"the public inputs have {', '.join(map(str, sorted(counts)))} examples; give equal numbers")
     if counts.pop() < 2:
-        raise ValueError("statistics need at least two public examples; a hundred or more serve well")
+        raise ValueError("statistics need at least two public examples; a hundred or more are recommended")
     if not all(bool(x.isfinite().all()) for x in inputs if x.is_floating_point()):
         raise ValueError("the public batch holds values that are not finite")
 
 
 def refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
-    """Both are positional inputs, each with the examples on its first axis.
+    """Check that no public example is a private record; both are positional inputs with examples on the first axis.
 
     Raises:
         PrivacyError: a public example is a private record too.
@@ -154,13 +154,13 @@ def refuse_overlap(public: Sequence[Tensor], private: Sequence[Tensor]) -> None:
     places = {_row(rows): k for k, rows in enumerate(zip(*public, strict=True))}
     if shared := {places[row] for rows in zip(*private, strict=True) if (row := _row(rows)) in places}:
         raise PrivacyError(
-            f"{len(shared)} public examples are private records too (the first is number {min(shared)}): nothing is "
-            "promised to what is taken to be public; take other examples"
+            f"{len(shared)} public examples are private records too (the first is number {min(shared)}): there is "
+            "no guarantee for public examples; use others"
         )
 
 
 def _try(model: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """The model takes the public batch; nothing in it changes."""
+    """Check that the model accepts the public batch; the model is not changed."""
     try:
         with torch.no_grad(), in_evaluation(model):
             model(*(like(x, model) for x in inputs))
@@ -197,7 +197,7 @@ def _made(to: Norm, norm: _BatchNorm) -> nn.Module:
 
 
 def _groups(channels: int) -> int:
-    """Groups of at least 16 channels, at most 32 of them: small groups would wipe out what few channels tell.
+    """At most 32 groups of at least 16 channels each: normalising a small group removes too much information.
 
     Source: Wu & He 2018.
     """
@@ -206,7 +206,7 @@ def _groups(channels: int) -> int:
 
 
 def _freeze_at(model: nn.Module, inputs: Sequence[Tensor]) -> None:
-    """Statistics of the public batch under the present weights, once and for all, from the first norm to the last."""
+    """Set the statistics to those of the public batch under the current weights, from the first norm to the last."""
     frozen = [norm for norm in model.modules() if isinstance(norm, FrozenBatchNorm)]
 
     def take(norm: FrozenBatchNorm, args: tuple[Tensor, ...]) -> None:
@@ -229,7 +229,7 @@ def _is_constant(norm: ChannelNorm) -> bool:
 
 def _plain(norm: ChannelNorm) -> nn.Module:
     if norm.batch_norm is None:
-        raise ValueError(f"this {type(norm).__name__} has met no input yet, so it is not known how many axes it takes")
+        raise ValueError(f"this {type(norm).__name__} has had no input yet, so its number of input axes is not known")
     plain = norm.batch_norm(norm.num_features, norm.eps, affine=norm.weight is not None)
     plain.weight, plain.bias = norm.weight, norm.bias  # pyright: ignore[reportAttributeAccessIssue] - None if not affine
     plain.running_mean, plain.running_var = norm.running_mean, norm.running_var

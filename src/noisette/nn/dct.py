@@ -1,4 +1,4 @@
-"""The low frequencies of images: fewer numbers, and so less noise, at no cost in privacy."""
+"""Low frequencies of images: fewer inputs, and so less noise, at no privacy cost."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from noisette.lipschitz.protocols import NormBound, Sensitivities
 class DctCut(nn.Module):
     """The lowest frequencies of images, by the orthonormal discrete cosine transform; it has no parameters.
 
-    Turns images (b, c, h, w) into (b, c, k, k): coefficients of products of k cosines along the height and k along the
-    width, slow ones first.
+    Maps images (b, c, h, w) to (b, c, k, k): coefficients of products of k cosines along the height and k along the
+    width, low frequencies first.
 
     Args:
-        k: how many frequencies of each axis are kept.
+        k: number of frequencies to keep along each axis.
 
-    Guarantee: an orthogonal projection, so neither images nor their differences get longer; nothing in it depends on
-    the data.
+    Guarantee: an orthogonal projection, hence 1-Lipschitz; it does not depend on the data.
     Source: Ahmed, Natarajan & Rao 1974 (DCT-II).
 
     Raises:
-        ValueError: k is no whole number above zero; or, when called, above height or width.
+        ValueError: k is not a positive integer, or is above the height or width of the images.
 
     >>> DctCut(2)(torch.ones(1, 1, 4, 4)).squeeze().tolist()
     [[4.0, 0.0], [0.0, 0.0]]
@@ -42,10 +41,10 @@ class DctCut(nn.Module):
         return down @ x @ across.T
 
     def bound_forward(self, x: NormBound) -> NormBound:
-        """No longer than before.
+        """The norm does not increase.
 
         Raises:
-            ValueError: there is no image of k x k pixels or more.
+            ValueError: examples are not images of k x k pixels or more.
         """
         self._check_sides(x.shape[-2:])
         return NormBound(x.norm, (*x.shape[:-2], self.k, self.k))
@@ -64,8 +63,8 @@ class DctCut(nn.Module):
 
 
 def _cosines(k: int, side: int) -> Tensor:
-    """The k slowest cosines on so many pixels, as orthonormal rows, double precision."""
-    frequencies, places = torch.arange(k, dtype=torch.float64), torch.arange(side, dtype=torch.float64) + 0.5
-    rows = torch.cos(math.pi / side * frequencies[:, None] * places) * math.sqrt(2 / side)
+    """The k cosines of lowest frequency on ``side`` pixels, as orthonormal rows (k, side), double precision."""
+    frequencies, pixels = torch.arange(k, dtype=torch.float64), torch.arange(side, dtype=torch.float64) + 0.5
+    rows = torch.cos(math.pi / side * frequencies[:, None] * pixels) * math.sqrt(2 / side)
     rows[0] /= math.sqrt(2)
     return rows

@@ -1,4 +1,4 @@
-"""A model in evaluation mode for a moment."""
+"""A context manager that puts a model into evaluation mode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def in_evaluation(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation mode, so that a trial leaves no trace; afterwards each part has its own mode again."""
+    """The model in evaluation mode, so that a trial call changes nothing; on exit each part's mode is restored."""
     modes = [(part, part.training) for part in model.modules()]
     try:
         yield model.eval()

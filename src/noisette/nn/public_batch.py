@@ -1,9 +1,9 @@
-"""One forward pass of a public batch, which gives every norm of a model its statistics under the weights of now."""
+"""A forward pass of a public batch, which sets the statistics of every norm of a model under the current weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,23 +21,23 @@ _WEIGHTED = (
 
 
 class PublicBatch:
-    """A hook before the calls of a model: where weights have changed, its norms get their statistics anew.
+    """A forward pre-hook of a model: if weights have changed, it recomputes the statistics of the norms.
 
-    Nothing private is looked at: what a norm gets depends on the weights and on the public batch. In evaluation mode,
-    and in what ``state_dict`` gives, the statistics are those of the present weights; while these stay, a call costs
-    nothing. A copy of the model has a hook of its own, with the same public batch.
+    The statistics depend only on the weights and the public batch, never on private inputs. In evaluation mode, and in
+    ``state_dict``, they are those of the current weights; while these do not change, nothing is recomputed. A copy of
+    the model has its own hook, with the same public batch.
 
     Args:
         inputs: the model's positional inputs, each with the public examples on its first axis.
-        every: in training mode, statistics and their slopes are taken anew at every so many changes of the weights.
+        every: in training mode, statistics and their gradients are recomputed after this many changes of the weights.
     """
 
     def __init__(self, inputs: Sequence[Tensor], every: int) -> None:
         self._inputs = tuple(inputs)
         self._every = every
         self._age = 0  # of the statistics, in changes of the weights
-        self._met: tuple[Any, ...] = ()  # versions of the weights that were met last
-        self._taken: tuple[Any, ...] = ()  # versions of the weights that the statistics are those of
+        self._seen: tuple[Any, ...] = ()  # versions of the weights at the last call
+        self._measured: tuple[Any, ...] = ()  # versions of the weights that the statistics belong to
 
     def __deepcopy__(self, memo: dict[int, object]) -> PublicBatch:
         copied = memo[id(self)] = PublicBatch(self._inputs, self._every)
@@ -45,41 +45,45 @@ class PublicBatch:
 
     @classmethod
     def attach(cls, model: nn.Module, inputs: Sequence[Tensor], every: int) -> None:
-        """Give the norms of this model their statistics from now on, beginning with this moment."""
+        """Compute the statistics of this model's norms now, and from now on whenever they are outdated."""
         batch = cls(inputs, every)
-        with _layers_found(model):
-            batch._take(model)
+        with _find_preceding_layers(model):
+            batch._measure(model)
         model.register_forward_pre_hook(batch.before_call, with_kwargs=True)
         model.register_state_dict_pre_hook(batch.before_saving)
 
     def before_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take the statistics anew where weights have changed.
+        """Recompute the statistics if weights have changed.
 
         Raises:
-            ValueError: the inputs have not the shape of the public ones.
+            ValueError: the shape of the inputs differs from that of the public ones.
         """
         if any(map(is_functorch_wrapped_tensor, model.parameters())):
-            return  # a repetition of a call, whose statistics are there
+            return  # a call repeated by torch.func, after the statistics were computed
         self._check_shapes(args)
-        met = _versions(model)
-        if met != self._met:
-            self._met = met
+        versions = _versions(model)
+        if versions != self._seen:
+            self._seen = versions
             self._age += 1
-            if (self._age >= self._every or not model.training) and met != self._taken:
-                self._take(model)
+            if (self._age >= self._every or not model.training) and versions != self._measured:
+                self._measure(model)
 
     def before_saving(self, model: nn.Module, prefix: str, keep_vars: bool) -> None:
-        """What is saved beside the weights are their own statistics."""
-        if _versions(model) != self._taken:
-            self._take(model)
+        """Save the statistics of the weights that are saved."""
+        if _versions(model) != self._measured:
+            self._measure(model)
 
-    def _take(self, model: nn.Module) -> None:
+    def _measure(self, model: nn.Module) -> None:
+        """Run the public pass, in which every norm computes its statistics."""
         inputs = [like(x, model) for x in self._inputs]
-        # Modes are off, so that a recording of the private call does not hold the public one.
-        plainly = torch._C.DisableTorchFunction()
-        with _measured(model), torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), plainly:
-            model.forward(*inputs)
-        self._taken = self._met = _versions(model)
+        # Function modes are disabled, so that the tape of the private call does not record the public one.
+        no_modes = torch._C.DisableTorchFunction()
+        with ExitStack() as stack:
+            for norm in norms_of(model):
+                stack.enter_context(norm.measuring())
+            with torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), no_modes:
+                model.forward(*inputs)
+        self._measured = self._seen = _versions(model)
         self._age = 0
 
     def _check_shapes(self, args: tuple[Any, ...]) -> None:
@@ -87,7 +91,7 @@ class PublicBatch:
             if isinstance(given, Tensor) and given.shape[1:] != public.shape[1:]:
                 raise ValueError(
                     f"the model was given examples of shape {tuple(given.shape[1:])}, but those of its public batch "
-                    f"are of shape {tuple(public.shape[1:])}; statistics of the one do not fit the other"
+                    f"are of shape {tuple(public.shape[1:])}; use public examples of the shape of the private ones"
                 )
 
 
@@ -97,23 +101,8 @@ def norms_of(model: nn.Module) -> list[PublicNorm]:
 
 
 @contextmanager
-def _measured(model: nn.Module) -> Iterator[None]:
-    norms = norms_of(model)
-    handles = [norm.layer.register_forward_pre_hook(norm.see_public) for norm in norms if norm.layer is not None]
-    for norm in norms:
-        norm.begin_measuring()
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for norm in norms:
-            norm.end_measuring()
-
-
-@contextmanager
-def _layers_found(model: nn.Module) -> Iterator[None]:
-    """Tell each norm that meets the very output of a weighted layer which layer that is."""
+def _find_preceding_layers(model: nn.Module) -> Iterator[None]:
+    """During a forward pass, tell each norm whose input is the unmodified output of a weighted layer which it is."""
     outputs: dict[int, tuple[Tensor, int, Weighted]] = {}
 
     def remember(layer: Any, args: Any, output: Tensor) -> None:
@@ -133,13 +122,13 @@ def _layers_found(model: nn.Module) -> Iterator[None]:
 
 
 def _versions(model: nn.Module) -> tuple[Any, ...]:
-    """What changes whenever a parameter, a buffer that is not a norm's own, or the mode does."""
+    """A value that changes with every parameter, every buffer that is not a norm's own, and the mode."""
     own = {id(buffer) for norm in norms_of(model) for buffer in norm.buffers(recurse=False)}
     tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if id(buffer) not in own)]
     return model.training, *((id(tensor), tensor._version, tensor.dtype) for tensor in tensors)
 
 
 def like(x: Tensor, model: nn.Module) -> Tensor:
-    """The public input where the model is, in its precision."""
+    """The public input on the model's device, floating-point values in its precision."""
     parameter = next(model.parameters(), x)
     return x.to(parameter.device, parameter.dtype) if x.is_floating_point() else x.to(parameter.device)

@@ -1,6 +1,6 @@
-"""Scattering: wavelet features that are fixed in advance, so nothing about the data is learnt or spent in them.
+"""Scattering: fixed wavelet features, which are not learned from the data and have no privacy cost.
 
-Source: Bruna & Mallat 2013; as a front end for private learning, Tramèr & Boneh 2021.
+Source: Bruna & Mallat 2013; as features for private learning, Tramèr & Boneh 2021.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import torch
 from torch import Tensor, nn
 
 from noisette.lipschitz.protocols import NormBound, Sensitivities
-from noisette.nn.scattering_stretch import stretch
+from noisette.nn.scattering_bound import lipschitz_constant
 
 F = nn.functional
 
 ANGLES = 8
 STRIDE = 4  # pixels between features
 _CHANNELS = {1: 1 + 2 * ANGLES, 2: 1 + 2 * ANGLES + ANGLES**2}  # the image, two scales, a scale within a scale
-_FINE, _COARSE = 0.8, 1.6  # deviations of the wavelets' envelopes along the wave, in pixels
+_FINE, _COARSE = 0.8, 1.6  # standard deviations of the wavelets' envelopes along the wave, in pixels
 _SLANT = 0.5  # the envelope is twice as long across the wave
-_RADIUS = 2.75  # a kernel ends at so many deviations
+_RADIUS = 2.75  # radius of a kernel, in standard deviations
 
 
 class Scattering2d(nn.Module):
     """Scattering coefficients of images at two scales and eight angles; it has no parameters.
 
-    Turns images (b, c, h, w) into features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli
-    of its wavelet coefficients, and, for the second order, of the moduli of the wavelet coefficients of the fine ones
-    of these. For each channel of the image there are 17 of the first order, or 81, of which these are the first.
+    Maps images (b, c, h, w) to features (b, c channels, h // 4, w // 4): local averages of the image, of the moduli
+    of its wavelet coefficients, and, for the second order, of the moduli of the wavelet coefficients of those moduli at
+    the fine scale. For each channel of the image there are 17 features of the first order, or 81 with the second order,
+    of which these 17 are the first.
 
     Args:
         order: 1 or 2.
 
-    Its Lipschitz constant is known, some 0.45 for the first order and 0.48 for both, so it may stand in front of a
-    Lipschitz network: radii that :func:`noisette.certify` gives are then of the image.
+    Its Lipschitz constant is known, about 0.45 for the first order and 0.48 for both, so a Lipschitz network on these
+    features has certified radii (:func:`noisette.certify`) for the image.
 
     Raises:
-        ValueError: the order is another; or, when called, height or width is not a multiple of four, or below 12
-            pixels.
+        ValueError: the order is not 1 or 2, or height or width is below 12 pixels or not a multiple of four.
 
     >>> Scattering2d()(torch.zeros(2, 1, 28, 28)).shape
     torch.Size([2, 81, 7, 7])
@@ -51,7 +51,7 @@ class Scattering2d(nn.Module):
         if order not in _CHANNELS:
             raise ValueError(f"expected order to be 1 or 2, got order={order}")
         self.order = order
-        self._stretches: dict[tuple[int, int], float] = {}
+        self._constants: dict[tuple[int, int], float] = {}  # by image size
         self.fine: Tensor
         self.coarse: Tensor
         self.blur: Tensor
@@ -64,7 +64,7 @@ class Scattering2d(nn.Module):
 
     @property
     def channels(self) -> int:
-        """How many features there are at a place for each channel of the image."""
+        """The number of features at a position for each channel of the image."""
         return _CHANNELS[self.order]
 
     @torch.no_grad()
@@ -87,16 +87,17 @@ class Scattering2d(nn.Module):
 
     def bound_forward(self, x: NormBound) -> NormBound:
         c, h, w = x.shape
-        return NormBound(self._stretch(h, w) * x.norm, (c * self.channels, h // STRIDE, w // STRIDE))
+        return NormBound(self._lipschitz_constant(h, w) * x.norm, (c * self.channels, h // STRIDE, w // STRIDE))
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self._stretch(*x.shape[1:]) * g, {}
+        return self._lipschitz_constant(*x.shape[1:]) * g, {}
 
-    def _stretch(self, h: int, w: int) -> float:
-        """Lipschitz constant for images of this size, taken once: that takes seconds."""
-        if (h, w) not in self._stretches:
-            self._stretches[h, w] = stretch(self.fine, self.coarse, self.blur, self.blur_half, (h, w), self.order)
-        return self._stretches[h, w]
+    def _lipschitz_constant(self, h: int, w: int) -> float:
+        """The Lipschitz constant for images of this size; computing it takes seconds, so it is kept."""
+        if (h, w) not in self._constants:
+            kernels = self.fine, self.coarse, self.blur, self.blur_half
+            self._constants[h, w] = lipschitz_constant(*kernels, (h, w), self.order)
+        return self._constants[h, w]
 
     def extra_repr(self) -> str:
         return f"order={self.order}"
@@ -124,7 +125,7 @@ def _grid(radius: int) -> tuple[Tensor, Tensor]:
 
 
 def _gaussian(deviation: float) -> Tensor:
-    """A Gaussian that adds up to one, shape (1, 1, k, k)."""
+    """A Gaussian kernel with sum one, shape (1, 1, k, k)."""
     y, x = _grid(math.ceil(_RADIUS * deviation))
     kernel = torch.exp(-(x**2 + y**2) / (2 * deviation**2))
     return (kernel / kernel.sum()).unsqueeze(0).unsqueeze(0)
@@ -133,7 +134,7 @@ def _gaussian(deviation: float) -> Tensor:
 def _wavelets(deviation: float) -> Tensor:
     """Morlet wavelets at every angle, real parts then imaginary parts, shape (2 angles, 1, k, k).
 
-    Each is a wave under a Gaussian, with just so much Gaussian taken off that its mean is zero.
+    Each is a plane wave times a Gaussian envelope, less a multiple of the envelope that makes its mean zero.
     """
     y, x = _grid(math.ceil(_RADIUS * deviation / _SLANT))
     kernels = []

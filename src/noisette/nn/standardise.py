@@ -1,4 +1,4 @@
-"""Numbers less a constant, over a constant: both declared, or taken from public examples."""
+"""Standardisation by constants, which are declared or computed from public examples."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 from noisette.lipschitz.protocols import NormBound, Sensitivities
 
-_STILL = 1e-6  # a deviation below that part of the largest one is none
+_CONSTANT = 1e-6  # relative to the largest standard deviation; below it, a channel counts as constant
 
 
 class Standardise(nn.Module):
     """``(x - mean) / scale`` with constants, which are saved with the weights and never trained.
 
     Args:
-        mean: a number, or a tensor that spreads over one example.
-        scale: likewise, above zero; 1 to leave lengths as they are.
+        mean: a number, or a tensor that broadcasts to one example.
+        scale: likewise, above zero; 1 keeps distances unchanged.
 
-    Guarantee: none for records that the constants were computed from. Declare them from what is publicly known, or take
-    them from public examples with :meth:`of_public`; statistics of the private records are a release that nobody
-    accounts for.
+    Guarantee: none for records that the constants were computed from. Declare them from public knowledge, or compute
+    them from public examples with :meth:`of_public`; statistics of the private records would be a release that no
+    ledger contains.
 
     Raises:
-        ValueError: a mean is not finite, or a scale not finite and above zero.
+        ValueError: a mean is not finite, or a scale is not finite or not above zero.
 
     >>> Standardise(mean=0.5, scale=0.25)(torch.tensor([[0.0, 1.0]]))
     tensor([[-2.,  2.]])
@@ -43,9 +43,9 @@ class Standardise(nn.Module):
 
     @classmethod
     def of_public(cls, examples: Tensor) -> Self:
-        """With the mean of these examples at each place, and their deviation from it in each channel.
+        """With the mean of these examples at each position, and their standard deviation in each channel.
 
-        What does not vary in a channel is not divided.
+        A channel that does not vary is centred but not scaled.
 
         Args:
             examples: public ones, (n, channels, ...).
@@ -55,21 +55,21 @@ class Standardise(nn.Module):
         mean = examples.double().mean(0)
         axes = [axis for axis in range(examples.dim()) if axis != 1]
         deviation = (examples.double() - mean).square().mean(axes, keepdim=True)[0].sqrt()
-        deviation[deviation <= _STILL * deviation.max()] = 1.0
+        deviation[deviation <= _CONSTANT * deviation.max()] = 1.0
         return cls(mean, deviation).to(examples)
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale
 
     def bound_forward(self, x: NormBound) -> NormBound:
-        moved = self.mean.double().broadcast_to(x.shape).norm().item()
-        return NormBound((x.norm + moved) / self._smallest, x.shape)
+        shift = self.mean.double().broadcast_to(x.shape).norm().item()
+        return NormBound((x.norm + shift) / self._smallest_scale, x.shape)
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g / self._smallest, {}
+        return g / self._smallest_scale, {}
 
     @property
-    def _smallest(self) -> float:
+    def _smallest_scale(self) -> float:
         return self.scale.min().item()
 
     def extra_repr(self) -> str:

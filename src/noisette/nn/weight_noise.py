@@ -1,4 +1,4 @@
-"""Noise on weights: the parameters of a model are means, and each forward pass works with weights drawn around them."""
+"""Gaussian noise on weights: the parameters are means, and each forward pass uses weights drawn around them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
-
-from noisette.nn._time_steps import TimeSteps
 
 _WEIGHTED = (
     nn.Linear,
@@ -27,28 +25,25 @@ _WEIGHTED = (
 class WeightNoise:
     """Adds fresh Gaussian noise to the weights and biases of a model's layers, in each of its forward passes.
 
-    The parameters are the means mu; a forward pass works with mu + sigma * eps, eps ~ N(0, I), in training and in
-    evaluation mode alike. One draw serves all examples of the batch. The gradient at mu is that at the noisy weights.
-    It is no privacy mechanism: it looks at no data, and no epsilon follows from it.
+    The parameters are the means mu; a forward pass uses mu + sigma * eps, eps ~ N(0, I), in training and in evaluation
+    mode. All examples of a batch share one draw. The gradient by mu is the gradient at the noisy weights. This is not a
+    privacy mechanism: the noise is not related to data, and no epsilon follows from it.
 
     Linear, bilinear and convolutional layers, recurrent layers and cells, and the projections of attention have noise;
-    norms, embeddings and parameters of the model's own have none. Parameters, optimizers and the keys of the state dict
-    stay as they are. A deep copy of the model has noise of its own. Noise follows torch's random state
+    norms, embeddings and the model's own parameters have none. Parameters, optimizers and the keys of the state dict do
+    not change. A deep copy of the model draws its own noise. Noise depends on torch's random state
     (``torch.manual_seed``).
 
-    The noise is drawn before any other hook on the model, so statistics that are taken from a public batch before a
-    call (:class:`PublicBatchNorm`) are those of the weights of that call. Running averages of batch norm belong to no
-    weights in particular: in evaluation mode they do not fit. Checkpointed parts run again with the noise of the last
-    call, so take the backward pass before the next one. ``noisette.engines.Vmap`` repeats calls and therefore refuses
-    noise; every other engine takes it.
+    The noise is drawn before any other hook on the model runs, so the statistics of a public batch before a call
+    (:class:`PublicBatchNorm`) are those of the weights of that call. Running averages of batch norm mix the statistics
+    of many draws, so do not use them in evaluation mode. Checkpointed parts are recomputed with the noise of the last
+    call, so run the backward pass before the next call. ``noisette.engines.Vmap`` repeats calls and therefore refuses
+    noise; every other engine supports it.
 
     Args:
-        model: any module; its calls draw. A part of it that is called on its own works with the noise of the last call.
-            To add noise to a part only, give that part.
-        sigma: standard deviation of the noise, in units of the weights; 0 leaves the model as it is.
-        each_time_step: draw at each time step of a recurrent layer, and at each call of any other layer, instead of
-            once for each call of the model. Recurrent layers are taken apart for that, which takes more time and
-            memory, and statistics of a public batch are those of other draws.
+        model: any module; each call of it draws noise. A submodule that is called alone uses the noise of the last
+            call. To add noise to a submodule only, pass that submodule.
+        sigma: standard deviation of the noise, in units of the weights; 0 leaves the model unchanged.
 
     Source: Davody et al. 2020, section 2.
 
@@ -66,58 +61,47 @@ class WeightNoise:
     True
     """
 
-    def __init__(self, model: nn.Module, sigma: float, *, each_time_step: bool = False) -> None:
+    def __init__(self, model: nn.Module, sigma: float) -> None:
         if not 0 <= sigma < math.inf:
             raise ValueError(f"expected a finite sigma >= 0, got sigma={sigma}")
         layers = _layers(model)
-        _check_layers(layers, in_steps=each_time_step)
+        _check_layers(layers)
         self.model = model
         self.sigma = sigma
         self._handles: list[Any] = []
-        self._in_steps: list[nn.Module] = []
         if not sigma:
             return
-        draw = partial(_draw, sigma=sigma)
         for layer in layers.values():
-            if each_time_step and isinstance(layer, nn.RNNBase):
-                layer.forward = TimeSteps(layer, sigma)
-                self._in_steps.append(layer)
-                continue
             for part, name, mean in list(_means(layer)):
                 part.register_buffer(_noise_name(name), torch.zeros_like(mean), persistent=False)
-            if each_time_step:
-                self._handles.append(layer.register_forward_pre_hook(draw))
-            self._handles.append(layer.register_forward_pre_hook(_put_on))
-            self._handles.append(layer.register_forward_hook(_take_off, always_call=True))
-        if not each_time_step:
-            self._handles.append(model.register_forward_pre_hook(draw, prepend=True))
+            self._handles.append(layer.register_forward_pre_hook(_set_noisy))
+            self._handles.append(layer.register_forward_hook(_unset_noisy, always_call=True))
+        self._handles.append(model.register_forward_pre_hook(partial(_draw, sigma=sigma), prepend=True))
 
     def remove(self) -> None:
-        """Take the noise off again; the model works with the means."""
+        """Remove the noise; the model uses the means."""
         for handle in self._handles:
             handle.remove()
         for part, name, *_ in list(_noised(self.model)):
             delattr(part, _noise_name(name))
-        for layer in self._in_steps:
-            vars(layer).pop("forward", None)
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers with weights, by name; one that is part of another belongs to that."""
+    """The layers with weights, by name, without those that are part of another such layer."""
     layers = {name: part for name, part in model.named_modules() if isinstance(part, _WEIGHTED)}
     inner = {part for layer in layers.values() for part in layer.modules() if part is not layer}
     return {name: layer for name, layer in layers.items() if layer not in inner}
 
 
 def _means(layer: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Each parameter that has noise, and the module that holds it under this name."""
+    """For each parameter that gets noise: the module that holds it, its name there, and the parameter."""
     for part in layer.modules():
         if isinstance(part, _WEIGHTED):
             yield from ((part, name, mean) for name, mean in part._parameters.items() if mean is not None)
 
 
 def _noised(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor, Tensor]]:
-    """The same with its noise."""
+    """The same with the buffer of its noise."""
     for part, name, mean in _means(module):
         if (noise := part._buffers.get(_noise_name(name))) is not None:
             yield part, name, mean, noise
@@ -128,7 +112,7 @@ def _noise_name(name: str) -> str:
 
 
 def _draw(module: nn.Module, args: Any, *, sigma: float) -> None:
-    """New noise for all of the module; a parameter that has several places has one."""
+    """Draw new noise for the module; a parameter that is shared by several layers gets one draw."""
     drawn: dict[int, Tensor] = {}
     for _, _, mean, noise in _noised(module):
         if (known := drawn.setdefault(id(mean), noise)) is noise:
@@ -137,37 +121,34 @@ def _draw(module: nn.Module, args: Any, *, sigma: float) -> None:
             noise.copy_(known)
 
 
-def _put_on(layer: nn.Module, args: Any) -> None:
-    """An attribute stands before the parameter of its name, which stays registered."""
+def _set_noisy(layer: nn.Module, args: Any) -> None:
+    """Set the noisy weights as attributes: these take precedence over the parameters, which stay registered."""
     for part, name, mean, noise in _noised(layer):
         vars(part)[name] = mean + noise
 
 
-def _take_off(layer: nn.Module, args: Any, output: Any) -> None:
+def _unset_noisy(layer: nn.Module, args: Any, output: Any) -> None:
     for part, name, _ in _means(layer):
         vars(part).pop(name, None)
 
 
-def _check_layers(layers: dict[str, nn.Module], *, in_steps: bool) -> None:
+def _check_layers(layers: dict[str, nn.Module]) -> None:
     if not layers:
         raise ValueError("the model has no linear, convolutional or recurrent layer to add noise to")
-    found = {name: _problem(layer, in_steps=in_steps) for name, layer in layers.items()}
+    found = {name: _problem(layer) for name, layer in layers.items()}
     if problems := [f"{name or 'the model'}: {problem}" for name, problem in found.items() if problem]:
         raise ValueError(f"{len(problems)} layers cannot have weight noise:\n  " + "\n  ".join(problems))
 
 
-def _problem(layer: nn.Module, *, in_steps: bool) -> str:
+def _problem(layer: nn.Module) -> str:
+    """Why this layer cannot have noise, "" if it can."""
     parts = [part for part in layer.modules() if isinstance(part, _WEIGHTED)]
     if any(is_lazy(mean) for _, _, mean in _means(layer)):
-        return "its weights have no shape yet; call the model once first"
+        return "its weights have no shape yet; call the model once to set it"
     if any(
         parametrize.is_parametrized(part) or any(isinstance(v, Tensor) for v in vars(part).values()) for part in parts
     ):
         return "its weights are computed from others; remove the parametrization first"
-    if isinstance(vars(layer).get("forward"), TimeSteps):
-        return "it has noise already; remove that first"
-    if in_steps and isinstance(layer, nn.RNNBase) and not TimeSteps.fit(layer):
-        return "it has a projection or a forward of its own, so it cannot be taken apart; use each_time_step=False"
     if taken := [_noise_name(name) for part, name, _ in _means(layer) if hasattr(part, _noise_name(name))]:
         return f"it has {', '.join(taken)} already; remove its noise first"
     return ""

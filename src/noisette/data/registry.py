@@ -1,0 +1,44 @@
+"""The built-in data sets. To add one, write its reader and a test, and add a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from noisette.data import adbench, adult, ag_news, cifar10, digits, emnist, mnist
+from noisette.data.dataset import DataSet
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in data set: its reader, which is called with ``data_dir``, and one line for help texts."""
+
+    read: Callable[[Path | None], DataSet]
+    description: str
+
+
+REGISTRY: dict[str, BuiltIn] = {
+    "digits": BuiltIn(lambda data_dir: digits.read(), "handwritten digits, 8 x 8 pixels; installed with scikit-learn"),
+    "mnist": BuiltIn(mnist.mnist, "handwritten digits, 28 x 28 pixels"),
+    "fashion-mnist": BuiltIn(mnist.fashion_mnist, "articles of clothing, 28 x 28 pixels"),
+    "kmnist": BuiltIn(mnist.kmnist, "cursive Japanese characters, 28 x 28 pixels"),
+    "emnist-letters": BuiltIn(emnist.letters, "handwritten letters, 28 x 28 pixels"),
+    "cifar10": BuiltIn(cifar10.cifar10, "colour photographs of ten kinds of objects, 32 x 32 pixels"),
+    "adult": BuiltIn(adult.adult, "census records: is the income above 50,000 dollars?"),
+    "ag-news": BuiltIn(ag_news.ag_news, "news articles on four topics, as GloVe word vectors"),
+    **{
+        f"adbench-{name}": BuiltIn(partial(adbench.read, name), table.description)
+        for name, table in adbench.TABLES.items()
+    },
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names of the built-in data sets.
+
+    >>> "digits" in names()
+    True
+    """
+    return tuple(REGISTRY)

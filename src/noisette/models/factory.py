@@ -1,0 +1,82 @@
+"""Builds a model from its name: a built-in one, or the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisette.models.fixed_features import FixedFeatures
+from noisette.models.registry import REGISTRY, BuiltIn
+from noisette.models.shapes import Shape, numbers_of
+from noisette.nn.evaluation import in_evaluation
+
+Factory = Callable[[Shape, int], nn.Module]
+
+
+def build(name: str, shape: Shape, classes: int) -> nn.Module:
+    """A fresh model: one of :func:`names`, or ``package.module:callable`` called with (shape, classes).
+
+    Raises:
+        ValueError: there is no such model, or it does not return one score per class for an example of this shape.
+    """
+    factory = _built_in(REGISTRY[name]) if name in REGISTRY else _users_own(name)
+    try:
+        model = factory(shape, classes)
+    except TypeError as error:
+        raise ValueError(f"the model {name!r} is called with (shape of an example, classes), but: {error}") from error
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
+    try:
+        with torch.no_grad(), in_evaluation(model):
+            scores = model(torch.zeros(2, *shape))
+    except RuntimeError as error:
+        raise ValueError(f"the model {name!r} cannot take examples of shape {tuple(shape)}: {error}") from error
+    if not isinstance(scores, Tensor) or scores.shape != (2, classes):
+        got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(
+            f"the output of model {name!r} does not fit the labels: {classes} classes, output for 2 examples: {got}"
+        )
+    return model
+
+
+def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFeatures:
+    """A model behind a fixed projection of the flattened example; the projection's weight is left to be set.
+
+    The weight has shape (components, numbers of an example).
+
+    Raises:
+        ValueError: there are more components than numbers in an example, or the model does not fit them.
+    """
+    if components > numbers_of(shape):
+        raise ValueError(f"expected components <= {numbers_of(shape)}, the numbers of an example, got {components}")
+    projection = nn.Linear(numbers_of(shape), components, bias=False).requires_grad_(False)
+    return FixedFeatures(nn.Sequential(nn.Flatten(), projection), build(name, (components,), classes))
+
+
+def _built_in(model: BuiltIn) -> Factory:
+    def resolved(value: Any) -> Any:
+        return _imported(f"noisette.models.{value}") if isinstance(value, str) else value
+
+    return partial(resolved(model.factory), **{name: resolved(value) for name, value in model.settings.items()})
+
+
+def _users_own(name: str) -> Factory:
+    if not name.partition(":")[2]:
+        raise ValueError(
+            f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable"
+        )
+    try:
+        return _imported(name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"no model {name!r}: {error}") from error
+
+
+def _imported(name: str) -> Any:
+    """What ``module:attribute`` names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
