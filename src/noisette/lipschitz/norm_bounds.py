@@ -23,24 +23,6 @@ def residual_bound(matrices: Tensor) -> Tensor:
     return torch.sqrt(1 + torch.linalg.matrix_norm(gram) + rounding)
 
 
-def gram_bound(matrices: Tensor, squarings: int = 10) -> Tensor:
-    """Bounds for any finite matrices (k, n, m), at most rank^(1 / 2^(squarings + 2)) times too large, shape (k,).
-
-    Source: Delattre et al. 2023, "Efficient Bound of Lipschitz Constant for Convolutional Layers by Gram Iteration":
-    ||A|| <= ||(A'A)^(2^t)||_F^(1 / 2^(t + 1)). Powers are kept in range by their logarithms.
-    """
-    peak = matrices.abs().amax((-2, -1)).double().clamp(min=torch.finfo(torch.float64).tiny)
-    gram, rounding = _gram(matrices.double() / peak[:, None, None])
-    power, log = gram, torch.zeros_like(peak)
-    for _ in range(squarings):
-        size = _frobenius(power)
-        power = power / size[:, None, None]
-        power, log = power @ power, 2 * (log + size.log())
-    squared = torch.exp((log + _frobenius(power).log()) / 2**squarings)
-    m = min(matrices.shape[-2:])
-    return peak * torch.sqrt(squared * (1 + m * m * _EPS) + rounding) * (1 + 4 * _EPS)
-
-
 def frequency_bound(kernels: Tensor, grid: tuple[int, int], dilation: tuple[int, int] = (1, 1)) -> Tensor:
     """Bounds for convolutions with the kernels (k, outputs, inputs, height, width), shape (k,).
 
@@ -73,10 +55,6 @@ def _gram(matrices: Tensor) -> tuple[Tensor, Tensor]:
     tall = (matrices if matrices.shape[-2] >= matrices.shape[-1] else matrices.mT).double()
     gram = tall.mT @ tall
     return gram, tall.shape[-2] * _EPS * gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _frobenius(matrices: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrices).clamp(min=torch.finfo(torch.float64).tiny)
 
 
 def _waves(side: int, frequencies: int, taps: int, step: int, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisette.lipschitz.norm_bounds import frequency_bound, frobenius_bound, gram_bound, residual_bound
+from noisette.lipschitz.norm_bounds import frequency_bound, frobenius_bound, residual_bound
 
 _STEPS = 30  # a singular value of 1e-5 gets there
 _CONVERGENT = 1.7  # a step keeps singular values within one from up to sqrt(3), without turning their sign
@@ -57,29 +57,6 @@ class Orthogonal:
             found[missed] = (u @ vh).to(found.dtype)
             norms[missed] = residual_bound(found[missed])
         return found, norms
-
-
-@dataclass(frozen=True)
-class SpectralBall:
-    """Divides a matrix by an upper bound of its spectral norm where that is above one; cheap, and no decomposition."""
-
-    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        return _shrunk(matrices, gram_bound, 1.0)
-
-
-@dataclass(frozen=True)
-class SvdClip:
-    """The nearest matrix of spectral norm one at most: singular values above one become one."""
-
-    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        _require_finite(matrices)
-        u, values, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
-        nearest = ((u * values.clamp(max=1).unsqueeze(-2)) @ vh).to(matrices.dtype)
-        largest = values.amax(-1)
-        kept = torch.where((largest > 1)[:, None, None], nearest, matrices)
-        # Rounding moves each number by half an eps of itself at most; the decomposition is good to a few eps of double.
-        rounding = torch.finfo(matrices.dtype).eps * frobenius_bound(kept) + 1e-12
-        return kept, largest.clamp(max=1) + rounding
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from torch import nn
 from lipschitz_ascent import clip_singular_values, spectral_norm, worst_case_search
 from noisette.lipschitz import NormBound, Projection
 from noisette.lipschitz.project import project
-from noisette.lipschitz.projections import FrobeniusBall, Orthogonal, SpectralBall, SvdClip
+from noisette.lipschitz.projections import FrobeniusBall, Orthogonal
 from noisette.nn.lipschitz import GroupSort2, SpectralLinear
 
-PROJECTIONS: list[Projection] = [Orthogonal(), SpectralBall(), SvdClip(), FrobeniusBall()]
+PROJECTIONS: list[Projection] = [Orthogonal(), FrobeniusBall()]
 every_projection = pytest.mark.parametrize("projection", PROJECTIONS, ids=str)
 SHAPES = [(6, 6), (10, 4), (4, 10), (1, 5), (5, 1)]
 
@@ -62,7 +62,7 @@ def test_projecting_notes_the_norm_of_the_weights_it_leaves(projection) -> None:
 
 
 def test_no_bound_vanishes_with_the_weights() -> None:
-    layer = SpectralLinear(3, 3, projection=SvdClip())
+    layer = SpectralLinear(3, 3, projection=FrobeniusBall())
     with torch.no_grad():
         layer.weight.zero_()
     project(layer)

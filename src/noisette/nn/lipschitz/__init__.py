@@ -18,7 +18,6 @@ from noisette.nn.lipschitz.joining import LipschitzConcat as LipschitzConcat
 from noisette.nn.lipschitz.joining import LipschitzResidual as LipschitzResidual
 from noisette.nn.lipschitz.joining import Scale as Scale
 from noisette.nn.lipschitz.linear import SpectralLinear as SpectralLinear
-from noisette.nn.lipschitz.logit_gradient import ClipLogitGrad as ClipLogitGrad
 from noisette.nn.lipschitz.losses import KCosine as KCosine
 from noisette.nn.lipschitz.losses import TauBCE as TauBCE
 from noisette.nn.lipschitz.losses import TauCrossEntropy as TauCrossEntropy
