@@ -19,7 +19,6 @@ from noisette.nn.lipschitz import (
     Abs,
     BallBias,
     BoundedInput,
-    FftConv2d,
     FullSort,
     GlobalL2NormPool2d,
     GroupSort2,
@@ -101,9 +100,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 8, 8),
     ),
-    "convolution by frequency": (
+    "global pooling": (
         lambda: nn.Sequential(
-            *(BoundedInput(X0), FftConv2d(1, 2, 3, size=(5, 5), padding=1), GroupSort2(), GlobalL2NormPool2d()),
+            *(BoundedInput(X0), SpectralConv2d(1, 2, 3, padding=1), GroupSort2(), GlobalL2NormPool2d()),
             *(nn.Flatten(), SpectralLinear(2, 3)),
         ),
         (1, 5, 5),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisette.lipschitz.norm_bounds import frequency_bound, frobenius_bound, residual_bound
+from noisette.lipschitz.norm_bounds import frobenius_bound, residual_bound
 
 _STEPS = 30  # a singular value of 1e-5 gets there
 _CONVERGENT = 1.7  # a step keeps singular values within one from up to sqrt(3), without turning their sign
@@ -77,27 +77,6 @@ class FrobeniusBall:
 
     def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
         return _shrunk(matrices, frobenius_bound, self.radius)
-
-
-@dataclass(frozen=True)
-class FrequencyBall:
-    """Divides a convolution's kernel by its largest norm at any frequency, where that is above one.
-
-    Args:
-        kernel: input channels (of one group), height and width; a matrix holds one kernel, an output in each row.
-        grid: sides of the frequency grid, see :func:`noisette.lipschitz.norm_bounds.frequency_bound`.
-        dilation: pixels between the taps of a kernel.
-    """
-
-    kernel: tuple[int, int, int]
-    grid: tuple[int, int]
-    dilation: tuple[int, int] = (1, 1)
-
-    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        return _shrunk(matrices, self._largest, 1.0)
-
-    def _largest(self, matrices: Tensor) -> Tensor:
-        return frequency_bound(matrices.unflatten(-1, self.kernel), self.grid, self.dilation)
 
 
 def _shrunk(matrices: Tensor, bound: Callable[[Tensor], Tensor], radius: float) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import noisette
 from engine_check import TOLERANCE, measured
-from lipschitz_ascent import clip_singular_values, dense_matrix, largest_stretch, spectral_norm, worst_case_search
+from lipschitz_ascent import clip_singular_values, largest_stretch, worst_case_search
 from model_cases import squares
 from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.lipschitz import Bounded, NormBound, is_bounded, is_constrained
@@ -21,7 +21,6 @@ from noisette.nn.lipschitz import (
     Abs,
     BallBias,
     BoundedInput,
-    FftConv2d,
     FullSort,
     GlobalL2NormPool2d,
     GroupSort2,
@@ -109,13 +108,6 @@ LAYERS: dict[str, Layer] = {
     "conv of even windows": Layer(lambda: SpectralConv2d(2, 3, 2), (2, 5, 5), scaled_conv(4), 0.6, 0.75),
     "conv of one pixel": Layer(lambda: SpectralConv2d(4, 3, 1), (4, 3, 3), scaled_conv(1)),
     "patch conv": Layer(lambda: PatchConv2d(2, 9, patch=2), (2, 6, 4), scaled_conv(1, stride=2)),
-    "fft conv": Layer(
-        lambda: FftConv2d(2, 3, 3, size=(6, 6), padding=1),
-        (2, 6, 6),
-        lambda m, x: F.conv2d(x, m.weight, padding=1),
-        0.5,
-        0.8,
-    ),
     "patches": Layer(
         lambda: Patches(3, stride=2, padding=1),
         (2, 5, 5),
@@ -194,10 +186,6 @@ def restore(module: nn.Module) -> None:
         if isinstance(part, BallBias):
             part.bias.mul_(min(1.0, 0.5 / float(part.bias.norm())))
             part.certified(torch.tensor([0.5]))
-        elif isinstance(part, FftConv2d):
-            dense = dense_matrix(part, (part.weight.shape[1], *part.size))
-            part.weight.div_(max(1.0, spectral_norm(dense)))
-            part.certified(torch.ones(1))
         elif is_constrained(part):
             clip_singular_values(part.matrices())
             part.certified(torch.ones(1))
@@ -314,10 +302,7 @@ def test_weights_are_feasible_from_the_start_and_after_a_state_is_loaded(layer) 
     module.load_state_dict(other.state_dict())
     for fresh in (layer.make(), module):
         for part in fresh.modules():
-            if isinstance(part, FftConv2d):
-                size = (part.weight.shape[1], *part.size)
-                assert spectral_norm(dense_matrix(copy.deepcopy(part).double(), size)) <= part.norm <= 1 + 1e-6
-            elif is_constrained(part):
+            if is_constrained(part):
                 norms = torch.linalg.matrix_norm(part.matrices().detach().double(), ord=2)
                 assert float(norms.max()) <= part.norm <= getattr(part, "radius", 1.0) * (1 + 1e-5)
 

@@ -10,7 +10,6 @@ from noisette.nn.lipschitz.conv import SpectralConv2d as SpectralConv2d
 from noisette.nn.lipschitz.distance_losses import MAE as MAE
 from noisette.nn.lipschitz.distance_losses import MSE as MSE
 from noisette.nn.lipschitz.distance_losses import HuberLoss as HuberLoss
-from noisette.nn.lipschitz.fft_conv import FftConv2d as FftConv2d
 from noisette.nn.lipschitz.inputs import BoundedInput as BoundedInput
 from noisette.nn.lipschitz.inputs import NormCap as NormCap
 from noisette.nn.lipschitz.inputs import SphereInput as SphereInput
