@@ -159,7 +159,7 @@ def test_logit_clipping_takes_one_bound() -> None:
         def groups(self, names):
             return PerLayerClipping(1.0).groups(["a.weight", "b.weight"])
 
-    with pytest.raises(ValueError, match="rule of one bound"):
+    with pytest.raises(ValueError, match="rule with one clipping norm"):
         bound_of(dense(6, 8, 4), 6, logit_clipping=Two())
 
 
@@ -408,7 +408,7 @@ def test_a_right_model_passes_the_search() -> None:
         BoundedInput(3.0), PatchConv2d(1, 4, patch=2), GroupSort2(), nn.Flatten(), SpectralLinear(16, 3)
     )
     bound = LipschitzBound(model, loss=TauCrossEntropy(8.0), input_shape=(1, 4, 4))
-    found = max_gradient_ratio(model, torch.randn(2, 1, 4, 4), bound.score_limit(), bound.sensitivities())
+    found = max_gradient_ratio(model, torch.randn(2, 1, 4, 4), bound.score_gradient_bound(), bound.sensitivities())
     assert 0.5 < found <= 1 + 1e-5
 
 
@@ -439,7 +439,7 @@ def test_a_parameter_that_no_module_answers_for_is_refused() -> None:
 
     model = dense(6, 8, 4)
     model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(PrivacyError, match="no module says what one example does to stray"):
+    with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
         bound_of(model, 6)
 
 
@@ -464,9 +464,9 @@ def losses_of(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     ("kind", "message"),
     [
         ("mean", "got a scalar"),
-        ("penalty", "way around the scores"),
+        ("penalty", "other than through the scores"),
         ("in-batch", "output of another example"),
-        ("another call", "way around the scores"),
+        ("another call", "other than through the scores"),
         ("no graph", "no trainable parameter"),
     ],
 )
@@ -496,8 +496,8 @@ def test_layers_tell_the_way_of_the_bounds() -> None:
     assert [(line.name, line.kind) for line in lines] == [
         ("0", "BoundedInput"), ("1", "SpectralLinear"), ("2", "GroupSort2"), ("3", "SpectralLinear")
     ]  # fmt: skip
-    assert lines[0].reach == math.inf
-    assert lines[1].reach == 2.0
+    assert lines[0].input_norm == math.inf
+    assert lines[1].input_norm == 2.0
     assert {name: value for line in lines for name, value in line.sensitivities.items()} == pytest.approx(
         bound.sensitivities()
     )

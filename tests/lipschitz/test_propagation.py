@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PrivacyError
-from noisette.lipschitz import NormBound, Sensitivities, Stretch, propagation, register_bounds
+from noisette.lipschitz import LipschitzFunction, NormBound, Sensitivities, propagation, register_bounds
 
 
 class Times(nn.Module):
@@ -98,7 +98,7 @@ def test_the_jacobian_of_a_module_that_reshapes_stretches_no_more_than_its_bound
     ids=str,
 )
 def test_windows_that_overlap_or_reach_over_the_edge_are_refused(module: nn.Module) -> None:
-    with pytest.raises(PrivacyError, match="overlap or reach over the edge"):
+    with pytest.raises(PrivacyError, match="overlap or extend beyond the image"):
         propagation.forward(module, NormBound(1.0, (1, 8, 8)))
 
 
@@ -144,5 +144,5 @@ def test_a_user_can_vouch_for_a_class() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x / 2
 
-    register_bounds(Halved, Stretch(lambda module: 0.5))
+    register_bounds(Halved, LipschitzFunction(lambda module: 0.5))
     assert propagation.forward(nn.Sequential(Halved(), Halved()), NormBound(4.0, (3,))) == NormBound(1.0, (3,))

@@ -126,9 +126,9 @@ def test_two_tensors_of_one_name_are_refused() -> None:
     """They would get the same noise, and their difference none."""
     one, two = bounded(size=3), bounded(size=3)
     same = names(one) | {id(p): name for p, name in zip(two.params, names(one).values(), strict=True)}
-    with pytest.raises(ValueError, match="4 tensors have 2 names"):
+    with pytest.raises(ValueError, match="4 tensors have only 2 different names"):
         GaussianRelease(SecretKey(), 1.0, 1)([one, two], same, step=0)
-    with pytest.raises(ValueError, match="2 tensors have 1 names"):
+    with pytest.raises(ValueError, match="2 tensors have only 1 different names"):
         GaussianRelease(SecretKey(), 1.0, 1)([one], {}, step=0)
     assert one.params[0].grad is None
 

@@ -153,7 +153,7 @@ def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
 def test_noise_whose_tail_would_show_is_refused() -> None:
     ledger = Ledger()
     for settings in ({"noise_multiplier": 0.4}, {"epsilon": 30.0, "delta": 1e-5}):
-        with pytest.raises(PrivacyError, match="ask for more noise"):
+        with pytest.raises(PrivacyError, match="choose a larger noise multiplier"):
             PrivatePCA(2, ledger=ledger, **settings).fit(many_rows())
     assert not ledger.events
 
@@ -291,8 +291,8 @@ def test_what_is_no_table_of_numbers_is_refused_and_costs_nothing(rows: Any, mes
     [
         ({}, ["exactly one of noise_multiplier and epsilon"]),
         ({"noise_multiplier": 4.0, "epsilon": 1.0, "delta": 1e-5}, ["exactly one"]),
-        ({"noise_multiplier": 4.0, "delta": 1e-5}, ["given together"]),
-        ({"epsilon": 1.0}, ["given together"]),
+        ({"noise_multiplier": 4.0, "delta": 1e-5}, ["epsilon and delta together"]),
+        ({"epsilon": 1.0}, ["epsilon and delta together"]),
         ({"noise_multiplier": 0.0}, ["noise_multiplier > 0"]),
         ({"noise_multiplier": math.nan}, ["noise_multiplier=nan"]),
         ({"epsilon": 0.0, "delta": 1.0}, ["epsilon > 0", "delta < 1"]),
@@ -390,7 +390,7 @@ def test_estimator_of_scikit_learn() -> None:
     pipeline = make_pipeline(FunctionTransformer(), pca)
     assert pipeline.fit_transform(many_rows()).shape == (3000, 3)
     assert pca.n_features_in_ == 7
-    with pytest.raises(ValueError, match="expected 7 numbers in a row, as in the fit, got 6"):
+    with pytest.raises(ValueError, match="expected 7 features, as in the fit, got 6"):
         pipeline.transform(np.zeros((2, 6)))
 
 

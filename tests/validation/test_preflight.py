@@ -79,7 +79,7 @@ MIXING = {
 @every_engine
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
 def test_mixing_is_refused(function, engine) -> None:
-    said = "another output when the other examples change|mixes examples in its gradient"
+    said = "changes the output of an example when the other examples change|mixes examples in its gradient"
     with pytest.raises(PrivacyError, match=said):
         proven(Between(function), torch.randn(4, 6), engine=engine)
 
@@ -100,7 +100,7 @@ CROWDED = {
 @pytest.mark.parametrize("function", CROWDED.values(), ids=CROWDED)
 @pytest.mark.parametrize("size", [2, 40])
 def test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch(function, size: int) -> None:
-    with pytest.raises(PrivacyError, match="an example answers otherwise among 32 others than among 8"):
+    with pytest.raises(PrivacyError, match="differs between a batch of 32 examples and one of 8"):
         proven(Between(function), torch.randn(size, 6))
 
 
@@ -108,12 +108,12 @@ def test_a_model_that_needs_a_batch_is_refused() -> None:
     def statistics(x: Tensor) -> Tensor:
         return torch.nn.functional.batch_norm(x, None, None, training=True)
 
-    with pytest.raises(PrivacyError, match="cannot answer for one example alone: Expected more than 1 value"):
+    with pytest.raises(PrivacyError, match="fails on a batch of one example: Expected more than 1 value"):
         proven(Between(statistics), torch.randn(4, 6))
 
 
 def test_the_mixing_module_is_named() -> None:
-    with pytest.raises(PrivacyError, match=r"middle \(Function\) gives an example another output"):
+    with pytest.raises(PrivacyError, match=r"middle \(Function\) changes the output of an example"):
         proven(Between(MIXING["centring"]), torch.randn(4, 6))
     with pytest.raises(PrivacyError, match="mixes examples in its gradient"):
         proven(Between(MIXING["gradient of others alone"]), torch.randn(4, 6))
@@ -221,7 +221,7 @@ KEPT = [CountsCalls, ScaledByAllItSaw, LooksBack, RoutesWithCapacity, CentresBet
 @every_engine
 @pytest.mark.parametrize("kind", KEPT, ids=lambda k: k.__name__)
 def test_the_module_that_couples_is_named_not_the_one_it_leads_to(kind: type[nn.Module], engine) -> None:
-    with pytest.raises(PrivacyError, match=rf"1 \({kind.__name__}\) gives an example another output"):
+    with pytest.raises(PrivacyError, match=rf"1 \({kind.__name__}\) changes the output of an example"):
         proven(nn.Sequential(nn.Linear(6, 6), kind()), torch.randn(4, 6), engine=engine)
 
 
@@ -239,7 +239,7 @@ class CountsExamples(nn.Module):
 
 
 def test_a_model_that_counts_its_examples_is_refused() -> None:
-    with pytest.raises(PrivacyError, match=r"keeps something of its inputs in 1\.seen"):
+    with pytest.raises(PrivacyError, match=r"stores information about its inputs in 1\.seen"):
         proven(nn.Sequential(nn.Linear(6, 6), CountsExamples()), torch.randn(4, 6))
 
 
@@ -258,7 +258,7 @@ def test_what_only_rounding_moves_is_settled_in_double_precision() -> None:
         assert value is before[name][0]
         assert value.dtype is torch.float32
         assert torch.equal(value, before[name][1])
-    with pytest.raises(PrivacyError, match="another output when the other examples change"):
+    with pytest.raises(PrivacyError, match="changes the output of an example when the other examples change"):
         proven(nn.Sequential(model, nn.Linear(3, 3), Function(lambda x: x + x.mean(0))), torch.randn(4, 6))
 
 
@@ -460,7 +460,7 @@ class Remembers(nn.Module):
 
 def test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused() -> None:
     model = Remembers()
-    refused = pytest.raises(PrivacyError, match="keeps something of its inputs in latest")
+    refused = pytest.raises(PrivacyError, match="stores information about its inputs in latest")
     with closing(PerExampleClip(model, 1.0)) as clip, refused:
         prove(clip, Call((torch.randn(2, 4),), {}))
     assert not model.latest.any(), "nothing of the test stays behind"

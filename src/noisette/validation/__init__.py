@@ -1,4 +1,4 @@
-"""Proves the bound on the user's own model, with public random inputs, before anything private is released."""
+"""The preflight: checks of the bound on the user's own model, with public random inputs, before any release."""
 
 from noisette.validation.batch_norm import batch_mixing_modules as batch_mixing_modules
 from noisette.validation.batch_norm import check_no_batch_norm as check_no_batch_norm

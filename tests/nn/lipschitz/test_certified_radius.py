@@ -255,7 +255,7 @@ def test_certified_accuracy_counts_what_is_right_and_stays_so() -> None:
 
 @pytest.mark.parametrize(("examples", "targets"), [(0, 0), (3, 2)])
 def test_accuracy_without_a_target_for_each_example_is_refused(examples: int, targets: int) -> None:
-    with pytest.raises(ValueError, match="one target for each of at least one example"):
+    with pytest.raises(ValueError, match="at least one example and one target for each"):
         certified_accuracy(same(2), torch.zeros(examples, 2), torch.zeros(targets), [0.0])
 
 

@@ -29,7 +29,7 @@ F = nn.functional
     ],
 )
 def test_the_windows_that_look_at_one_pixel_are_counted(side, kernel, stride, padding, looks) -> None:
-    assert windows(kernel, stride, padding, 1).most_looks((side, side)) == looks
+    assert windows(kernel, stride, padding, 1).max_overlap((side, side)) == looks
 
 
 @pytest.mark.parametrize("kernel", [1, 2, 3, (2, 4)], ids=str)
@@ -44,7 +44,7 @@ def test_looks_and_output_are_those_of_a_convolution_of_ones(kernel, stride, pad
         output = F.conv2d(image, ones, stride=stride, padding=padding, dilation=dilation)
         [looks] = torch.autograd.grad(output.sum(), image)
         assert shape.output(size) == tuple(output.shape[2:])
-        assert shape.most_looks(size) == max(1, int(looks.max()))
+        assert shape.max_overlap(size) == max(1, int(looks.max()))
 
 
 @pytest.mark.parametrize(("side", "too_long"), [(16, 1.0199), (32, 1.0151)])
@@ -150,7 +150,7 @@ def test_patches_on_the_sphere_are_learnt_from_by_a_convolution_of_one_pixel() -
         ({"kernel_size": 3, "dilation": (1, 0)}, "dilation >= 1"),
         ({"kernel_size": 3, "padding": -1}, "padding=-1"),
         ({"kernel_size": 3, "padding": "same"}, "whole pixels, got padding='same'"),
-        ({"kernel_size": 3, "groups": 3}, "3 groups do not divide 4 channels"),
+        ({"kernel_size": 3, "groups": 3}, "3 groups do not divide 4 input"),
         ({"kernel_size": 3, "groups": 0}, "groups >= 1"),
     ],
     ids=str,
@@ -161,7 +161,7 @@ def test_figures_outside_of_their_domain_are_refused(figures, problem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "problem"), [((3, 8, 8), "takes 2 maps"), ((2, 8), "takes 2 maps"), ((2, 4, 8), "smaller than a window")]
+    ("shape", "problem"), [((3, 8, 8), "takes 2"), ((2, 8), "takes 2"), ((2, 4, 8), "smaller than a window")]
 )
 def test_shapes_that_do_not_fit_are_refused(shape, problem) -> None:
     with pytest.raises(ValueError, match=problem):

@@ -185,10 +185,10 @@ def restore(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, BallBias):
             part.bias.mul_(min(1.0, 0.5 / float(part.bias.norm())))
-            part.certified(torch.tensor([0.5]))
+            part.set_certified_norms(torch.tensor([0.5]))
         elif is_constrained(part):
             clip_singular_values(part.matrices())
-            part.certified(torch.ones(1))
+            part.set_certified_norms(torch.ones(1))
 
 
 def bounded(module: nn.Module) -> Bounded:

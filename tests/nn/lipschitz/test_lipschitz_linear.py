@@ -41,7 +41,7 @@ def test_a_smaller_norm_tightens_the_bounds_behind_and_before(projection) -> Non
     layer = SpectralLinear(4, 4, projection=projection).double()
     with torch.no_grad():
         layer.weight.copy_(0.25 * torch.eye(4))
-    layer.certified(torch.tensor([0.25], dtype=torch.float64))
+    layer.set_certified_norms(torch.tensor([0.25], dtype=torch.float64))
     assert layer.bound_forward(NormBound(2.0, (4,))).norm == 0.5
     g, sensitivities = layer.bound_backward(NormBound(2.0, (4,)), 3.0)
     assert g == 0.75
@@ -73,7 +73,7 @@ def test_no_bound_vanishes_with_the_weights() -> None:
 def test_a_norm_that_is_not_finite_is_refused(bad) -> None:
     layer = SpectralLinear(3, 3)
     with pytest.raises(ValueError, match="no finite norm"):
-        layer.certified(torch.tensor([bad]))
+        layer.set_certified_norms(torch.tensor([bad]))
     assert layer.norm < 1.1
 
 

@@ -204,9 +204,9 @@ def test_squared_distances_to_numbers_reach_as_far_as_declared() -> None:
     loss = MSE(outputs=1, target_bound=2.0)
     row = gradients(loss, torch.tensor([-3.0], dtype=torch.float64), torch.tensor([2.0]))
     assert float(row.abs()) == loss.lipschitz(logit_bound=3.0) == 10.0
-    with pytest.raises(ValueError, match="beyond target_bound=2"):
+    with pytest.raises(ValueError, match="exceeds target_bound=2"):
         loss(torch.tensor([0.0]), torch.tensor([2.1]))
-    with pytest.raises(ValueError, match="beyond target_bound=2"):
+    with pytest.raises(ValueError, match="exceeds target_bound=2"):
         loss(torch.tensor([0.0]), torch.tensor([math.nan]))
 
 

@@ -1,4 +1,4 @@
-"""Modules that stretch nothing, and losses of known slope: networks whose gradients have a bound without clipping."""
+"""Layers and losses with known Lipschitz constants, for networks that are trained without per-example clipping."""
 
 from noisette.nn.lipschitz.activations import Abs as Abs
 from noisette.nn.lipschitz.activations import FullSort as FullSort
