@@ -1,4 +1,4 @@
-"""Upper bounds of spectral norms, against the singular values of dense matrices and numbers worked out by hand."""
+"""Upper bounds of spectral norms, against singular values of dense matrices and values worked out by hand."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @every_bound
 @every_shape
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-3, 1.0, 1e6, 1e30])
-def test_no_matrix_is_longer_than_its_bound(bound, shape, scale) -> None:
+def test_no_spectral_norm_exceeds_its_bound(bound, shape, scale) -> None:
     matrices = scale * torch.stack([random(*shape, seed=s) for s in range(4)])
     for matrix, norm in zip(matrices, bound(matrices), strict=True):
         assert spectral_norm(matrix) <= float(norm) * (1 + 1e-15)
 
 
 @every_bound
-def test_no_orthogonal_matrix_is_longer_than_its_bound_even_by_rounding(bound) -> None:
+def test_bounds_of_orthogonal_matrices_cover_rounding(bound) -> None:
     for seed in range(20):
         q = torch.linalg.qr(random(30, 11, seed=seed))[0]
         for matrix in (q, q.float().double(), q.mT.contiguous()):
@@ -46,6 +46,6 @@ def test_the_residual_bound_of_matrices_that_are_orthogonal_up_to_rounding_is_on
     assert float(residual_bound(scaled[None])) == pytest.approx(math.sqrt(1.42), rel=1e-12)
 
 
-def test_the_frobenius_bound_of_a_small_matrix_is_worked_out_by_hand() -> None:
+def test_the_frobenius_bound_of_a_small_matrix() -> None:
     matrix = torch.tensor([[3.0, 1, 0], [1, 2, 1], [0, 1, 1], [2, 0, 1]], dtype=torch.float64)
     assert float(frobenius_bound(matrix[None])) == pytest.approx(math.sqrt(23), rel=1e-12)

@@ -53,7 +53,7 @@ every_matrix = pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES
 @every_projection
 @every_precision
 @every_matrix
-def test_a_projected_matrix_stretches_nothing_and_its_certificate_covers_it(projection, dtype, matrix) -> None:
+def test_a_projected_matrix_is_in_its_set_and_its_certified_norm_is_an_upper_bound(projection, dtype, matrix) -> None:
     [found], [norm] = projection(matrix.to(dtype)[None])
     truth = spectral_norm(found)
     assert found.dtype == dtype
@@ -73,7 +73,7 @@ def test_projecting_twice_changes_nothing(projection, dtype, matrix) -> None:
 
 
 @every_projection
-def test_a_thousand_calls_do_not_wear_a_matrix_down(projection) -> None:
+def test_a_thousand_projections_do_not_shrink_a_matrix(projection) -> None:
     found, _ = projection(random(30, 8).float()[None])
     start = torch.linalg.svdvals(found[0].double())
     for _ in range(1000):
@@ -103,13 +103,13 @@ def test_orthogonal_finds_the_polar_factor(name) -> None:
     torch.testing.assert_close(Orthogonal()(matrix[None])[0][0], u @ vh, rtol=0, atol=1e-8)
 
 
-def test_orthogonal_matrices_come_back_to_the_last_bit() -> None:
+def test_orthogonal_matrices_are_returned_bit_for_bit() -> None:
     found, _ = Orthogonal()(random(3, 20, 8).float())
     again, _ = Orthogonal()(found)
     assert torch.equal(again, found)
 
 
-def test_frobenius_ball_scales_to_its_radius_what_is_outside() -> None:
+def test_frobenius_ball_scales_matrices_outside_of_it_to_its_radius() -> None:
     found, norms = FrobeniusBall(2.5)(torch.tensor([[[3.0, 4.0]], [[0.6, 0.8]]]))
     torch.testing.assert_close(found, torch.tensor([[[1.5, 2.0]], [[0.6, 0.8]]]))
     torch.testing.assert_close(norms, torch.tensor([2.5, 1.0], dtype=torch.float64), rtol=0, atol=1e-6)
@@ -134,7 +134,7 @@ def test_weights_that_are_not_finite_are_refused(projection, bad) -> None:
         projection(matrices)
 
 
-def test_equal_projections_compare_equal_so_that_layers_share_a_batch() -> None:
+def test_equal_projections_compare_equal() -> None:
     assert Orthogonal() == Orthogonal()
     assert FrobeniusBall(1.0) == FrobeniusBall()
     assert FrobeniusBall(2.0) != FrobeniusBall()

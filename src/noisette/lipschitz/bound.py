@@ -147,14 +147,14 @@ class LipschitzBound:
     def layers(self) -> list[LayerBound]:
         """The bounds at each layer of the model, in the order of the forward pass."""
         names: dict[Tensor, str] = {p: name for name, p in self._parameters.items()}
-        lines: list[LayerBound] = []
+        bounds: list[LayerBound] = []
         g = self.score_gradient_bound()
         for name, layer, x in reversed(propagation.layers(self.model, self.input)):
             g_input, found = propagation.backward(layer, x, g)
             own = {names[p]: value * (1 + self.slack) for p, value in found.items() if p in names}
-            lines.append(LayerBound(name, type(layer).__name__, x.norm, g, own))
+            bounds.append(LayerBound(name, type(layer).__name__, x.norm, g, own))
             g = g_input
-        return lines[::-1]
+        return bounds[::-1]
 
     def backward(self, losses: Tensor) -> None:
         """Add the gradients of these examples to the pending sums.
@@ -193,7 +193,7 @@ class LipschitzBound:
     def pop_sums(self) -> list[BoundedSum]:
         """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards.
 
-        Adaptive logit clipping adds one more sum, the count of the examples within the clipping norm.
+        Adaptive logit clipping adds one more sum, its count of examples within the clipping norm.
         """
         self._project_if_changed()
         count = self._batch_group().count
@@ -201,7 +201,7 @@ class LipschitzBound:
         parts = self.allocation.parts(self.sensitivities(), self._parameters)
         sums, counted = self._pending.pop_sums(self._parameters), self._counted
         self._group, self._counted = None, None
-        taken = [
+        bounded = [
             BoundedSum(
                 tuple(self._parameters[name] for name in part.names),
                 tuple(sums[name] for name in part.names),
@@ -210,7 +210,7 @@ class LipschitzBound:
             )
             for part in parts
         ]
-        return taken if count is None else [*taken, count_within_norm(count, counted)]
+        return bounded if count is None else [*bounded, count_within_norm(count, counted)]
 
     def after_step(self) -> None:
         """Project the weights onto their sets.
@@ -260,8 +260,8 @@ class LipschitzBound:
         exceeds its stated Lipschitz constant.
 
         Returns:
-            The gradients, of the shape of the scores, and twice the count of the examples within the clipping norm
-            (``None`` if logit clipping does not count).
+            The gradients, of the shape of the scores, and twice the count for the quantile of an adaptive clipping norm,
+            where an example counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
         """
         [gradient] = torch.autograd.grad(losses.sum(), [scores])
         norms = gradient.detach().double().flatten(1).norm(dim=1)

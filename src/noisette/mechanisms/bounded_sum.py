@@ -1,4 +1,4 @@
-"""Sums of bounded sensitivity, and the protocols of what computes them."""
+"""Sums of bounded sensitivity, and protocols of the objects that compute them."""
 
 from __future__ import annotations
 

@@ -73,13 +73,13 @@ def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
         ]
         used = {id(p) for use in record.uses for w in use.weights for p in _roots(w, record.derived)}
         unused = tuple(name for name, p in tape.parameters.items() if id(p) not in used)
-        stray = _stray(output, tape)
+        unrecorded = _unrecorded(output, tape)
     finally:
         tape.close()
     problems = [
         *batch_mixing_modules(model),
         *dict.fromkeys(f"{u.parameter}: {u.problem}" for u in lines if u.problem),
-        *stray,
+        *unrecorded,
     ]
     return Explanation(tuple(lines), unused, tuple(problems), tuple(_remarks(model)))
 
@@ -125,13 +125,13 @@ def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: d
     )
 
 
-def _stray(output: Any, tape: Tape) -> list[str]:
+def _unrecorded(output: Any, tape: Tape) -> list[str]:
     """Problems of parameters that reach the output without a recorded use, or of an output without parameters."""
     leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
         return ["the output depends on no trainable parameter"]
     total = torch.stack([leaf.sum() for leaf in leaves]).sum()
     return [
-        f"{name}: reaches the output by an operation that was not seen (a custom autograd function or an extension)"
+        f"{name}: reaches the output through an operation that was not recorded, such as a custom autograd function"
         for name in follow(total, tape.record, tape.parameters).uncovered
     ]

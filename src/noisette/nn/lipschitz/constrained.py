@@ -1,4 +1,4 @@
-"""What modules with a constrained parameter have in common."""
+"""The base class of modules with a constrained parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What 1-Lipschitz modules without parameters have in common."""
+"""The base class of 1-Lipschitz modules without parameters."""
 
 from __future__ import annotations
 
