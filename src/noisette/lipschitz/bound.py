@@ -260,8 +260,8 @@ class LipschitzBound:
         exceeds its stated Lipschitz constant.
 
         Returns:
-            The gradients, of the shape of the scores, and twice the count for the quantile of an adaptive clipping norm,
-            where an example counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
+            The gradients, of the shape of the scores, and twice the count for the quantile of an adaptive clipping
+            norm, where an example counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
         """
         [gradient] = torch.autograd.grad(losses.sum(), [scores])
         norms = gradient.detach().double().flatten(1).norm(dim=1)

@@ -99,7 +99,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             y: ignored.
 
         Raises:
-            ValueError: an argument is outside its domain, missing or in conflict with another, or X is no table of numbers.
+            ValueError: an argument is outside its domain, missing or in conflict, or X is no table of numbers.
             PrivacyError: the noise is too small for the bounded tail of its generator.
         """
         rows = _table(X)
