@@ -28,8 +28,8 @@ class Orthogonal:
     A few matrix products do this. If they do not converge (a singular value near zero, or weights too large to square),
     the singular value decomposition gives the same matrix.
 
-    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, whichever way the matrix was
-    computed.
+    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, also after a
+    decomposition.
 
     Raises:
         ValueError: a weight is not finite.
@@ -81,8 +81,8 @@ class FrobeniusBall:
         _require_finite(matrices)
         norms = frobenius_bound(matrices)
         excess = norms / self.radius
-        # Rounding may leave a result slightly above the radius. Dividing it again in every step would shrink it further
-        # and further.
+        # Rounding may leave a result slightly above the radius. Dividing it again in every step would shrink it over
+        # time.
         outside = excess > 1 + 8 * torch.finfo(matrices.dtype).eps
         if not outside.any():
             return matrices, norms

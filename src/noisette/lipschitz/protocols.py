@@ -37,8 +37,7 @@ class Bounded(Protocol):
         ...
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        """Bounds on one example's gradients, where the norm of its gradient with respect to the output is at most
-        ``g``.
+        """Bounds on one example's gradients, if its gradient with respect to the output has a norm of at most ``g``.
 
         Returns:
             A bound on its gradient with respect to the input, and one for each parameter of the module.

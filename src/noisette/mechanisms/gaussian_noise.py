@@ -18,8 +18,7 @@ from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
 
-# Elements are computed in tiles: the cosines of 128 Box-Muller pairs, then their sines. Tiles do not depend on each
-# other.
+# Elements are computed in tiles: the cosines of 128 Box-Muller pairs, then their sines. Tiles are independent.
 TILE = 256
 _PAIRS = TILE // 2
 _WORDS = _PAIRS + _PAIRS // 2  # 64-bit words of a tile: one for each radius, half a word for each angle

@@ -23,7 +23,7 @@ PART = "principal components"
 """Name of the release in the ledger."""
 
 # The sum of outer products is computed exactly, in integers. A row of norm one is rounded towards zero to multiples of
-# this unit, so a product of two entries is an integer of at most 2^32 units squared. Double precision adds up 1024 of
+# this unit, so a product of two entries is at most 2^32 units squared. Double precision adds up 1024 of
 # these without rounding, 64-bit integers 2^31. So one record changes the sum by exactly its own outer product, whatever
 # the other records are and in whatever order they are added; in floating point, rounding would depend on all of them.
 _UNIT = 2.0**-16
@@ -34,8 +34,7 @@ _SLACK = 2.0**-20
 # The delta for which the noise must suffice if the user gave none.
 _DEFAULT_DELTA = 1e-10
 
-# A floating-point warning, or an error if the user turned warnings into errors, would disclose something about a
-# record.
+# Floating-point warnings would disclose something about a record, also as errors if the user turned them into those.
 _quiet = np.errstate(all="ignore")
 
 

@@ -35,8 +35,7 @@ class GroupSort2(_ChannelSort):
         dim: the channel axis: 1 for (b, c) and for maps (b, c, h, w), -1 for sequences (b, t, c).
 
     Raises:
-        ValueError: ``dim`` is the batch axis, or (in a call, or when bounds are computed) the number of channels is
-            odd.
+        ValueError: ``dim`` is the batch axis, or (in a call, or when bounds are computed) channels are odd in number.
 
     >>> GroupSort2()(torch.tensor([[3.0, 1.0, -2.0, 5.0]])).tolist()
     [[1.0, 3.0, -2.0, 5.0]]

@@ -20,7 +20,7 @@ class BallBias(ConstrainedModule):
 
     With this division a bias of norm r increases the norm of an example by at most r, and the norm of its gradient is
     at most that of the gradient with respect to the output. Biases make bounds grow with depth; most Lipschitz networks
-    do without.
+    have none.
 
     Args:
         features: number of channels.

@@ -18,10 +18,9 @@ _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close 
 
 
 class BoundedInput(nn.Module):
-    """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements; the first layer of a
-    model.
+    """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
-    An example with an element that is not finite becomes zeros.
+    It is the first layer of a model. An example with an element that is not finite becomes zeros.
 
     Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
     disclose information about them.

@@ -60,8 +60,7 @@ class TauCrossEntropy(nn.Module):
         norm = score_norm_bound(logit_bound)
         if self.classes is None or norm == math.inf:
             return math.sqrt(2)
-        # Scores of norm R differ by at most sqrt(2) R, so the odds (1 - p_y) / p_y are at most (C - 1) e^(sqrt(2) tau
-        # R).
+        # Scores of norm R differ by at most sqrt(2) R, so (1 - p_y) / p_y is at most (C - 1) exp(sqrt(2) tau R).
         log_odds = math.log(self.classes - 1) + math.sqrt(2) * self.tau * norm
         return math.sqrt(2) / (1 + math.exp(-log_odds))
 
