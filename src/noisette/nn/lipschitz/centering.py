@@ -16,7 +16,7 @@ class LayerCentering(OneLipschitz):
     Args:
         dims: axes of the mean: 1 for the channels at each position of a map, (2, 3) for the positions of each channel.
 
-    Guarantee: the batch axis is refused. A mean over the batch would make the gradients of all examples depend on each one.
+    Guarantee: the batch axis is refused, because with a mean over the batch one example would change all gradients.
 
     Raises:
         ValueError: an axis is the batch axis, or (in a call, or when bounds are computed) an example has no such axis.
