@@ -64,13 +64,13 @@ def drawn() -> str:
         for k, part in enumerate(parts):
             _box(axes, k, part.kind, trained=bool(part.sensitivities))
             if k:
-                _arrow(axes, k - 1, k, _AHEAD, f"≤ {part.reach:.2f}", BLUE)
-                _arrow(axes, k, k - 1, _BACK, f"≤ {parts[k - 1].gradient:.2f}", ORANGE)
+                _arrow(axes, k - 1, k, _AHEAD, f"≤ {part.input_norm:.2f}", BLUE)
+                _arrow(axes, k, k - 1, _BACK, f"≤ {parts[k - 1].gradient_norm:.2f}", ORANGE)
             _product(axes, k, part)
         last = len(parts)
         _box(axes, last, "loss", trained=False)
-        _arrow(axes, last - 1, last, _AHEAD, f"≤ {parts[-1].reach:.2f}", BLUE)
-        _arrow(axes, last, last - 1, _BACK, f"≤ {parts[-1].gradient:.2f}", ORANGE)
+        _arrow(axes, last - 1, last, _AHEAD, f"≤ {parts[-1].input_norm:.2f}", BLUE)
+        _arrow(axes, last, last - 1, _BACK, f"≤ {parts[-1].gradient_norm:.2f}", ORANGE)
         return svg(figure, salt="clipless-bounds")
 
 
@@ -99,7 +99,7 @@ def _arrow(axes: Axes, start: int, end: int, height: float, text: str, colour: s
 def _product(axes: Axes, place: int, part: LayerBound) -> None:
     for value in {f"{value:.2f}" for value in part.sensitivities.values()}:
         many = f"{len(part.sensitivities)} weights:\n" if len(part.sensitivities) > 1 else ""
-        text = f"{many}{part.reach:.2f} × {part.gradient:.2f}\n= {value}"
+        text = f"{many}{part.input_norm:.2f} × {part.gradient_norm:.2f}\n= {value}"
         axes.text(_STEP * place, _SUM, text, ha="center", va="center", fontsize=_LETTER)
 
 

@@ -35,12 +35,13 @@ def loss_trusted(patch: pytest.MonkeyPatch) -> None:
     def within(self: LipschitzBound, losses: Tensor, scores: Any) -> tuple[Tensor, None]:
         return torch.autograd.grad(losses.sum(), [scores])[0], None
 
-    patch.setattr(LipschitzBound, "_within_limit", within)
+    patch.setattr(LipschitzBound, "_clip_at_scores", within)
 
 
 def last_place_alone(patch: pytest.MonkeyPatch) -> None:
     """A module that stands in two places answers for one of them."""
-    patch.setattr(propagation, "added", lambda found: {p: value for part in found for p, value in part.items()})
+    overwritten = lambda found: {p: value for part in found for p, value in part.items()}  # noqa: E731
+    patch.setattr(propagation, "sum_sensitivities", overwritten)
 
 
 def layers_do_not_add_up(patch: pytest.MonkeyPatch) -> None:

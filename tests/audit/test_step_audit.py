@@ -124,7 +124,7 @@ LIPSCHITZ_MUTANTS = {
     "inputs as they come": (BoundedInput, "forward", lambda self, x: x),
     "gradients at the scores as they come": (
         LipschitzBound,
-        "_within_limit",
+        "_clip_at_scores",
         lambda self, losses, scores: (torch.autograd.grad(losses.sum(), [scores])[0], None),
     ),
     "half of each sensitivity": (

@@ -177,13 +177,13 @@ globals().update(HARMLESS)
 COUPLED = {
     "batch_norm": r"2  BatchNorm1d mixes examples",
     "frozen_affine_batch_norm": r"2  BatchNorm1d mixes examples",
-    "hidden_centring": "2 (Centring) gives an example another output",
-    "in_batch_softmax": "2 (Softmax) gives an example another output",
-    "sorting_by_length": "2 (Sorting) gives an example another output",
-    "accumulating_buffer": "2 (Running) gives an example another output",
-    "expert_capacity": "2 (Experts) gives an example another output",
-    "global_counter": "2 (Counter) gives an example another output",
-    "counts_records": "keeps something of its inputs in 2.seen",
+    "hidden_centring": "2 (Centring) changes the output of an example",
+    "in_batch_softmax": "2 (Softmax) changes the output of an example",
+    "sorting_by_length": "2 (Sorting) changes the output of an example",
+    "accumulating_buffer": "2 (Running) changes the output of an example",
+    "expert_capacity": "2 (Experts) changes the output of an example",
+    "global_counter": "2 (Counter) changes the output of an example",
+    "counts_records": "stores information about its inputs in 2.seen",
 }
 
 

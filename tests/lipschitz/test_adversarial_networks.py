@@ -1,7 +1,7 @@
-"""Adversaries climb over inputs, labels and weights of whole networks: no gradient may exceed its bound.
+"""Gradient ascent over inputs, labels and weights of whole networks: no gradient may exceed its bound.
 
-Sampling at random reaches some 0.7 of a bound, so it cannot tell a right bound from one that is a third too small. An
-ascent reaches it, and each planted fault must carry it beyond.
+Random samples reach about 0.7 of a bound, so they cannot tell a correct bound from one that is a third too small.
+Ascent reaches the bound, and with each planted fault it exceeds it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from noisette.nn.lipschitz import (
     Abs,
     BallBias,
     BoundedInput,
-    FftConv2d,
     FullSort,
     GlobalL2NormPool2d,
     GroupSort2,
@@ -42,7 +41,7 @@ X0, TAU = 2.0, 20.0
 
 
 def ratio(bound: LipschitzBound, x: Tensor, label: int) -> dict[str, Tensor]:
-    """Gradient of one example over its bound, for each parameter, as a function of everything."""
+    """The ratio of one example's gradient norm to its bound, for each parameter, as a differentiable function."""
     params = list(bound.parameters.values())
     loss = F.cross_entropy(TAU * bound.model(x), torch.tensor([label])) / TAU
     grads = torch.autograd.grad(loss, params, create_graph=True)
@@ -50,8 +49,8 @@ def ratio(bound: LipschitzBound, x: Tensor, label: int) -> dict[str, Tensor]:
     return {name: g.norm() / limit for name, g, limit in zip(bound.parameters, grads, limits, strict=True)}
 
 
-def climbed(model: nn.Module, shape: tuple[int, ...], target: str, steps: int = 250, classes: int = 3) -> float:
-    """The largest ratio found for one parameter: input, label and all weights give way, weights within their sets."""
+def largest_ratio(model: nn.Module, shape: tuple[int, ...], target: str, steps: int = 250, classes: int = 3) -> float:
+    """The largest ratio found for one parameter, over the input, the label and all weights in their sets."""
     bound = LipschitzBound(model, loss=TauCrossEntropy(TAU), input_shape=shape, slack=0.0)
     x = torch.randn(1, *shape, dtype=torch.float64).requires_grad_()
     ascent = torch.optim.Adam([x, *bound.parameters.values()], lr=0.05, maximize=True)
@@ -101,9 +100,9 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (1, 8, 8),
     ),
-    "convolution by frequency": (
+    "global pooling": (
         lambda: nn.Sequential(
-            *(BoundedInput(X0), FftConv2d(1, 2, 3, size=(5, 5), padding=1), GroupSort2(), GlobalL2NormPool2d()),
+            *(BoundedInput(X0), SpectralConv2d(1, 2, 3, padding=1), GroupSort2(), GlobalL2NormPool2d()),
             *(nn.Flatten(), SpectralLinear(2, 3)),
         ),
         (1, 5, 5),
@@ -128,19 +127,19 @@ every_network = pytest.mark.parametrize(("make", "shape"), NETWORKS.values(), id
 
 
 @every_network
-def test_no_adversary_exceeds_a_bound(make, shape, request) -> None:
+def test_no_search_exceeds_a_bound(make, shape, request) -> None:
     torch.manual_seed(1)
     for target, _ in make().named_parameters():
-        assert climbed(make().double(), shape, target, steps=40) <= 1 + 1e-9
+        assert largest_ratio(make().double(), shape, target, steps=40) <= 1 + 1e-9
 
 
 @pytest.mark.slow
 @every_network
-def test_no_stubborn_adversary_exceeds_a_bound(make, shape) -> None:
+def test_no_longer_search_exceeds_a_bound(make, shape) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
         for target, _ in make().named_parameters():
-            assert climbed(make().double(), shape, target, steps=400) <= 1 + 1e-9
+            assert largest_ratio(make().double(), shape, target, steps=400) <= 1 + 1e-9
 
 
 def test_the_bounds_of_a_dense_network_are_reached() -> None:
@@ -148,12 +147,12 @@ def test_the_bounds_of_a_dense_network_are_reached() -> None:
         reached = []
         for seed in range(2):
             torch.manual_seed(seed)
-            reached.append(climbed(dense().double(), (6,), target, steps=200))
+            reached.append(largest_ratio(dense().double(), (6,), target, steps=200))
         assert max(reached) >= 0.99
 
 
 @every_network
-def test_a_batch_adds_up_from_its_examples(make, shape) -> None:
+def test_the_sum_of_a_batch_is_the_sum_of_its_examples(make, shape) -> None:
     model = make().double()
     bound = LipschitzBound(model, loss=TauCrossEntropy(TAU), input_shape=shape)
     x, y = torch.randn(5, *shape, dtype=torch.float64), torch.randint(0, 3, (5,))
@@ -168,7 +167,7 @@ def test_a_batch_adds_up_from_its_examples(make, shape) -> None:
 
 
 @every_network
-def test_every_activation_stays_within_its_reach_and_no_difference_grows(make, shape) -> None:
+def test_activations_stay_within_their_bounds_and_layers_within_their_lipschitz_constants(make, shape) -> None:
     model = make().double()
     project(model)
     reaches, outputs = [NormBound(torch.inf, shape)], []
@@ -181,23 +180,23 @@ def test_every_activation_stays_within_its_reach_and_no_difference_grows(make, s
     for reach, output in zip(reaches[1:], outputs, strict=True):
         assert float(output.flatten(1).norm(dim=1).max()) <= reach.norm * (1 + 1e-9)
         assert tuple(output.shape[1:]) == reach.shape
-    behind = model[1:]
+    rest = model[1:]
     inside = outputs[0]
     moved = inside + 1e-4 * torch.randn_like(inside)
-    slope, _ = propagation.backward(behind, reaches[1], 1.0)
-    grown = (behind(moved) - behind(inside)).norm(dim=1)
+    slope, _ = propagation.backward(rest, reaches[1], 1.0)
+    grown = (rest(moved) - rest(inside)).norm(dim=1)
     assert (grown <= slope * (moved - inside).flatten(1).norm(dim=1) * (1 + 1e-9)).all()
 
 
 class Unscaled(BallBias):
-    """A bias on maps that forgets how many positions share it."""
+    """A bias on maps that is not divided by the root of the number of positions."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.bias.view(-1, *[1] * (x.dim() - 2))
 
 
 class Kernel(SpectralConv2d):
-    """Convolves with the kernel itself: its gradient collects what every window saw."""
+    """A convolution with the weight itself, without the division by the overlap of windows."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv2d(x, self.weight, padding=1)
@@ -214,24 +213,24 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("make", "shape", "target"), FAULTS.values(), ids=FAULTS)
-def test_an_adversary_finds_a_planted_fault(make, shape, target) -> None:
+def test_the_search_finds_a_planted_fault(make, shape, target) -> None:
     torch.manual_seed(0)
-    assert climbed(make().double(), shape, target, steps=100) > 1.001
+    assert largest_ratio(make().double(), shape, target, steps=100) > 1.001
 
 
-def test_an_adversary_finds_a_projection_that_is_skipped(monkeypatch) -> None:
+def test_the_search_finds_a_skipped_projection(monkeypatch) -> None:
     monkeypatch.setattr(LipschitzBound, "after_step", lambda self: None)
     torch.manual_seed(0)
-    assert climbed(dense().double(), (6,), "1.weight", steps=60) > 1.01
+    assert largest_ratio(dense().double(), (6,), "1.weight", steps=60) > 1.01
 
 
-def test_an_adversary_finds_a_loss_that_understates_itself(monkeypatch) -> None:
+def test_the_search_finds_a_loss_that_understates_its_constant(monkeypatch) -> None:
     monkeypatch.setattr(TauCrossEntropy, "lipschitz", lambda self, logit_bound=None: 1.0)
     torch.manual_seed(0)
-    assert climbed(dense().double(), (6,), "5.weight", steps=100) > 1.1
+    assert largest_ratio(dense().double(), (6,), "5.weight", steps=100) > 1.1
 
 
-def test_centring_over_the_batch_does_not_add_up(monkeypatch) -> None:
+def test_centring_over_the_batch_is_not_additive(monkeypatch) -> None:
     monkeypatch.setattr(LayerCentering, "forward", lambda self, x: x - x.mean(0))
     with pytest.raises(AssertionError):
-        test_a_batch_adds_up_from_its_examples(*NETWORKS["convolution"])
+        test_the_sum_of_a_batch_is_the_sum_of_its_examples(*NETWORKS["convolution"])

@@ -1,4 +1,4 @@
-"""The Lipschitz bound against a loop over single examples in double precision, and against adversaries."""
+"""The Lipschitz bound against a loop over single examples in double precision, and against worst-case searches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def summed(bound: LipschitzBound, x: Tensor, y: Tensor, factor: float = 1.0) -> 
 
 
 def oracle(model: nn.Module, x: Tensor, y: Tensor, tau: float) -> Tensor:
-    """Gradients of the plain loss, one example after another."""
+    """The sum of the gradients of the plain loss, one example at a time."""
     total = 0
     for one, label in zip(x.split(1), y.split(1), strict=True):
         grads = torch.autograd.grad(F.cross_entropy(tau * model(one), label) / tau, list(model.parameters()))
@@ -87,7 +87,7 @@ def test_the_sum_is_that_of_single_examples() -> None:
     assert torch.allclose(summed(bound, x, y), expected, atol=1e-12)
 
 
-def test_pieces_add_up_to_the_batch() -> None:
+def test_microbatches_add_up_to_the_batch() -> None:
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     x, y = torch.randn(9, 6, dtype=torch.float64), torch.randint(0, 4, (9,))
@@ -103,7 +103,7 @@ def test_a_batch_without_examples_is_zeros() -> None:
 
 
 def steep(model: nn.Module, x0: float, classes: int) -> tuple[Tensor, Tensor]:
-    """The example with the largest gradient among many at the edge of the ball, found by sampling."""
+    """The example with the largest gradient among random ones on the sphere."""
     width = next(model.parameters()).shape[1]
     x = F.normalize(torch.randn(400, width, dtype=torch.float64), dim=1) * x0
     y = torch.randint(0, classes, (400,))
@@ -122,7 +122,7 @@ def test_one_example_moves_no_parameter_by_more_than_its_sensitivity() -> None:
     sizes = [p.numel() for p in bound.parameters.values()]
     for part, limit in zip(moved.split(sizes), limits.values(), strict=True):
         assert float(part.norm()) <= limit
-        assert float(part.norm()) >= 0.3 * limit  # the bound says something
+        assert float(part.norm()) >= 0.3 * limit  # the bound is not far too large
 
 
 def test_a_loss_that_breaks_its_promise_is_held_to_it() -> None:
@@ -154,16 +154,16 @@ def test_a_logit_clip_above_the_loss_changes_nothing() -> None:
     assert one.sensitivities() == other.sensitivities()
 
 
-def test_logit_clipping_takes_one_bound() -> None:
+def test_logit_clipping_needs_a_single_clipping_norm() -> None:
     class Two:
         def groups(self, names):
             return PerLayerClipping(1.0).groups(["a.weight", "b.weight"])
 
-    with pytest.raises(ValueError, match="rule of one bound"):
+    with pytest.raises(ValueError, match="rule with one clipping norm"):
         bound_of(dense(6, 8, 4), 6, logit_clipping=Two())
 
 
-def test_adaptive_logit_clipping_counts_beside_the_gradient_and_follows_the_quantile() -> None:
+def test_adaptive_logit_clipping_adds_a_count_and_follows_the_quantile() -> None:
     model, rule = dense(6, 8, 4), AdaptiveClip(0.01, target_quantile=0.5, count_share=0.1)
     bound = bound_of(model, 6, logit_clipping=rule)
     x, y = torch.randn(40, 6, dtype=torch.float64), torch.randint(0, 4, (40,))
@@ -191,7 +191,7 @@ def test_a_malformed_record_adds_no_more_than_any_other(value: float) -> None:
     assert float(moved.norm()) <= math.hypot(*bound.sensitivities().values())
 
 
-def test_an_example_whose_loss_is_no_number_adds_nothing() -> None:
+def test_an_example_with_a_nan_loss_contributes_nothing() -> None:
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
@@ -200,7 +200,7 @@ def test_an_example_whose_loss_is_no_number_adds_nothing() -> None:
     assert torch.allclose(joint(bound.pop_sums()), summed(bound, x[:3], y[:3]), atol=1e-12)
 
 
-def test_weights_are_projected_when_they_are_taken_over_and_when_they_were_moved() -> None:
+def test_weights_are_projected_at_the_start_and_after_the_user_changes_them() -> None:
     model = dense(6, 8, 4)
     with torch.no_grad():
         model[1].weight.mul_(50)
@@ -214,8 +214,8 @@ def test_weights_are_projected_when_they_are_taken_over_and_when_they_were_moved
     bound.close()
 
 
-def test_what_is_written_through_data_is_seen() -> None:
-    """Nothing counts up a version there, as in code that initialises or averages weights."""
+def test_writes_through_data_are_detected() -> None:
+    """Such writes, as in code that initialises or averages weights, do not increase the version of a tensor."""
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     model[1].weight.data.mul_(9)
@@ -226,7 +226,7 @@ def test_what_is_written_through_data_is_seen() -> None:
         bound.backward(losses)
 
 
-def test_a_frozen_layer_that_was_moved_is_projected_too() -> None:
+def test_a_changed_frozen_layer_is_projected_too() -> None:
     model = dense(6, 8, 4)
     model[1].requires_grad_(False)
     bound = bound_of(model, 6)
@@ -238,7 +238,7 @@ def test_a_frozen_layer_that_was_moved_is_projected_too() -> None:
     assert bound.sensitivities() == pytest.approx(before, rel=1e-3)
 
 
-def test_weights_that_were_replaced_or_cast_are_projected_anew() -> None:
+def test_replaced_or_cast_weights_are_projected_again() -> None:
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     model[1].weight.data = 9 * model[1].weight.data
@@ -262,7 +262,7 @@ def largest(model: nn.Module) -> float:
     return max(float(torch.linalg.matrix_norm(p.detach(), 2)) for p in model.parameters())
 
 
-def test_weights_moved_within_a_batch_are_refused() -> None:
+def test_weights_changed_between_loss_and_backward_are_refused() -> None:
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
@@ -273,7 +273,7 @@ def test_weights_moved_within_a_batch_are_refused() -> None:
         bound.backward(losses)
 
 
-def test_weights_moved_between_pieces_are_refused() -> None:
+def test_weights_changed_between_microbatches_are_refused() -> None:
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     x, y = torch.randn(4, 6, dtype=torch.float64), torch.randint(0, 4, (4,))
@@ -315,7 +315,7 @@ def test_a_wild_run_stays_feasible_at_every_step(allocation) -> None:
     assert run.steps_taken == 30
 
 
-def test_noise_of_each_parameter_is_what_its_part_asks_for() -> None:
+def test_the_noise_of_each_parameter_is_that_of_its_part() -> None:
     model = dense(64, 512, 4)
     bound = bound_of(model, 64, allocation=OptimalAllocation(), slack=0.0)
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -335,7 +335,7 @@ def test_noise_of_each_parameter_is_what_its_part_asks_for() -> None:
                 assert abs(z) < 6.1
 
 
-def test_a_copy_of_the_model_is_not_watched() -> None:
+def test_hooks_do_nothing_in_a_copy_of_the_model() -> None:
     model = dense(6, 8, 4)
     bound = bound_of(model, 6)
     copy = deepcopy(model)
@@ -379,7 +379,7 @@ def test_a_run_is_saved_and_resumed(tmp_path) -> None:
         assert resumed.steps_taken == 3
 
 
-class Claims(nn.Module):
+class Understated(nn.Module):
     """A layer that states half of its true bound."""
 
     def __init__(self) -> None:
@@ -397,24 +397,24 @@ class Claims(nn.Module):
         return g, {p: value / 2 for p, value in found.items()}
 
 
-def test_a_module_that_understates_its_bound_is_found_out_before_training() -> None:
-    model = nn.Sequential(BoundedInput(2.0), Claims(), GroupSort2(), SpectralLinear(6, 4)).double()
+def test_a_module_that_understates_its_bound_is_refused_before_training() -> None:
+    model = nn.Sequential(BoundedInput(2.0), Understated(), GroupSort2(), SpectralLinear(6, 4)).double()
     bound = bound_of(model, 6, tau=20.0)
     with run_of(bound, 0.1, 1, 1.0), pytest.raises(PrivacyError, match=r"times its bound|above the bound"):
         model(torch.randn(2, 6, dtype=torch.float64))
 
 
-def test_a_right_model_passes_the_search() -> None:
+def test_a_correct_model_passes_the_search() -> None:
     model = nn.Sequential(
         BoundedInput(3.0), PatchConv2d(1, 4, patch=2), GroupSort2(), nn.Flatten(), SpectralLinear(16, 3)
     )
     bound = LipschitzBound(model, loss=TauCrossEntropy(8.0), input_shape=(1, 4, 4))
-    found = max_gradient_ratio(model, torch.randn(2, 1, 4, 4), bound.score_limit(), bound.sensitivities())
+    found = max_gradient_ratio(model, torch.randn(2, 1, 4, 4), bound.score_gradient_bound(), bound.sensitivities())
     assert 0.5 < found <= 1 + 1e-5
 
 
 LAYERS = {
-    "bias of a stock layer": (nn.Sequential(BoundedInput(1.0), nn.Linear(6, 4)), "SpectralLinear"),
+    "plain linear layer": (nn.Sequential(BoundedInput(1.0), nn.Linear(6, 4)), "SpectralLinear"),
     "batch norm": (nn.Sequential(BoundedInput(1.0), SpectralLinear(6, 4), nn.BatchNorm1d(4)), "BatchNorm1d"),
     "no bounded input": (nn.Sequential(SpectralLinear(6, 4)), "BoundedInput"),
     "frozen and unknown in between": (
@@ -434,17 +434,17 @@ def test_a_model_without_a_bound_is_refused(model: nn.Module, message: str) -> N
         bound_of(model, 6)
 
 
-def test_a_parameter_that_no_module_answers_for_is_refused() -> None:
+def test_a_parameter_without_a_sensitivity_is_refused() -> None:
     class Stray(nn.Sequential):
         pass
 
     model = dense(6, 8, 4)
     model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
-    with pytest.raises(PrivacyError, match="no module says what one example does to stray"):
+    with pytest.raises(PrivacyError, match="no module states a sensitivity for stray"):
         bound_of(model, 6)
 
 
-def test_a_model_that_trains_nothing_is_refused() -> None:
+def test_a_model_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(ValueError, match="no trainable parameter"):
         bound_of(dense(6, 4).requires_grad_(False), 6)
 
@@ -465,9 +465,9 @@ def losses_of(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     ("kind", "message"),
     [
         ("mean", "got a scalar"),
-        ("penalty", "way around the scores"),
+        ("penalty", "other than through the scores"),
         ("in-batch", "output of another example"),
-        ("another call", "way around the scores"),
+        ("another call", "other than through the scores"),
         ("no graph", "no trainable parameter"),
     ],
 )
@@ -491,20 +491,20 @@ def test_a_negative_slack_is_refused() -> None:
         bound_of(dense(6, 4), 6, slack=-0.1)
 
 
-def test_layers_tell_the_way_of_the_bounds() -> None:
+def test_layers_lists_the_bounds_of_each_layer() -> None:
     bound = bound_of(dense(6, 8, 4), 6, slack=0.0)
     lines = bound.layers()
     assert [(line.name, line.kind) for line in lines] == [
         ("0", "BoundedInput"), ("1", "SpectralLinear"), ("2", "GroupSort2"), ("3", "SpectralLinear")
     ]  # fmt: skip
-    assert lines[0].reach == math.inf
-    assert lines[1].reach == 2.0
+    assert lines[0].input_norm == math.inf
+    assert lines[1].input_norm == 2.0
     assert {name: value for line in lines for name, value in line.sensitivities.items()} == pytest.approx(
         bound.sensitivities()
     )
 
 
-def test_a_layer_that_stands_twice_is_told_twice() -> None:
+def test_a_layer_used_twice_is_listed_twice() -> None:
     twice = SpectralLinear(6, 6)
     model = nn.Sequential(BoundedInput(2.0), twice, GroupSort2(), twice).double()
     bound = bound_of(model, 6, slack=0.0)

@@ -12,7 +12,7 @@ PARAMETERS = {"a": torch.zeros(1000), "b": torch.zeros(50_000), "c": torch.zeros
 
 
 def deviations(allocation) -> dict[str, float]:
-    """What a release of noise multiplier one gives each parameter."""
+    """The noise standard deviation of each parameter in a release with noise multiplier one."""
     parts = allocation.parts(SENSITIVITIES, PARAMETERS)
     return {name: part.bound / math.sqrt(part.share) for part in parts for name in part.names}
 
@@ -25,7 +25,7 @@ def deviations(allocation) -> dict[str, float]:
         (OptimalAllocation(), (0.0471979, 0.0307426, 0.0375351), 49.6240),
     ],
 )
-def test_noise_falls_where_the_closed_forms_say(allocation, expected, energy) -> None:
+def test_noise_follows_the_closed_forms(allocation, expected, energy) -> None:
     found = deviations(allocation)
     assert list(found.values()) == pytest.approx(expected, abs=1e-7)
     assert sum(found[name] ** 2 * p.numel() for name, p in PARAMETERS.items()) == pytest.approx(energy, abs=1e-4)
@@ -36,19 +36,19 @@ def test_noise_falls_where_the_closed_forms_say(allocation, expected, energy) ->
     [GlobalAllocation(), PerLayerAllocation({"a": 3.0}), OptimalAllocation()],
     ids=lambda a: type(a).__name__,
 )
-def test_one_example_moves_all_parameters_together_by_one_deviation(allocation) -> None:
+def test_one_example_changes_all_parameters_together_by_one_standard_deviation(allocation) -> None:
     found = deviations(allocation)
     moved = sum((SENSITIVITIES[name] / found[name]) ** 2 for name in found)
     assert moved == pytest.approx(1, rel=1e-12)
     assert sum(part.share for part in allocation.parts(SENSITIVITIES, PARAMETERS)) == pytest.approx(1, rel=1e-12)
 
 
-def test_weights_set_deviations_in_proportion() -> None:
+def test_weights_scale_the_standard_deviations() -> None:
     found = deviations(PerLayerAllocation({"a": 3.0}))
     assert found["a"] / SENSITIVITIES["a"] == pytest.approx(3 * found["b"] / SENSITIVITIES["b"])
 
 
-def test_weights_for_no_parameter_are_refused() -> None:
+def test_weights_for_unknown_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match="weights for d, but"):
         PerLayerAllocation({"d": 1.0}).parts(SENSITIVITIES, PARAMETERS)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipschitz_ascent import dense_matrix, spectral_norm
+from lipschitz_ascent import spectral_norm
 from noisette.lipschitz import Projection
-from noisette.lipschitz.projections import FrequencyBall, FrobeniusBall, Orthogonal, SpectralBall, SvdClip
+from noisette.lipschitz.projections import FrobeniusBall, Orthogonal
 
-PROJECTIONS: list[Projection] = [Orthogonal(), SpectralBall(), SvdClip(), FrobeniusBall(), FrobeniusBall(0.3)]
+PROJECTIONS: list[Projection] = [Orthogonal(), FrobeniusBall(), FrobeniusBall(0.3)]
 every_projection = pytest.mark.parametrize("projection", PROJECTIONS, ids=str)
 every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 
@@ -53,7 +53,7 @@ every_matrix = pytest.mark.parametrize("matrix", MATRICES.values(), ids=MATRICES
 @every_projection
 @every_precision
 @every_matrix
-def test_a_projected_matrix_stretches_nothing_and_its_certificate_covers_it(projection, dtype, matrix) -> None:
+def test_a_projected_matrix_is_in_its_set_and_its_certified_norm_is_an_upper_bound(projection, dtype, matrix) -> None:
     [found], [norm] = projection(matrix.to(dtype)[None])
     truth = spectral_norm(found)
     assert found.dtype == dtype
@@ -73,7 +73,7 @@ def test_projecting_twice_changes_nothing(projection, dtype, matrix) -> None:
 
 
 @every_projection
-def test_a_thousand_calls_do_not_wear_a_matrix_down(projection) -> None:
+def test_a_thousand_projections_do_not_shrink_a_matrix(projection) -> None:
     found, _ = projection(random(30, 8).float()[None])
     start = torch.linalg.svdvals(found[0].double())
     for _ in range(1000):
@@ -103,34 +103,16 @@ def test_orthogonal_finds_the_polar_factor(name) -> None:
     torch.testing.assert_close(Orthogonal()(matrix[None])[0][0], u @ vh, rtol=0, atol=1e-8)
 
 
-def test_orthogonal_matrices_come_back_to_the_last_bit() -> None:
+def test_orthogonal_matrices_are_returned_bit_for_bit() -> None:
     found, _ = Orthogonal()(random(3, 20, 8).float())
     again, _ = Orthogonal()(found)
     assert torch.equal(again, found)
 
 
-def test_svd_clip_leaves_what_is_inside_and_finds_the_nearest_of_what_is_not() -> None:
-    inside = 0.9 * torch.linalg.qr(random(6, 6))[0]
-    u, _, vh = torch.linalg.svd(random(6, 6))
-    outside = (u * torch.tensor([5.0, 1.5, 1.0, 0.7, 0.2, 0.0], dtype=torch.float64)) @ vh
-    found, norms = SvdClip()(torch.stack([inside, outside]))
-    assert torch.equal(found[0], inside)
-    nearest = (u * torch.tensor([1.0, 1.0, 1.0, 0.7, 0.2, 0.0], dtype=torch.float64)) @ vh
-    torch.testing.assert_close(found[1], nearest, rtol=0, atol=1e-12)
-    torch.testing.assert_close(norms, torch.tensor([0.9, 1.0], dtype=torch.float64), rtol=0, atol=1e-11)
-
-
-def test_frobenius_ball_scales_to_its_radius_what_is_outside() -> None:
+def test_frobenius_ball_scales_matrices_outside_of_it_to_its_radius() -> None:
     found, norms = FrobeniusBall(2.5)(torch.tensor([[[3.0, 4.0]], [[0.6, 0.8]]]))
     torch.testing.assert_close(found, torch.tensor([[[1.5, 2.0]], [[0.6, 0.8]]]))
     torch.testing.assert_close(norms, torch.tensor([2.5, 1.0], dtype=torch.float64), rtol=0, atol=1e-6)
-
-
-def test_spectral_ball_leaves_what_is_inside_as_it_is() -> None:
-    inside = 0.99 * torch.linalg.qr(random(6, 4))[0]
-    found, norms = SpectralBall()(inside[None])
-    assert torch.equal(found[0], inside)
-    assert 0.99 <= float(norms) < 0.992
 
 
 @every_projection
@@ -152,25 +134,14 @@ def test_weights_that_are_not_finite_are_refused(projection, bad) -> None:
         projection(matrices)
 
 
-def test_equal_projections_compare_equal_so_that_layers_share_a_batch() -> None:
+def test_equal_projections_compare_equal() -> None:
     assert Orthogonal() == Orthogonal()
     assert FrobeniusBall(1.0) == FrobeniusBall()
     assert FrobeniusBall(2.0) != FrobeniusBall()
-    assert len({Orthogonal(), Orthogonal(), SpectralBall(), SvdClip()}) == 3
+    assert len({Orthogonal(), Orthogonal(), FrobeniusBall()}) == 2
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan])
 def test_a_radius_outside_of_its_domain_is_refused(radius) -> None:
     with pytest.raises(ValueError, match="radius"):
         FrobeniusBall(radius)
-
-
-@every_precision
-def test_frequency_ball_makes_a_convolution_stretch_nothing(dtype) -> None:
-    ball = FrequencyBall((2, 3, 3), grid=(8, 7))
-    matrices = random(1, 4, 18).to(dtype)
-    found, [norm] = ball(matrices)
-    kernel = found.view(4, 2, 3, 3).double()
-    dense = dense_matrix(lambda x: torch.nn.functional.conv2d(x, kernel, padding=1), (2, 6, 5))
-    assert spectral_norm(dense) <= float(norm) <= 1 + 1e-6
-    assert torch.equal(ball(found)[0], found)

@@ -1,4 +1,4 @@
-"""The walk of bounds, with modules of the test's own, and the bounds of torch's modules against dense sampling."""
+"""Propagation of bounds through test modules, and the bounds of torch's modules against dense sampling."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PrivacyError
-from noisette.lipschitz import NormBound, Sensitivities, Stretch, propagation, register_bounds
+from noisette.lipschitz import LipschitzFunction, NormBound, Sensitivities, propagation, register_bounds
 
 
 class Times(nn.Module):
-    """A number times the input: its gradient for one example is g . x, at most |g| |x|."""
+    """The input times a trainable number, whose gradient for one example is g . x, at most |g| |x|."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Times(nn.Module):
         return abs(self.factor.item()) * g, {self.factor: g * x.norm}
 
 
-def test_bounds_walk_forward_and_back() -> None:
+def test_bounds_propagate_forward_and_backward() -> None:
     first, second = Times(0.5), Times(0.25)
     model = nn.Sequential(nn.Flatten(), nn.Sequential(first, nn.ReLU()), second)
     assert propagation.forward(model, NormBound(8.0, (2, 3))) == NormBound(1.0, (6,))
@@ -52,7 +52,7 @@ ELEMENTWISE = [
 
 
 @pytest.mark.parametrize("module", ELEMENTWISE, ids=str)
-def test_no_slope_and_no_output_exceeds_the_bound_of_an_elementwise_module(module: nn.Module) -> None:
+def test_no_derivative_and_no_output_of_an_elementwise_module_exceeds_its_bound(module: nn.Module) -> None:
     x = torch.linspace(-9, 9, 40_001, dtype=torch.float64, requires_grad=True)
     y = module(x)
     [slopes] = torch.autograd.grad(y.sum(), [x])
@@ -77,7 +77,7 @@ RESHAPING = [
 
 
 @pytest.mark.parametrize(("module", "shape"), RESHAPING, ids=str)
-def test_the_jacobian_of_a_module_that_reshapes_stretches_no_more_than_its_bound(module, shape) -> None:
+def test_the_jacobian_norm_of_a_module_that_reshapes_is_its_bound(module, shape) -> None:
     x = torch.randn(1, *shape, dtype=torch.float64)
     jacobian = torch.autograd.functional.jacobian(module, x).reshape(-1, x.numel())  # pyright: ignore
     bound, _ = propagation.backward(module, NormBound(1.0, shape), 1.0)
@@ -97,8 +97,8 @@ def test_the_jacobian_of_a_module_that_reshapes_stretches_no_more_than_its_bound
     ],
     ids=str,
 )
-def test_windows_that_overlap_or_reach_over_the_edge_are_refused(module: nn.Module) -> None:
-    with pytest.raises(PrivacyError, match="overlap or reach over the edge"):
+def test_overlapping_windows_or_windows_beyond_the_image_are_refused(module: nn.Module) -> None:
+    with pytest.raises(PrivacyError, match="overlap or extend beyond the image"):
         propagation.forward(module, NormBound(1.0, (1, 8, 8)))
 
 
@@ -114,18 +114,18 @@ def test_windows_that_overlap_or_reach_over_the_edge_are_refused(module: nn.Modu
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_a_module_that_trains_and_has_no_bound_is_refused_by_name(module: nn.Module, instead: str) -> None:
+def test_a_trainable_module_without_a_bound_is_refused_by_name(module: nn.Module, instead: str) -> None:
     with pytest.raises(PrivacyError, match=f"{type(module).__name__}.*{instead}"):
         propagation.backward(module, NormBound(1.0, (3,)), 1.0)
 
 
-def test_what_is_frozen_and_has_no_bound_may_answer_anything() -> None:
+def test_a_frozen_module_without_a_bound_has_infinite_bounds() -> None:
     frozen = nn.Linear(3, 5).requires_grad_(False)
     assert propagation.forward(frozen, NormBound(1.0, (3,))) == NormBound(math.inf, (5,))
     assert propagation.backward(frozen, NormBound(1.0, (3,)), 1.0) == (math.inf, {})
 
 
-def test_a_subclass_of_a_known_module_is_not_known() -> None:
+def test_a_subclass_does_not_inherit_registered_bounds() -> None:
     class Doubling(nn.ReLU):
         def forward(self, x: Tensor) -> Tensor:
             return 2 * super().forward(x)
@@ -139,10 +139,10 @@ def test_a_parametrized_weight_is_refused() -> None:
         propagation.forward(model, NormBound(1.0, (3,)))
 
 
-def test_a_user_can_vouch_for_a_class() -> None:
+def test_a_user_can_register_bounds_of_a_class() -> None:
     class Halved(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x / 2
 
-    register_bounds(Halved, Stretch(lambda module: 0.5))
+    register_bounds(Halved, LipschitzFunction(lambda module: 0.5))
     assert propagation.forward(nn.Sequential(Halved(), Halved()), NormBound(4.0, (3,))) == NormBound(1.0, (3,))

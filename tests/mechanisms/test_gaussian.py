@@ -1,4 +1,4 @@
-"""A release adds noise of the declared size once, and divides by the declared constant."""
+"""A release adds noise of the declared standard deviation once, and divides by the declared constant."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_several_sums_share_one_mechanism(k: int) -> None:
         ([], []),
     ],
 )
-def test_shares_not_asked_for_are_equal_parts_of_the_rest(asked: list, given: list[float]) -> None:
+def test_sums_without_a_share_get_equal_parts_of_the_rest(asked: list, given: list[float]) -> None:
     sums = [replace(bounded(size=1), share=share) for share in asked]
     assert shares_of(sums) == pytest.approx(given)
     assert sum(given) == pytest.approx(1 if given else 0)
@@ -71,7 +71,7 @@ def test_shares_not_asked_for_are_equal_parts_of_the_rest(asked: list, given: li
 @pytest.mark.parametrize(
     "asked", [[0.5, 0.4], [0.6, 0.6], [None, 1.0], [None, 1.1], [-0.5, 1.5], [0.0, 1.0], [math.nan]]
 )
-def test_shares_that_are_no_parts_of_one_are_refused(asked: list) -> None:
+def test_shares_that_do_not_add_up_to_one_are_refused(asked: list) -> None:
     sums = [replace(bounded(size=1), share=share) for share in asked]
     with pytest.raises(ValueError, match="add up to one"):
         GaussianRelease(SecretKey(), 1.0, 1)(sums, names(*sums), step=0)
@@ -86,8 +86,8 @@ def test_noise_grows_as_a_share_shrinks() -> None:
 
 
 @pytest.mark.parametrize("asked", [[None], [None, None, None], [0.01, None], [0.9, 0.05, None]])
-def test_one_example_at_every_bound_moves_all_sums_by_one_unit_of_noise(asked: list) -> None:
-    """Two neighbours under the same noise: what is released differs by 1 / z in units of its deviations, in all."""
+def test_an_example_at_every_bound_changes_all_sums_by_one_unit_of_noise(asked: list) -> None:
+    """Releases of two neighbours with the same noise differ by 1 / z in units of the standard deviations."""
     bounds, z, key = [0.3, 2.0, 50.0], 1.7, SecretKey()
     squared = 0.0
     sums = [
@@ -110,7 +110,7 @@ def test_one_example_at_every_bound_moves_all_sums_by_one_unit_of_noise(asked: l
     assert math.sqrt(squared) == pytest.approx(1 / z, rel=1e-9)
 
 
-def test_what_is_no_parameter_is_noised_under_the_name_of_its_sum() -> None:
+def test_a_tensor_that_is_no_parameter_is_named_after_its_sum() -> None:
     key, count = SecretKey(), torch.zeros((), dtype=torch.float64)
     extra = BoundedSum((count,), (torch.zeros((), dtype=torch.float64),), 0.5, 0.5, "clipping count")
     s = bounded(size=3)
@@ -123,12 +123,12 @@ def test_what_is_no_parameter_is_noised_under_the_name_of_its_sum() -> None:
 
 
 def test_two_tensors_of_one_name_are_refused() -> None:
-    """They would get the same noise, and their difference none."""
+    """They would get the same noise, so their difference would have none."""
     one, two = bounded(size=3), bounded(size=3)
     same = names(one) | {id(p): name for p, name in zip(two.params, names(one).values(), strict=True)}
-    with pytest.raises(ValueError, match="4 tensors have 2 names"):
+    with pytest.raises(ValueError, match="4 tensors have only 2 different names"):
         GaussianRelease(SecretKey(), 1.0, 1)([one, two], same, step=0)
-    with pytest.raises(ValueError, match="2 tensors have 1 names"):
+    with pytest.raises(ValueError, match="2 tensors have only 1 different names"):
         GaussianRelease(SecretKey(), 1.0, 1)([one], {}, step=0)
     assert one.params[0].grad is None
 
@@ -152,8 +152,8 @@ def test_noise_is_that_of_step_and_name() -> None:
     assert not torch.equal(one.params[0].grad, three.params[0].grad)
 
 
-def test_no_private_value_stays_behind() -> None:
-    """What the bound handed over is used up: after the release its memory holds noised values too."""
+def test_no_private_value_remains_in_memory() -> None:
+    """After the release the memory of the sums has noised values."""
     s = bounded(size=100)
     GaussianRelease(SecretKey(), 1.0, 1)([s], names(s), step=0)
     assert not bool((s.grads[0] == 5.0).any())
@@ -180,7 +180,7 @@ def test_all_parameters_get_noise_of_their_own() -> None:
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_gradient_has_the_precision_of_the_parameter(kind: torch.dtype) -> None:
-    """Noise and addition are in single precision at least; only the result is rounded."""
+    """Noise is drawn and added in single precision at least; only the result is rounded."""
     key = SecretKey()
     exact, low = bounded(dtype=torch.float64), bounded(dtype=kind)
     for s in (exact, low):

@@ -1,4 +1,4 @@
-"""The noise is Gaussian, reaches far, is independent everywhere, and is a pure function of its address.
+"""The noise is Gaussian with a far tail, independent, and a pure function of key, step, name and element.
 
 Statistical limits are two-sided and met by a right generator in all but one run in a billion.
 """
@@ -63,13 +63,13 @@ def test_distribution_of_many() -> None:
 @pytest.mark.parametrize(
     "mutant", [lambda z: 0.98 * z, lambda z: z + 0.02, lambda z: z.clip(-3, 3), lambda z: np.sign(z) * abs(z) ** 1.05]
 )
-def test_the_check_sees_small_faults(mutant) -> None:
+def test_the_distribution_check_detects_small_faults(mutant) -> None:
     with pytest.raises(AssertionError):
         check_gaussian(mutant(noise(1_000_000).numpy()))
 
 
 class Words:
-    """A bit source that says the same word for every radius, and zero for every angle."""
+    """A source of bits that returns the same word for every radius, and zero for every angle."""
 
     def __init__(self, word: int) -> None:
         self._word = np.uint64(word)
@@ -92,14 +92,14 @@ def test_tail_and_edge(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_no_lump_of_noise_that_is_nothing(dtype: torch.dtype) -> None:
-    """Uniform numbers near one have their own radii; rounded to one they would show the sum in the clear."""
+def test_noise_is_never_exactly_zero_for_large_uniforms(dtype: torch.dtype) -> None:
+    """Different uniform numbers near one give different radii; rounded to one they would give no noise."""
     values = noise(TILE, dtype=dtype, key=Words(2**53 - 2**20))
     assert float(values.abs().max()) == pytest.approx(math.sqrt(2 * 2.0**-33), rel=1e-3)
 
 
 def test_radius_uses_53_bits() -> None:
-    """The lowest bit of a word moves the radius, and so does the 53rd; what lies above does not."""
+    """The lowest and the 53rd bit of a word change the radius; higher bits do not."""
     at, lowest, highest, above = (float(noise(1, key=Words(2**20 + more))) for more in (0, 1, 2**52, 2**53))
     assert at != lowest
     assert at != highest
@@ -107,7 +107,7 @@ def test_radius_uses_53_bits() -> None:
 
 
 def autocorrelation_peak(z: np.ndarray) -> float:
-    """Largest normalised correlation of a sequence with itself at any lag but none.
+    """Largest normalised autocorrelation of a sequence at any lag except zero.
 
     The longest lags are left out: sums of a few products have tails too heavy for a limit.
     """
@@ -123,7 +123,7 @@ def test_no_correlation_at_any_lag(dtype: torch.dtype) -> None:
     assert autocorrelation_peak(z**2 - 1) <= 15  # squares have heavier tails
 
 
-def test_the_lag_check_sees_tiled_noise() -> None:
+def test_the_lag_check_detects_tiled_noise() -> None:
     assert autocorrelation_peak(np.tile(noise(150_000).numpy(), 2)) > 100
 
 
@@ -174,8 +174,8 @@ def test_pure_function_whole_or_in_parts() -> None:
         assert torch.equal(noise(numel, start=start, dtype=torch.float32), whole[start : start + numel])
 
 
-def test_company_changes_nothing() -> None:
-    """What a parameter gets does not depend on which others are noised with it, or in which order."""
+def test_noise_of_a_parameter_does_not_depend_on_the_others() -> None:
+    """The noise of a parameter depends neither on the other parameters nor on their order."""
     sizes = {"a": 3, "b": 1024 * TILE + 5, "c": TILE, "d": 1, "e": 5000, "f": 0}
     together, back = ({name: torch.zeros(n) for name, n in items} for items in (sizes.items(), reversed(sizes.items())))
     source = GaussianNoise(KEY)
@@ -187,7 +187,7 @@ def test_company_changes_nothing() -> None:
 
 
 def test_noise_is_added_to_what_is_there() -> None:
-    """In the shape of the tensor, each element by its place."""
+    """The noise has the shape of the tensor."""
     tensor = torch.full((7, 11, 5), 3.0, dtype=torch.float64)
     GaussianNoise(KEY).add_({"weight": tensor}, step=0)
     torch.testing.assert_close(tensor.view(-1), 3 + noise(385), rtol=1e-14, atol=1e-14)
@@ -202,7 +202,7 @@ def test_precisions_agree_to_rounding() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("std", [1e-30, 1e-12, 3.5, 1e12, 1e30])
 def test_deviation_scales(std: float, dtype: torch.dtype) -> None:
-    """Also where its square is no number of single precision."""
+    """Also if its square overflows or underflows in single precision."""
     z = noise(1000, std=std, dtype=dtype).double()
     torch.testing.assert_close(z / std, noise(1000, dtype=dtype).double(), rtol=1e-6, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Private principal components: one record moves the sum by one at most, and only the noised sum is looked at."""
+"""Private principal components: one record changes the sum by at most one, and only the noised sum is used."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from noisette.mechanisms.pca import PrivatePCA, private_pca
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "private-pca.md"
 COST = (("principal components", 1.0),)
-# Of two finished sums of so many records as there may be, each of norm 2^31 at most.
+# Rounding error of the difference of two sums over the largest number of records, each of norm at most 2^31.
 MOST_ROUNDING = 2 * 2.0**31 * 2.0**-53
 HOSTILE = {
     "largest of one value": [1.7e308] * 7,
@@ -45,12 +45,12 @@ HOSTILE = {
 
 
 def sums(rows: Any) -> np.ndarray:
-    """What the noise is added to."""
+    """The sum before noise."""
     return pca._second_moment(pca._table(rows)) * pca._UNIT**2
 
 
 def noised(rows: Any, noise_multiplier: float = 2.0) -> np.ndarray:
-    """The noised and symmetrised sum: with all components kept, they and the eigenvalues are it."""
+    """The noised and symmetrised sum, from all components and eigenvalues."""
     pca = private_pca(rows, np.shape(rows)[1], noise_multiplier)
     return (pca.components_.T * pca.eigenvalues_) @ pca.components_
 
@@ -65,7 +65,7 @@ def many_rows(seed: int = 0, n: int = 3000, scales: tuple[float, ...] = (9, 6, 4
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_record_moves_the_sum_by_its_own_part_exactly_and_by_one_at_most(name: str) -> None:
+def test_a_record_changes_the_sum_by_exactly_its_own_outer_product(name: str) -> None:
     others, row = many_rows(), np.array([HOSTILE[name]])
     alone = sums(row)
     for place in (0, 1024, 1500, 3000):
@@ -89,7 +89,7 @@ def test_many_equal_records_add_up_without_rounding() -> None:
     np.testing.assert_array_equal(sums(np.broadcast_to(row, (70_001, 3))), 70_001 * sums(row))
 
 
-def test_order_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sum_does_not_depend_on_order_or_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = many_rows()
     expected = sums(rows)
     np.testing.assert_array_equal(sums(rows[::-1]), expected)
@@ -98,12 +98,12 @@ def test_order_and_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
         np.testing.assert_array_equal(sums(rows), expected)
 
 
-def test_scale_of_a_record_says_nothing() -> None:
+def test_the_scale_of_a_record_does_not_matter() -> None:
     rows = many_rows()
     np.testing.assert_array_equal(sums(rows * 2.0**40), sums(rows))
 
 
-def test_records_that_say_nothing_leave_no_trace() -> None:
+def test_records_of_zeros_or_not_finite_contribute_nothing() -> None:
     rows = many_rows(n=50)
     silent = np.array([HOSTILE[name] for name in ("zeros", "nan", "infinite")])
     with np.errstate(all="raise"):
@@ -124,7 +124,7 @@ def test_a_sum_that_would_not_be_exact_is_refused() -> None:
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.8, 16.0])
-def test_noise_has_the_declared_deviation_on_the_diagonal_and_its_root_half_beside_it(noise_multiplier: float) -> None:
+def test_noise_has_the_declared_standard_deviation(noise_multiplier: float) -> None:
     d = 400
     matrix = noised(np.zeros((0, d)), noise_multiplier)
     beside = matrix[np.triu_indices(d, 1)]
@@ -150,10 +150,10 @@ def test_noise_is_fresh_and_no_global_seed_reaches_it() -> None:
     assert (pca.fit(rows).components_ != pca.fit(rows).components_).all()
 
 
-def test_noise_whose_tail_would_show_is_refused() -> None:
+def test_noise_too_small_for_its_bounded_tail_is_refused() -> None:
     ledger = Ledger()
     for settings in ({"noise_multiplier": 0.4}, {"epsilon": 30.0, "delta": 1e-5}):
-        with pytest.raises(PrivacyError, match="ask for more noise"):
+        with pytest.raises(PrivacyError, match="choose a larger noise multiplier"):
             PrivatePCA(2, ledger=ledger, **settings).fit(many_rows())
     assert not ledger.events
 
@@ -161,14 +161,14 @@ def test_noise_whose_tail_would_show_is_refused() -> None:
 # The components
 
 
-def test_eigenvalues_far_below_zero_are_not_chosen() -> None:
+def test_large_negative_eigenvalues_are_not_chosen() -> None:
     values, vectors = pca._leading(np.diag([5.0, -100.0, 3.0, -7.0]), 2)
     assert values.tolist() == [5, 3]
     assert vectors.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]]
 
 
 def test_noise_alone_gives_the_upper_half_of_its_eigenvalues() -> None:
-    """By magnitude, half of them would be those below zero."""
+    """Selected by magnitude, half of them would be negative."""
     values = private_pca(np.zeros((0, 60)), 30, 4.0).eigenvalues_
     assert (np.diff(values) <= 0).all()
     assert values[0] > 30
@@ -190,7 +190,7 @@ def test_nothing_is_centred() -> None:
     assert pca.transform(rows).mean() == pytest.approx(10 * math.sqrt(3), rel=0.01)
 
 
-def test_components_are_orthonormal_and_their_signs_are_settled() -> None:
+def test_components_are_orthonormal_with_fixed_signs() -> None:
     for seed in range(20):
         components = private_pca(many_rows(seed, n=10), 4, 4.0).components_
         np.testing.assert_allclose(components @ components.T, np.eye(4), atol=1e-12)
@@ -198,14 +198,14 @@ def test_components_are_orthonormal_and_their_signs_are_settled() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 3])
-def test_fewer_records_than_components_are_no_special_case(n: int) -> None:
+def test_fewer_records_than_components(n: int) -> None:
     pca = private_pca(many_rows(n=n), 5, 4.0)
     assert pca.components_.shape == (5, 7)
     assert pca.eigenvalues_.shape == (5,)
     assert pca.transform(many_rows(n=n)).shape == (n, 5)
 
 
-# Rows of all kinds
+# Kinds of rows
 
 
 KINDS: dict[str, Callable[[np.ndarray], Any]] = {
@@ -221,7 +221,7 @@ KINDS: dict[str, Callable[[np.ndarray], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_every_kind_give_one_sum_and_one_projection(kind: str) -> None:
+def test_all_kinds_of_rows_give_the_same_sum_and_projection(kind: str) -> None:
     rows = many_rows(n=1500)
     given = KINDS[kind](rows)
     np.testing.assert_array_equal(sums(given), sums(rows))
@@ -250,7 +250,7 @@ def test_projection_keeps_single_precision_and_is_double_otherwise(given: Any, k
     assert pca.transform(given).dtype == kind
 
 
-def test_projection_takes_rows_as_they_are_and_complains_of_none() -> None:
+def test_transform_accepts_all_rows_without_warnings() -> None:
     pca = private_pca(many_rows(), 3, 4.0)
     rows = np.array(
         [HOSTILE[name] for name in ("nan", "largest of both signs", "smallest", "infinite", "equal", "zeros")]
@@ -275,15 +275,15 @@ def test_projection_takes_rows_as_they_are_and_complains_of_none() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_table_of_numbers_is_refused_and_costs_nothing(rows: Any, message: str) -> None:
+def test_data_that_is_no_table_of_numbers_is_refused_without_privacy_cost(rows: Any, message: str) -> None:
     pca = PrivatePCA(1, noise_multiplier=4.0)
     with pytest.raises(ValueError, match=message) as refusal:
         pca.fit(rows)
-    assert "5" not in str(refusal.value)  # how many records there are
+    assert "5" not in str(refusal.value)  # the number of records
     assert not pca.ledger.events
 
 
-# Numbers and money
+# Arguments and privacy cost
 
 
 @pytest.mark.parametrize(
@@ -291,8 +291,8 @@ def test_what_is_no_table_of_numbers_is_refused_and_costs_nothing(rows: Any, mes
     [
         ({}, ["exactly one of noise_multiplier and epsilon"]),
         ({"noise_multiplier": 4.0, "epsilon": 1.0, "delta": 1e-5}, ["exactly one"]),
-        ({"noise_multiplier": 4.0, "delta": 1e-5}, ["given together"]),
-        ({"epsilon": 1.0}, ["given together"]),
+        ({"noise_multiplier": 4.0, "delta": 1e-5}, ["epsilon and delta together"]),
+        ({"epsilon": 1.0}, ["epsilon and delta together"]),
         ({"noise_multiplier": 0.0}, ["noise_multiplier > 0"]),
         ({"noise_multiplier": math.nan}, ["noise_multiplier=nan"]),
         ({"epsilon": 0.0, "delta": 1.0}, ["epsilon > 0", "delta < 1"]),
@@ -302,7 +302,7 @@ def test_what_is_no_table_of_numbers_is_refused_and_costs_nothing(rows: Any, mes
     ],
     ids=str,
 )
-def test_numbers_outside_their_domain_are_refused_together_and_cost_nothing(settings: dict, messages: list) -> None:
+def test_invalid_arguments_are_listed_together_without_privacy_cost(settings: dict, messages: list) -> None:
     pca = PrivatePCA(**({"n_components": 2} | settings))
     with pytest.raises(ValueError) as refusal:
         pca.fit(many_rows())
@@ -311,20 +311,20 @@ def test_numbers_outside_their_domain_are_refused_together_and_cost_nothing(sett
 
 
 @pytest.mark.parametrize(("noise_multiplier", "epsilon"), [(16, 0.2041), (7, 0.5025), (4, 0.9263)])
-def test_price_is_that_of_one_gaussian(noise_multiplier: float, epsilon: float) -> None:
+def test_the_privacy_cost_is_that_of_one_gaussian(noise_multiplier: float, epsilon: float) -> None:
     ledger = private_pca(many_rows(), 2, noise_multiplier).ledger
     assert PldAccountant().compose(ledger.events).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=1e-3)
 
 
 @pytest.mark.parametrize(("epsilon", "noise_multiplier"), [(0.1, 30.7496), (1.0, 3.7306), (4.0, 1.0812)])
-def test_noise_is_the_least_that_keeps_the_budget(epsilon: float, noise_multiplier: float) -> None:
-    """One part in a hundred of delta is set aside for the tail of the noise."""
+def test_the_noise_is_the_least_within_the_budget(epsilon: float, noise_multiplier: float) -> None:
+    """One hundredth of delta is reserved for the tail of the noise."""
     pca = PrivatePCA(2, epsilon=epsilon, delta=1e-5).fit(many_rows())
     assert noise_multiplier < pca.noise_multiplier_ <= 1.003 * noise_multiplier
     assert pca.ledger.events == {Gaussian(pca.noise_multiplier_, COST): 1}
 
 
-def test_each_fit_is_paid_for() -> None:
+def test_each_fit_has_a_privacy_cost() -> None:
     ledger = Ledger()
     pca = PrivatePCA(2, noise_multiplier=4.0, ledger=ledger)
     pca.fit(many_rows()).fit(many_rows())
@@ -340,7 +340,7 @@ def test_clones_spend_from_one_ledger() -> None:
     assert pca.ledger.events == {Gaussian(4.0, COST): 2}
 
 
-def test_the_line_is_on_disk_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_is_written_before_the_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ledger.jsonl"
 
     def draw(*_: object) -> None:
@@ -353,7 +353,7 @@ def test_the_line_is_on_disk_before_the_noise_is_drawn(tmp_path: Path, monkeypat
     assert Ledger.read(path).events == {Gaussian(4.0, COST): 1}
 
 
-def test_a_fit_that_fails_after_its_release_stays_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_that_fails_after_its_release_keeps_its_privacy_cost(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger()
     monkeypatch.setattr(pca.linalg, "eigh", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -373,7 +373,7 @@ def test_a_fit_that_the_ledger_refuses_releases_nothing(tmp_path: Path) -> None:
     assert pca.components_ is before
 
 
-# As scikit-learn knows it
+# The scikit-learn interface
 
 
 def test_estimator_of_scikit_learn() -> None:
@@ -390,7 +390,7 @@ def test_estimator_of_scikit_learn() -> None:
     pipeline = make_pipeline(FunctionTransformer(), pca)
     assert pipeline.fit_transform(many_rows()).shape == (3000, 3)
     assert pca.n_features_in_ == 7
-    with pytest.raises(ValueError, match="expected 7 numbers in a row, as in the fit, got 6"):
+    with pytest.raises(ValueError, match="expected 7 features, as in the fit, got 6"):
         pipeline.transform(np.zeros((2, 6)))
 
 

@@ -647,7 +647,7 @@ def test_refusal_of_the_preflight_repeats() -> None:
     model[1].forward = lambda x: x - x.mean(0)
     with start(model):
         for _ in range(3):
-            with pytest.raises(PrivacyError, match="gives an example another output"):
+            with pytest.raises(PrivacyError, match="changes the output of an example"):
                 model(X)
 
 

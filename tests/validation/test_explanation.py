@@ -1,4 +1,4 @@
-"""What explain says of a model."""
+"""Reports of explain on models."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_problems() -> None:
     problems = explain(model, torch.zeros(2, 6)).problems
     assert any("norm" in p and "BatchNorm1d mixes examples" in p for p in problems)
     assert any(p.startswith("slope: hypot has no rule") and "PerExampleLoop()" in p for p in problems)
-    assert any(p.startswith("hidden: reaches the output by an operation that was not seen") for p in problems)
+    assert any(p.startswith("hidden: reaches the output through an operation that was not recorded") for p in problems)
     assert len(problems) == len(set(problems))
 
 
-def test_output_that_depends_on_nothing() -> None:
+def test_an_output_without_trainable_parameters() -> None:
     model = Forward(lambda m, x: x, spare=parameter(3))
     assert explain(model, torch.zeros(2, 6)).problems == ("the output depends on no trainable parameter",)
 
@@ -63,7 +63,7 @@ def test_models_with_rules_have_no_problem(case) -> None:
     assert all(use.rule for use in report.uses)
 
 
-def test_model_is_left_as_it_was() -> None:
+def test_explain_does_not_change_the_model() -> None:
     model = nn.Linear(6, 4)
     with torch.no_grad():
         explain(model, torch.zeros(2, 6))

@@ -1,4 +1,4 @@
-"""A zoo of models: those that mix examples are refused, harmless ones pass, and neither is changed by the proof."""
+"""The preflight on many models: those that mix examples are refused, others pass, and none is changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINES = [BookKeeping(), TwoPass(), PerExampleLoop()]
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
 
-def proven(model: nn.Module, *inputs: Tensor, engine=None) -> None:
+def check(model: nn.Module, *inputs: Tensor, engine=None) -> None:
     clip = PerExampleClip(model, 1.0, engine=engine)
     try:
         prove(clip, Call(inputs, {}))
@@ -30,7 +30,7 @@ def proven(model: nn.Module, *inputs: Tensor, engine=None) -> None:
 
 
 class Between(nn.Module):
-    """Two linear layers with a function of the whole batch between them."""
+    """Two linear layers with a function of the batch between them."""
 
     def __init__(self, function) -> None:
         super().__init__()
@@ -79,9 +79,9 @@ MIXING = {
 @every_engine
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
 def test_mixing_is_refused(function, engine) -> None:
-    said = "another output when the other examples change|mixes examples in its gradient"
+    said = "changes the output of an example when the other examples change|mixes examples in its gradient"
     with pytest.raises(PrivacyError, match=said):
-        proven(Between(function), torch.randn(4, 6), engine=engine)
+        check(Between(function), torch.randn(4, 6), engine=engine)
 
 
 def twelve_to_an_expert(x: Tensor) -> Tensor:
@@ -100,27 +100,27 @@ CROWDED = {
 @pytest.mark.parametrize("function", CROWDED.values(), ids=CROWDED)
 @pytest.mark.parametrize("size", [2, 40])
 def test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch(function, size: int) -> None:
-    with pytest.raises(PrivacyError, match="an example answers otherwise among 32 others than among 8"):
-        proven(Between(function), torch.randn(size, 6))
+    with pytest.raises(PrivacyError, match="differs between a batch of 32 examples and one of 8"):
+        check(Between(function), torch.randn(size, 6))
 
 
 def test_a_model_that_needs_a_batch_is_refused() -> None:
     def statistics(x: Tensor) -> Tensor:
         return torch.nn.functional.batch_norm(x, None, None, training=True)
 
-    with pytest.raises(PrivacyError, match="cannot answer for one example alone: Expected more than 1 value"):
-        proven(Between(statistics), torch.randn(4, 6))
+    with pytest.raises(PrivacyError, match="fails on a batch of one example: Expected more than 1 value"):
+        check(Between(statistics), torch.randn(4, 6))
 
 
 def test_the_mixing_module_is_named() -> None:
-    with pytest.raises(PrivacyError, match=r"middle \(Function\) gives an example another output"):
-        proven(Between(MIXING["centring"]), torch.randn(4, 6))
+    with pytest.raises(PrivacyError, match=r"middle \(Function\) changes the output of an example"):
+        check(Between(MIXING["centring"]), torch.randn(4, 6))
     with pytest.raises(PrivacyError, match="mixes examples in its gradient"):
-        proven(Between(MIXING["gradient of others alone"]), torch.randn(4, 6))
+        check(Between(MIXING["gradient of others alone"]), torch.randn(4, 6))
 
 
 class Memory(nn.Module):
-    """Its answer depends on what it has seen."""
+    """A layer whose output depends on running statistics."""
 
     def __init__(self, *, in_place: bool) -> None:
         super().__init__()
@@ -139,10 +139,10 @@ class Memory(nn.Module):
 
 @every_engine
 @pytest.mark.parametrize("in_place", [True, False])
-def test_running_statistics_are_refused_and_put_back(engine, in_place: bool) -> None:
+def test_running_statistics_are_refused_and_restored(engine, in_place: bool) -> None:
     model = Memory(in_place=in_place)
     with pytest.raises(PrivacyError, match="the sum of a batch differs"):
-        proven(model, torch.randn(4, 6), engine=engine)
+        check(model, torch.randn(4, 6), engine=engine)
     assert torch.equal(model.mean, torch.zeros(6))
 
 
@@ -160,11 +160,11 @@ def test_batch_norm_is_refused_by_name(norm: nn.Module) -> None:
     with pytest.raises(
         PrivacyError, match=rf"1  {type(norm).__name__} mixes examples: put PublicBatchNorm or GroupNorm"
     ):
-        proven(model, torch.randn(4, 6))
+        check(model, torch.randn(4, 6))
 
 
 class Stateful(nn.Module):
-    """A layer behind others that keeps something of what came by, or shares something out."""
+    """Base of layers with state of earlier inputs, or with experts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class LooksBack(Stateful):
 
 
 class RoutesWithCapacity(Stateful):
-    """Each expert serves a share of the batch and a quarter more; the others get nothing."""
+    """Each expert serves at most five eighths of the batch; further examples get zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
         chosen, capacity = (x[:, 0] > 0).long(), -(-5 * len(x) // 8)
@@ -220,13 +220,13 @@ KEPT = [CountsCalls, ScaledByAllItSaw, LooksBack, RoutesWithCapacity, CentresBet
 
 @every_engine
 @pytest.mark.parametrize("kind", KEPT, ids=lambda k: k.__name__)
-def test_the_module_that_couples_is_named_not_the_one_it_leads_to(kind: type[nn.Module], engine) -> None:
-    with pytest.raises(PrivacyError, match=rf"1 \({kind.__name__}\) gives an example another output"):
-        proven(nn.Sequential(nn.Linear(6, 6), kind()), torch.randn(4, 6), engine=engine)
+def test_the_module_that_mixes_examples_is_named_not_a_later_one(kind: type[nn.Module], engine) -> None:
+    with pytest.raises(PrivacyError, match=rf"1 \({kind.__name__}\) changes the output of an example"):
+        check(nn.Sequential(nn.Linear(6, 6), kind()), torch.randn(4, 6), engine=engine)
 
 
 class CountsExamples(nn.Module):
-    """How many records took part is as private as they are."""
+    """Counts its examples; their number is private."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,55 +239,55 @@ class CountsExamples(nn.Module):
 
 
 def test_a_model_that_counts_its_examples_is_refused() -> None:
-    with pytest.raises(PrivacyError, match=r"keeps something of its inputs in 1\.seen"):
-        proven(nn.Sequential(nn.Linear(6, 6), CountsExamples()), torch.randn(4, 6))
+    with pytest.raises(PrivacyError, match=r"stores information about its inputs in 1\.seen"):
+        check(nn.Sequential(nn.Linear(6, 6), CountsExamples()), torch.randn(4, 6))
 
 
 class Rounded(nn.Module):
-    """Gives other values in a batch than alone, as rounding does behind a near tie, but in single precision only."""
+    """Gives other values in a batch than alone, but only in single precision, as a rounding error could."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 1.1 if len(x) > 1 and x.dtype is torch.float32 else x
 
 
-def test_what_only_rounding_moves_is_settled_in_double_precision() -> None:
+def test_differences_by_rounding_are_decided_in_double_precision() -> None:
     model = nn.Sequential(nn.Linear(6, 5), Rounded(), nn.Linear(5, 3))
     before = {name: (value, value.clone()) for name, value in model.named_parameters()}
-    proven(model, torch.randn(4, 6))
+    check(model, torch.randn(4, 6))
     for name, value in model.named_parameters():
         assert value is before[name][0]
         assert value.dtype is torch.float32
         assert torch.equal(value, before[name][1])
-    with pytest.raises(PrivacyError, match="another output when the other examples change"):
-        proven(nn.Sequential(model, nn.Linear(3, 3), Function(lambda x: x + x.mean(0))), torch.randn(4, 6))
+    with pytest.raises(PrivacyError, match="changes the output of an example when the other examples change"):
+        check(nn.Sequential(model, nn.Linear(3, 3), Function(lambda x: x + x.mean(0))), torch.randn(4, 6))
 
 
 def test_running_statistics_of_instance_norm_are_refused() -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, track_running_stats=True), nn.Flatten())
     with pytest.raises(PrivacyError, match="1  InstanceNorm1d mixes examples in its running statistics"):
-        proven(model, torch.randn(4, 2, 6))
-    proven(model.eval(), torch.randn(4, 2, 6))
+        check(model, torch.randn(4, 2, 6))
+    check(model.eval(), torch.randn(4, 2, 6))
 
 
 def test_every_batch_norm_is_listed() -> None:
     with pytest.raises(PrivacyError, match=r"2 modules of the model mix examples:\n  0 .*\n  2 "):
-        proven(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.BatchNorm1d(5)), torch.randn(4, 6))
+        check(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.BatchNorm1d(5)), torch.randn(4, 6))
 
 
-def test_batch_norm_that_evaluates_is_accepted() -> None:
+def test_batch_norm_in_evaluation_mode_is_accepted() -> None:
     norm = nn.BatchNorm1d(5).eval().requires_grad_(False)
-    proven(nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 3)), torch.randn(4, 6))
+    check(nn.Sequential(nn.Linear(6, 5), norm, nn.Linear(5, 3)), torch.randn(4, 6))
 
 
-def test_examples_on_the_second_axis_inside_are_fine() -> None:
+def test_examples_on_the_second_axis_inside_a_model_are_accepted() -> None:
     for model in (nn.Linear(6, 5), nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))):
         transposing = Forward(lambda m, x: m.body(x.transpose(0, 1)).transpose(0, 1), body=model)
-        for length in (8, 16):  # a length that the eight examples of the proof divide
-            proven(transposing, torch.randn(4, length, 6))
+        for length in (8, 16):  # a multiple of the eight examples of the check
+            check(transposing, torch.randn(4, length, 6))
 
 
 class Doubled:
-    """An engine that adds up twice what it has clipped."""
+    """An engine that returns twice the clipped sum."""
 
     def clipped_sum(self, forward, parameters, clipping):
         clipped = BookKeeping().clipped_sum(forward, parameters, clipping)
@@ -302,7 +302,7 @@ class Unclipped:
 @pytest.mark.parametrize("engine", [Doubled(), Unclipped()], ids=lambda e: type(e).__name__)
 def test_engine_that_does_not_bound_is_refused(engine) -> None:
     with pytest.raises(PrivacyError, match="one example alone moves the sum by"):
-        proven(mlp(), torch.randn(4, 6), engine=engine)
+        check(mlp(), torch.randn(4, 6), engine=engine)
 
 
 class FreshMask(nn.Module):
@@ -374,15 +374,15 @@ def test_harmless_models_pass(model, shape: tuple[int, ...]) -> None:
     for engine in ENGINES:
         for b in (4, 8, 1):
             made = model()
-            made(torch.randn(2, *shape))  # lazy layers take their shape
-            proven(made, torch.randn(b, *shape), engine=engine)
+            made(torch.randn(2, *shape))  # initialises lazy layers
+            check(made, torch.randn(b, *shape), engine=engine)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
 def test_every_case_of_the_engines_passes(case: Case) -> None:
     model, inputs = case.model(), case.inputs(5)
     for engine in ENGINES:
-        proven(model, *(inputs[:1]), engine=engine)
+        check(model, *(inputs[:1]), engine=engine)
 
 
 def test_embeddings_and_keyword_arguments() -> None:
@@ -399,23 +399,23 @@ def test_embeddings_and_keyword_arguments() -> None:
     clip.close()
 
 
-def test_model_without_an_output_for_each_example() -> None:
+def test_a_model_without_an_output_per_example_is_refused() -> None:
     with pytest.raises(PrivacyError, match="one row per example"):
-        proven(Forward(lambda m, x: m.layer(x).sum(), layer=nn.Linear(6, 3)), torch.randn(4, 6))
+        check(Forward(lambda m, x: m.layer(x).sum(), layer=nn.Linear(6, 3)), torch.randn(4, 6))
 
 
 def test_only_shapes_of_the_input_are_read() -> None:
-    proven(mlp(), torch.full((4, 6), float("nan")))
+    check(mlp(), torch.full((4, 6), float("nan")))
 
 
 @pytest.mark.parametrize("function", ["centring", "experts with capacity"])
-def test_mixing_is_refused_also_where_randomness_is_stilled_around_the_call(function: str) -> None:
+def test_mixing_is_refused_also_inside_disable_randomness(function: str) -> None:
     with DisableRandomness(), pytest.raises(PrivacyError, match="middle"):
-        proven(Between(MIXING[function]), torch.randn(4, 6))
+        check(Between(MIXING[function]), torch.randn(4, 6))
 
 
-def test_everything_is_as_it_was() -> None:
-    """Buffers, random state, modes, gradients and what is pending."""
+def test_the_checks_change_nothing() -> None:
+    """Buffers, random state, modes, gradients and pending sums stay the same."""
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.BatchNorm1d(5, affine=False).eval(), nn.Linear(5, 3))
     model.register_buffer("counter", torch.zeros(()))
@@ -435,18 +435,18 @@ def test_everything_is_as_it_was() -> None:
 
 def test_models_with_buffers_pass_where_calls_are_repeated() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5, affine=False).eval(), nn.Linear(5, 3))
-    proven(model, torch.randn(4, 6), engine=Vmap())
+    check(model, torch.randn(4, 6), engine=Vmap())
 
 
-def test_random_state_is_put_back() -> None:
+def test_the_random_state_is_restored() -> None:
     model, x = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5)), torch.randn(4, 6)
     before = torch.get_rng_state()
-    proven(model, x)
+    check(model, x)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 class Remembers(nn.Module):
-    """Writes its latest input into a buffer that feeds no output."""
+    """Writes its latest input into a buffer that no output depends on."""
 
     def __init__(self, persistent: bool = True) -> None:
         super().__init__()
@@ -460,13 +460,13 @@ class Remembers(nn.Module):
 
 def test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused() -> None:
     model = Remembers()
-    refused = pytest.raises(PrivacyError, match="keeps something of its inputs in latest")
+    refused = pytest.raises(PrivacyError, match="stores information about its inputs in latest")
     with closing(PerExampleClip(model, 1.0)) as clip, refused:
         prove(clip, Call((torch.randn(2, 4),), {}))
-    assert not model.latest.any(), "nothing of the test stays behind"
+    assert not model.latest.any(), "the buffer is restored"
 
 
-def test_what_is_not_saved_may_be_kept_and_what_comes_from_weights_alone_too() -> None:
+def test_buffers_that_are_not_saved_or_depend_on_weights_only_are_accepted() -> None:
     for model in (Remembers(persistent=False), nn.utils.spectral_norm(nn.Linear(4, 3))):
         with closing(PerExampleClip(model, 1.0)) as clip:
             prove(clip, Call((torch.randn(2, 4),), {}))

@@ -96,7 +96,7 @@ def _show_bounds(explanation: Explanation) -> None:
         table.add_column(heading, justify="right", overflow="fold")
     for line in explanation.bounds:
         added = ", ".join(f"{name} {value:.4g}" for name, value in line.sensitivities.items())
-        table.add_row(f"{line.name}  {line.kind}", f"{line.reach:.4g}", f"{line.gradient:.4g}", added)
+        table.add_row(f"{line.name}  {line.kind}", f"{line.input_norm:.4g}", f"{line.gradient_norm:.4g}", added)
     console = Console(soft_wrap=True)
     console.print(table)
     console.print("\nNorms, for any example at all, under the weights of now. A search for a steeper example is made")

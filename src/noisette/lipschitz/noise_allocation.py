@@ -1,7 +1,7 @@
-"""How the noise of one release is shared out among parameters whose sensitivities differ.
+"""Allocations: how the noise of one release is divided among parameters with different sensitivities.
 
-Every allocation gives the same mechanism: in units of the noise, one example moves all parameters together by at most
-one over the noise multiplier. They differ in how much noise falls where.
+Every allocation gives the same mechanism: in units of the noise, one example changes all parameters together by at most
+one over the noise multiplier. Allocations differ in the noise that each parameter gets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from noisette._internal import checks
 
 @dataclass(frozen=True)
 class Part:
-    """Parameters whose numbers get noise of one deviation, their joint sensitivity, and their part of the budget."""
+    """Parameters with the same noise standard deviation, their joint sensitivity, and their share of the budget."""
 
     names: tuple[str, ...]
     bound: float
@@ -26,10 +26,10 @@ class Part:
 
 
 class Allocation(Protocol):
-    """Shares the budget of noise out among parameters."""
+    """Divides the noise budget of a release among the parameters."""
 
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        """Every parameter in one part; the shares add up to one.
+        """Assign every parameter to one part; the shares add up to one.
 
         Raises:
             ValueError: the allocation does not fit the parameters.
@@ -39,7 +39,7 @@ class Allocation(Protocol):
 
 @dataclass(frozen=True)
 class GlobalAllocation:
-    """The same deviation for every number of every parameter.
+    """The same noise standard deviation for every element of every parameter.
 
     Source: Bethune et al. 2024, the "global" strategy.
     """
@@ -50,14 +50,14 @@ class GlobalAllocation:
 
 @dataclass(frozen=True)
 class PerLayerAllocation:
-    """For every parameter a deviation in proportion to its own sensitivity.
+    """A noise standard deviation in proportion to the sensitivity of each parameter.
 
     Args:
-        weights: by name of parameter, the deviation in units of its sensitivity, relative to that of others; 1 for
-            those left out.
+        weights: by name of parameter, the noise standard deviation in units of its sensitivity, relative to the others;
+            1 for parameters that are not listed.
 
-    Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is of each layer alone: ours, of the
-    whole release, is theirs over the square root of the number of parameters.
+    Source: Bethune et al. 2024, the "per-layer" strategy. Their noise multiplier is that of each layer alone; ours, of
+    the whole release, is theirs divided by the square root of the number of parameters.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
@@ -68,18 +68,23 @@ class PerLayerAllocation:
                 f"weights for {', '.join(unknown)}, but the trainable parameters are {list(sensitivities)}"
             )
         checks.positive(**{f"weights[{name!r}]": weight for name, weight in self.weights.items()})
-        asked = {name: self.weights.get(name, 1.0) ** -2 for name in sensitivities}
-        return [Part((name,), bound, asked[name] / sum(asked.values())) for name, bound in sensitivities.items()]
+        return _one_part_each(sensitivities, {name: self.weights.get(name, 1.0) ** -2 for name in sensitivities})
 
 
 @dataclass(frozen=True)
 class OptimalAllocation:
-    """The least noise energy, summed over all numbers of all parameters, that gives the noise multiplier.
+    """The least total noise variance, over all elements of all parameters, for the noise multiplier.
 
-    Minimises sum p s^2 over the deviations s subject to sum (sensitivity / s)^2 = 1 / sigma^2, for p numbers in a
-    parameter: s^2 is in proportion to sensitivity / sqrt(p).
+    Minimises sum p s^2 over the standard deviations s, subject to sum (sensitivity / s)^2 = 1 / sigma^2, for p elements
+    in a parameter. The solution has s^2 in proportion to sensitivity / sqrt(p).
     """
 
     def parts(self, sensitivities: Mapping[str, float], parameters: Mapping[str, Tensor]) -> Sequence[Part]:
-        asked = {name: bound * math.sqrt(parameters[name].numel()) for name, bound in sensitivities.items()}
-        return [Part((name,), bound, asked[name] / sum(asked.values())) for name, bound in sensitivities.items()]
+        proportions = {name: bound * math.sqrt(parameters[name].numel()) for name, bound in sensitivities.items()}
+        return _one_part_each(sensitivities, proportions)
+
+
+def _one_part_each(sensitivities: Mapping[str, float], proportions: Mapping[str, float]) -> list[Part]:
+    """One part per parameter, with shares in these proportions."""
+    total = sum(proportions.values())
+    return [Part((name,), bound, proportions[name] / total) for name, bound in sensitivities.items()]

@@ -1,4 +1,4 @@
-"""The constraints of a model are put back in force: weights of equal shape are projected as one batch."""
+"""Projection of all constrained parameters of a model; weights of equal shape are projected in one batch."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from noisette.lipschitz.protocols import Constrained, is_constrained
 
 @torch.no_grad()
 def project(model: nn.Module) -> None:
-    """Bring every constrained parameter of the model back into its set, and certify it there.
+    """Project every constrained parameter of the model onto its set, and certify its norm there.
 
-    It reads released values alone, so it costs no privacy.
+    Only released values are read, so this has no privacy cost.
 
     Source: Bethune et al. 2024, algorithm 2, line "project".
 
     Raises:
         ValueError: a weight is not finite.
     """
-    together: dict[object, list[Constrained]] = defaultdict(list)
+    batches: dict[object, list[Constrained]] = defaultdict(list)
     for module in model.modules():
         if is_constrained(module):
             stack = module.matrices()
-            together[module.projection, stack.shape, stack.dtype, stack.device].append(module)
-    for modules in together.values():
+            batches[module.projection, stack.shape, stack.dtype, stack.device].append(module)
+    for modules in batches.values():
         stacks = [module.matrices() for module in modules]
         projected, norms = modules[0].projection(torch.cat(stacks))
         sizes = [len(stack) for stack in stacks]
-        for module, stack, part, own in zip(modules, stacks, projected.split(sizes), norms.split(sizes), strict=True):
-            stack.copy_(part)
-            module.certified(own)
+        for module, stack, new, own in zip(modules, stacks, projected.split(sizes), norms.split(sizes), strict=True):
+            stack.copy_(new)
+            module.set_certified_norms(own)

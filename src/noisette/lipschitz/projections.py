@@ -1,7 +1,8 @@
-"""Maps onto sets of matrices that stretch no vector. Equal objects project alike, so layers can be projected together.
+"""Projections onto sets of matrices with a spectral norm of at most one (or a radius).
 
-Every map works on a stack (k, n, m) and certifies the very numbers it hands back, after they were rounded to the
-precision of the weights. A feasible stack comes back as it was, or moved by rounding alone.
+Equal objects are the same projection, so their layers can be projected together. Every projection maps a stack
+(k, n, m) and certifies the norms of the values that it returns, after they were rounded to the precision of the
+weights. A stack that is in the set already is returned as it was, or changed by rounding only.
 
 Source: Bethune et al. 2024, section 3 and appendix D; the iteration is that of Björck & Bowie 1971.
 """
@@ -9,26 +10,26 @@ Source: Bethune et al. 2024, section 3 and appendix D; the iteration is that of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from noisette.lipschitz.norm_bounds import frequency_bound, frobenius_bound, gram_bound, residual_bound
+from noisette.lipschitz.norm_bounds import frobenius_bound, residual_bound
 
-_STEPS = 30  # a singular value of 1e-5 gets there
-_CONVERGENT = 1.7  # a step keeps singular values within one from up to sqrt(3), without turning their sign
+_STEPS = 30  # enough for a singular value of 1e-5 to reach one
+_CONVERGENT = 1.7  # largest singular value to start from: below sqrt(3), where a step would change its sign
 
 
 @dataclass(frozen=True)
 class Orthogonal:
-    """All singular values become one, by a few products of matrices; gradients then keep their norm through a layer.
+    """Sets all singular values to one, so that gradients keep their norm through a layer.
 
-    Where these do not get there (a singular value near zero, or weights too large to square), the singular value
-    decomposition finds the same matrix.
+    A few matrix products do this. If they do not converge (a singular value near zero, or weights too large to square),
+    the singular value decomposition gives the same matrix.
 
-    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, however the matrix was found.
+    Guarantee: norms are certified by the residual ``||A'A - I||_F`` in double precision, also after a
+    decomposition.
 
     Raises:
         ValueError: a weight is not finite.
@@ -42,51 +43,29 @@ class Orthogonal:
         if matrices.shape[-2] < matrices.shape[-1]:
             found, norms = self(matrices.mT)
             return found.mT, norms
-        gram = _gram(matrices)
-        reached, residual = _reached(gram), _residual(gram)
+        gram = matrices.mT @ matrices
+        tolerance, residual = _rounding_residual(gram), _residual(gram)
         if not residual.isfinite().all():
-            _require_finite(matrices)  # they may be too large to square
-        if (residual <= math.sqrt(reached)).all():
+            _require_finite(matrices)  # finite weights may also be too large to square
+        if (residual <= math.sqrt(tolerance)).all():
+            # Already orthogonal up to rounding: another step would only replace one rounding by another.
             norms = residual_bound(matrices)
-            if (norms.square() - 1 <= reached + 4 * matrices[0].numel() * torch.finfo(torch.float64).eps).all():
+            if (norms.square() - 1 <= tolerance + 4 * matrices[0].numel() * torch.finfo(torch.float64).eps).all():
                 return matrices, norms
-        found = _iterated(matrices, gram)
+        found = _bjorck(matrices, gram)
         norms = residual_bound(found)
-        if (missed := ~(norms <= 1 + math.sqrt(reached))).any():
-            u, _, vh = torch.linalg.svd(matrices[missed].double(), full_matrices=False)
-            found[missed] = (u @ vh).to(found.dtype)
-            norms[missed] = residual_bound(found[missed])
+        if (failed := ~(norms <= 1 + math.sqrt(tolerance))).any():
+            u, _, vh = torch.linalg.svd(matrices[failed].double(), full_matrices=False)
+            found[failed] = (u @ vh).to(found.dtype)
+            norms[failed] = residual_bound(found[failed])
         return found, norms
 
 
 @dataclass(frozen=True)
-class SpectralBall:
-    """Divides a matrix by an upper bound of its spectral norm where that is above one; cheap, and no decomposition."""
-
-    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        return _shrunk(matrices, gram_bound, 1.0)
-
-
-@dataclass(frozen=True)
-class SvdClip:
-    """The nearest matrix of spectral norm one at most: singular values above one become one."""
-
-    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        _require_finite(matrices)
-        u, values, vh = torch.linalg.svd(matrices.double(), full_matrices=False)
-        nearest = ((u * values.clamp(max=1).unsqueeze(-2)) @ vh).to(matrices.dtype)
-        largest = values.amax(-1)
-        kept = torch.where((largest > 1)[:, None, None], nearest, matrices)
-        # Rounding moves each number by half an eps of itself at most; the decomposition is good to a few eps of double.
-        rounding = torch.finfo(matrices.dtype).eps * frobenius_bound(kept) + 1e-12
-        return kept, largest.clamp(max=1) + rounding
-
-
-@dataclass(frozen=True)
 class FrobeniusBall:
-    """The nearest matrix whose numbers, taken as one vector, have a norm of at most ``radius``.
+    """Projects onto the matrices with a Frobenius norm of at most ``radius``.
 
-    It is a vector's own projection, natural for a bias or for a head of one output.
+    This suits a bias, or the weight of a layer with one output.
 
     Raises:
         ValueError: the radius is not a finite number above zero.
@@ -99,66 +78,47 @@ class FrobeniusBall:
             raise ValueError(f"expected a finite radius > 0, got radius={self.radius}")
 
     def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        return _shrunk(matrices, frobenius_bound, self.radius)
+        _require_finite(matrices)
+        norms = frobenius_bound(matrices)
+        excess = norms / self.radius
+        # Rounding may leave a result slightly above the radius. Dividing it again in every step would shrink it over
+        # time.
+        outside = excess > 1 + 8 * torch.finfo(matrices.dtype).eps
+        if not outside.any():
+            return matrices, norms
+        shrunk = (matrices / torch.where(outside, excess, 1.0)[:, None, None]).to(matrices.dtype)
+        return shrunk, frobenius_bound(shrunk)
 
 
-@dataclass(frozen=True)
-class FrequencyBall:
-    """Divides a convolution's kernel by its largest norm at any frequency, where that is above one.
+def _bjorck(tall: Tensor, gram: Tensor) -> Tensor:
+    """Iterate A <- 1.5 A - 0.5 A A'A, which converges to the nearest orthogonal matrix.
+
+    A step keeps the singular vectors and maps each singular value s to 1.5 s - 0.5 s^3. That map has its attracting
+    fixed point at one, with slope zero, so values in (0, sqrt(3)) converge to one, quadratically at the end: an error e
+    becomes about 1.5 e^2. Larger values are first divided by an upper bound of the spectral norm.
 
     Args:
-        kernel: input channels (of one group), height and width; a matrix holds one kernel, an output in each row.
-        grid: sides of the frequency grid, see :func:`noisette.lipschitz.norm_bounds.frequency_bound`.
-        dilation: pixels between the taps of a kernel.
+        tall: matrices with at least as many rows as columns, shape (k, n, m).
+        gram: their products A'A, shape (k, m, m).
     """
-
-    kernel: tuple[int, int, int]
-    grid: tuple[int, int]
-    dilation: tuple[int, int] = (1, 1)
-
-    def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        return _shrunk(matrices, self._largest, 1.0)
-
-    def _largest(self, matrices: Tensor) -> Tensor:
-        return frequency_bound(matrices.unflatten(-1, self.kernel), self.grid, self.dilation)
-
-
-def _shrunk(matrices: Tensor, bound: Callable[[Tensor], Tensor], radius: float) -> tuple[Tensor, Tensor]:
-    """Each matrix divided by what its bound exceeds the radius by, and the bounds of the results."""
-    _require_finite(matrices)
-    norms = bound(matrices)
-    excess = norms / radius
-    # Rounding may leave a result a little above the radius; to divide it again in every step would wear it down.
-    over = excess > 1 + 8 * torch.finfo(matrices.dtype).eps
-    if not over.any():
-        return matrices, norms
-    shrunk = (matrices / torch.where(over, excess, 1.0)[:, None, None]).to(matrices.dtype)
-    return shrunk, bound(shrunk)
-
-
-def _iterated(tall: Tensor, gram: Tensor) -> Tensor:
-    """Steps A <- 1.5 A - 0.5 A A'A, which bring every singular value s in (0, sqrt(3)) nearer to one."""
-    nearly = math.sqrt(_reached(gram)) / 2
+    nearly = math.sqrt(_rounding_residual(gram)) / 2
     off = gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    bound = torch.sqrt(1 + torch.linalg.matrix_norm(off @ off).sqrt())  # ||E|| <= ||E^2||_F^(1/2)
+    # ||A||^2 <= 1 + ||E|| for E = A'A - I, and ||E|| = ||E^2||^(1/2) <= ||E^2||_F^(1/2), which is tighter than ||E||_F.
+    bound = torch.sqrt(1 + torch.linalg.matrix_norm(off @ off).sqrt())
     scale = torch.where(bound > _CONVERGENT, bound, 1.0)[:, None, None]
     tall, gram = tall / scale, gram / scale.square()
     for _ in range(_STEPS):
-        last = (_residual(gram) <= nearly).all()
+        last = (_residual(gram) <= nearly).all()  # one more step squares this residual, down to rounding
         tall = torch.baddbmm(tall, tall, gram, beta=1.5, alpha=-0.5)
         if last:
             break
-        gram = _gram(tall)
+        gram = tall.mT @ tall
     return tall
 
 
-def _reached(gram: Tensor) -> float:
-    """The residual that rounding alone leaves; one step from the half of its square root gets there."""
+def _rounding_residual(gram: Tensor) -> float:
+    """The residual ``||A'A - I||_F`` that rounding alone leaves in an orthogonal matrix."""
     return 8 * torch.finfo(gram.dtype).eps * math.sqrt(gram.shape[-1])
-
-
-def _gram(tall: Tensor) -> Tensor:
-    return tall.mT @ tall
 
 
 def _residual(gram: Tensor) -> Tensor:
@@ -170,5 +130,5 @@ def _require_finite(matrices: Tensor) -> None:
         bad = int((~matrices.isfinite()).sum())
         raise ValueError(
             f"{bad} of {matrices.numel()} weights are not finite numbers, so they cannot be projected; a learning rate "
-            "that is too large does this"
+            "that is too large causes this"
         )

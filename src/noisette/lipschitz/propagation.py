@@ -1,4 +1,4 @@
-"""Bounds walk through a network: reaches forward from the input, gradients back from the scores.
+"""Propagation of bounds through a network: norms forward from the input, gradient norms backward from the scores.
 
 Source: Bethune et al. 2024, algorithm 1: the vector-Jacobian products of backpropagation become products of bounds.
 """
@@ -16,7 +16,7 @@ from noisette.errors import PrivacyError
 from noisette.lipschitz.protocols import NormBound, Sensitivities, is_bounded
 from noisette.lipschitz.torch_modules import find_bounds, output_shape
 
-_INSTEAD = {
+_REPLACEMENTS = {
     nn.Linear: "noisette.nn.lipschitz.SpectralLinear",
     nn.Conv2d: "SpectralConv2d or PatchConv2d of noisette.nn.lipschitz",
     nn.Bilinear: "noisette.nn.lipschitz.SpectralLinear",
@@ -30,76 +30,84 @@ _INSTEAD = {
 
 
 def forward(module: nn.Module, x: NormBound) -> NormBound:
-    """The reach of the module's output. What has no bound and nothing to train may answer anything: it is infinite.
+    """Bound on the output of the module; infinite for a module that has no bound and no trainable parameter.
 
     Raises:
-        PrivacyError: nothing is known of a module that trains.
+        PrivacyError: a module with trainable parameters has no bound.
     """
     _refuse_parametrized(module)
     if is_bounded(module):
         return module.bound_forward(x)
     if type(module) is nn.Sequential:
-        return _reaches(module, x)[-1]
-    if handler := find_bounds(module):
-        return handler.bound_forward(module, x)
+        for part in module:
+            x = forward(part, x)
+        return x
+    if rule := find_bounds(module):
+        return rule.bound_forward(module, x)
     _refuse_trained(module)
     return NormBound(math.inf, output_shape(module, x.shape))
 
 
 def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-    """Bounds on one example's gradients, where the norm of its gradient at the output is at most ``g``.
+    """Bounds on one example's gradients, where the norm of its gradient with respect to the output is at most ``g``.
 
     Returns:
-        A bound on its gradient at the input, and one for each parameter.
+        A bound on its gradient with respect to the input, and one for each parameter.
 
     Raises:
-        PrivacyError: nothing is known of a module that trains.
+        PrivacyError: a module with trainable parameters has no bound.
     """
     _refuse_parametrized(module)
     if is_bounded(module):
         return module.bound_backward(x, g)
     if type(module) is nn.Sequential:
         found: list[Sensitivities] = []
-        for part, reach in reversed(list(zip(module, _reaches(module, x), strict=False))):
-            g, own = backward(part, reach, g)
+        for _, layer, layer_input in reversed(layers(module, x)):
+            g, own = backward(layer, layer_input, g)
             found.append(own)
-        return g, added(found)
-    if handler := find_bounds(module):
-        return handler.bound_backward(module, x, g)
+        return g, sum_sensitivities(found)
+    if rule := find_bounds(module):
+        return rule.bound_backward(module, x, g)
     _refuse_trained(module)
     return math.inf, {}
 
 
-def added(sensitivities: Iterable[Sensitivities]) -> Sensitivities:
-    """What one example adds to each parameter's gradient in several places together, by the triangle inequality."""
+def layers(module: nn.Module, x: NormBound, name: str = "") -> list[tuple[str, nn.Module, NormBound]]:
+    """The layers of nested sequential modules in forward order, each with its name and the bound on its input.
+
+    A layer that is used in two places is listed twice.
+    """
+    if type(module) is not nn.Sequential:
+        return [(name, module, x)]
+    found: list[tuple[str, nn.Module, NormBound]] = []
+    for k, part in enumerate(module):
+        found += layers(part, x, f"{name}.{k}" if name else str(k))
+        x = forward(part, x)
+    return found
+
+
+def sum_sensitivities(sensitivities: Iterable[Sensitivities]) -> Sensitivities:
+    """Sensitivities of parameters that are used in several places: by the triangle inequality they add up."""
     total: Counter[Tensor] = Counter()
     for part in sensitivities:
         total.update(part)
     return total
 
 
-def _reaches(parts: nn.Sequential, x: NormBound) -> list[NormBound]:
-    """In front of each part, and behind the last."""
-    reaches = [x]
-    for part in parts:
-        reaches.append(forward(part, reaches[-1]))
-    return reaches
-
-
 def _refuse_parametrized(module: nn.Module) -> None:
     if parametrize.is_parametrized(module):
         raise PrivacyError(
-            f"{type(module).__name__} has a parametrized weight: how far its map moves the gradient is not known. Take "
-            "the parametrization off (torch.nn.utils.parametrize.remove_parametrizations); weights are projected"
+            f"{type(module).__name__} has a parametrized weight, whose map has no known Lipschitz constant. Remove the "
+            "parametrization (torch.nn.utils.parametrize.remove_parametrizations); weights are projected instead"
         )
 
 
 def _refuse_trained(module: nn.Module) -> None:
     if not any(p.requires_grad for p in module.parameters()):
         return
-    instead = next((way for kind, way in _INSTEAD.items() if isinstance(module, kind)), None)
+    replacement = next((text for kind, text in _REPLACEMENTS.items() if isinstance(module, kind)), None)
     raise PrivacyError(
-        f"there is no bound on what one example does to the parameters of {type(module).__name__}: "
-        + (f"put {instead} in its place" if instead else "write bound_forward and bound_backward for it")
+        f"no sensitivity is known for the parameters of {type(module).__name__}: "
+        + (f"replace it by {replacement}" if replacement else "write bound_forward and bound_backward for it")
         + ", or freeze it (requires_grad_(False)) in front of a BoundedInput"
     )

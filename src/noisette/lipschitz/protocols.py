@@ -1,4 +1,4 @@
-"""What is known of every example at a place of a network, and what a module says about its own part of the way."""
+"""Protocols of Lipschitz layers: bounds that a module states, and constraints on its weights."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class NormBound:
-    """The tensor of any one example at a place of a network: how long it can be at most, and its shape.
+    """A bound on the tensor of any one example at one place of a network.
 
     Args:
-        norm: bound on the Euclidean norm of all its numbers; infinite where nothing is known.
-        shape: without the batch axis.
+        norm: bound on its Euclidean norm over all elements; infinite if none is known.
+        shape: its shape, without the batch axis.
     """
 
     norm: float
     shape: tuple[int, ...]
 
 
-Sensitivities = Mapping[Tensor, float]  # parameter -> the most one example adds to its gradient, in Euclidean norm
+Sensitivities = Mapping[Tensor, float]  # parameter -> bound on the norm of one example's gradient
 
 
 class Bounded(Protocol):
-    """A module that can say how far its outputs and its gradients reach, for every input within a reach."""
+    """A module that states bounds on its outputs and gradients, for every input within a norm bound."""
 
     def bound_forward(self, x: NormBound) -> NormBound:
-        """The reach of the output.
+        """Bound on the output.
 
         Raises:
             ValueError: the module cannot take an input of this shape.
@@ -37,27 +37,27 @@ class Bounded(Protocol):
         ...
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        """Bounds on one example's gradients where its gradient at the output has a norm of at most ``g``.
+        """Bounds on one example's gradients, if its gradient with respect to the output has a norm of at most ``g``.
 
         Returns:
-            A bound on its gradient at the input, and one for each parameter of the module.
+            A bound on its gradient with respect to the input, and one for each parameter of the module.
         """
         ...
 
 
 class Projection(Protocol):
-    """A map onto a set of matrices, with a certificate of how far each of them can stretch a vector."""
+    """A map onto a set of matrices that certifies the spectral norm of each result."""
 
     def __call__(self, matrices: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest, or nearly nearest, matrices of the set, shape (k, n, m), and for each a spectral norm, (k,).
+        """The nearest, or nearly nearest, matrices of the set, shape (k, n, m), and their norm bounds, shape (k,).
 
-        Guarantee: the norms, in double precision, are upper bounds of the true ones.
+        Guarantee: the bounds, in double precision, are upper bounds of the true spectral norms.
         """
         ...
 
 
 class Constrained(Protocol):
-    """A module whose parameter is kept inside a set. ``projection`` objects that are equal project the same way."""
+    """A module with a parameter that is constrained to a set. Equal ``projection`` objects project the same way."""
 
     projection: Projection
 
@@ -66,15 +66,15 @@ class Constrained(Protocol):
         ...
 
     def matrices(self) -> Tensor:
-        """The constrained parameter as a stack of matrices, shape (k, n, m): a view that writes through."""
+        """The constrained parameter as a stack of matrices, shape (k, n, m): a view, so writes change the parameter."""
         ...
 
-    def certified(self, norms: Tensor) -> None:
-        """Take note of the spectral norms of its matrices, shape (k,), as the projection certified them."""
+    def set_certified_norms(self, norms: Tensor) -> None:
+        """Store the spectral norms of the matrices, shape (k,), as certified by the projection."""
         ...
 
 
-# An isinstance of a protocol would take longer than the bounds themselves: these are asked in every step.
+# Attribute tests, because an isinstance check of a protocol would take longer than the bounds themselves in each step.
 
 
 def is_bounded(module: nn.Module) -> TypeGuard[Bounded]:
@@ -83,5 +83,5 @@ def is_bounded(module: nn.Module) -> TypeGuard[Bounded]:
 
 
 def is_constrained(module: nn.Module) -> TypeGuard[Constrained]:
-    """Whether a parameter of the module is kept inside a set."""
-    return hasattr(module, "projection") and hasattr(module, "matrices") and hasattr(module, "certified")
+    """Whether a parameter of the module is constrained to a set."""
+    return hasattr(module, "projection") and hasattr(module, "matrices") and hasattr(module, "set_certified_norms")

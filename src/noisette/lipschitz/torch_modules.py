@@ -1,4 +1,4 @@
-"""Bounds of torch's own modules that have no parameters, and of modules that a user vouches for.
+"""Bounds of torch's own modules without parameters, and a registry for bounds of other modules.
 
 Source: Bethune et al. 2024, "DP-SGD Without Clipping: The Lipschitz Neural Network Way", section 3.
 """
@@ -18,8 +18,8 @@ from noisette.errors import PrivacyError
 from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 
-class Handler(Protocol):
-    """What :class:`noisette.lipschitz.Bounded` asks of a module, for a class that cannot say it itself."""
+class BoundRule(Protocol):
+    """The bounds of a class of modules that does not state them itself; see :class:`noisette.lipschitz.Bounded`."""
 
     def bound_forward(self, module: Any, x: NormBound) -> NormBound: ...
 
@@ -27,75 +27,86 @@ class Handler(Protocol):
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """A function that stretches no difference by more than ``factor``; ``at_zero`` is each number of f(0), at most."""
+class LipschitzFunction:
+    """The bounds of a module without parameters that is a Lipschitz function.
 
-    factor: Callable[[Any], float]
+    Args:
+        constant: its Lipschitz constant, from the module.
+        at_zero: bound on the absolute value of each element of f(0), from the module.
+        reshapes: whether the output has another shape than the input.
+    """
+
+    constant: Callable[[Any], float]
     at_zero: Callable[[Any], float] = lambda module: 0.0
     reshapes: bool = False
 
     def bound_forward(self, module: nn.Module, x: NormBound) -> NormBound:
         shape = output_shape(module, x.shape) if self.reshapes else x.shape
-        return NormBound(self.factor(module) * x.norm + self.at_zero(module) * math.sqrt(math.prod(shape)), shape)
+        return NormBound(self.constant(module) * x.norm + self.at_zero(module) * math.sqrt(math.prod(shape)), shape)
 
     def bound_backward(self, module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return self.factor(module) * g, {}
+        return self.constant(module) * g, {}
 
 
-_handlers: dict[type[nn.Module], Handler] = {}
+_rules: dict[type[nn.Module], BoundRule] = {}
 _shapes: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[int, ...]]] = WeakKeyDictionary()
 
 
-def register_bounds(module: type[nn.Module], handler: Handler) -> None:
-    """Vouch for a class of modules: what the handler says of it is believed, of this class alone and no subclass.
+def register_bounds(module: type[nn.Module], rule: BoundRule) -> None:
+    """Register the bounds of a class of modules, for exactly this class and none of its subclasses.
 
-    Guarantee: none of ours. The bounds must hold for every input within the reach and every state of the module.
+    Guarantee: the caller's alone. The bounds must hold for every input within its norm bound and in every state of the
+    module.
     """
-    _handlers[module] = handler
+    _rules[module] = rule
 
 
-def find_bounds(module: nn.Module) -> Handler | None:
-    """The handler of exactly this class."""
-    return _handlers.get(type(module))
+def find_bounds(module: nn.Module) -> BoundRule | None:
+    """The bounds registered for exactly this class."""
+    return _rules.get(type(module))
 
 
 @torch.no_grad()
 def output_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of one example behind the module, found by a call with zeros and remembered."""
+    """Shape of one example's output, found by a call with zeros and cached."""
     known = _shapes.setdefault(module, {})
     if shape not in known:
-        held = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
-        known[shape] = tuple(module(torch.zeros(1, *shape, device=held.device)).shape[1:])
+        tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
+        known[shape] = tuple(module(torch.zeros(1, *shape, device=tensor.device)).shape[1:])
     return known[shape]
 
 
-def _exactly(factor: float) -> Callable[[Any], float]:
-    return lambda module: factor
+def _always(constant: float) -> Callable[[Any], float]:
+    return lambda module: constant
 
 
 def _largest_slope(name: str) -> Callable[[Any], float]:
     return lambda module: max(1.0, abs(getattr(module, name)))
 
 
-def _of_whole_windows(factor: Callable[[int], float]) -> Callable[[Any], float]:
-    """A factor of windows that neither overlap nor reach over the edge, from the size of a window."""
+def _of_window_size(constant: Callable[[int], float]) -> Callable[[Any], float]:
+    """The Lipschitz constant of a pooling layer as a function of its window size in pixels.
 
-    def of(module: Any) -> float:
+    Raises:
+        PrivacyError: (when the constant is computed) windows of the layer overlap or extend beyond the image.
+    """
+
+    def from_module(module: Any) -> float:
         kernel, stride = _pair(module.kernel_size), _pair(module.stride)
-        plain = _pair(getattr(module, "dilation", 1)) == (1, 1) and not module.ceil_mode
         if (
             kernel != stride
             or _pair(module.padding) != (0, 0)
-            or not plain
+            or _pair(getattr(module, "dilation", 1)) != (1, 1)
+            or module.ceil_mode
             or getattr(module, "divisor_override", None)
         ):
             raise PrivacyError(
-                f"{type(module).__name__} has no bound where windows overlap or reach over the edge; give it stride = "
-                "kernel_size and no padding, dilation, ceil_mode or divisor"
+                f"{type(module).__name__} has no bound if its windows overlap or extend beyond the image; give it "
+                "stride = kernel_size and no padding, dilation, ceil_mode or divisor"
             )
-        return factor(kernel[0] * kernel[1])
+        return constant(kernel[0] * kernel[1])
 
-    return of
+    return from_module
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -103,16 +114,18 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 
 
 for _class in (nn.Identity, nn.ReLU, nn.Tanh):
-    register_bounds(_class, Stretch(_exactly(1.0)))
+    register_bounds(_class, LipschitzFunction(_always(1.0)))
 for _class in (nn.Flatten, nn.Unflatten, nn.PixelShuffle, nn.PixelUnshuffle, nn.ZeroPad2d):
-    register_bounds(_class, Stretch(_exactly(1.0), reshapes=True))
-register_bounds(nn.Hardtanh, Stretch(_exactly(1.0), lambda module: abs(min(max(0.0, module.min_val), module.max_val))))
-register_bounds(nn.LeakyReLU, Stretch(_largest_slope("negative_slope")))
-register_bounds(nn.ELU, Stretch(_largest_slope("alpha")))
-register_bounds(nn.Sigmoid, Stretch(_exactly(0.25), _exactly(0.5)))
-register_bounds(nn.Softplus, Stretch(_exactly(1.0), lambda module: math.log(2) / module.beta))
-register_bounds(nn.GELU, Stretch(_exactly(1.1290)))
-register_bounds(nn.SiLU, Stretch(_exactly(1.0999)))
-register_bounds(nn.Dropout, Stretch(lambda module: 1 / (1 - module.p) if module.training else 1.0))
-register_bounds(nn.MaxPool2d, Stretch(_of_whole_windows(lambda size: 1.0), reshapes=True))
-register_bounds(nn.AvgPool2d, Stretch(_of_whole_windows(lambda size: size**-0.5), reshapes=True))
+    register_bounds(_class, LipschitzFunction(_always(1.0), reshapes=True))
+register_bounds(
+    nn.Hardtanh, LipschitzFunction(_always(1.0), lambda module: abs(min(max(0.0, module.min_val), module.max_val)))
+)
+register_bounds(nn.LeakyReLU, LipschitzFunction(_largest_slope("negative_slope")))
+register_bounds(nn.ELU, LipschitzFunction(_largest_slope("alpha")))
+register_bounds(nn.Sigmoid, LipschitzFunction(_always(0.25), _always(0.5)))
+register_bounds(nn.Softplus, LipschitzFunction(_always(1.0), lambda module: math.log(2) / module.beta))
+register_bounds(nn.GELU, LipschitzFunction(_always(1.1290)))
+register_bounds(nn.SiLU, LipschitzFunction(_always(1.0999)))
+register_bounds(nn.Dropout, LipschitzFunction(lambda module: 1 / (1 - module.p) if module.training else 1.0))
+register_bounds(nn.MaxPool2d, LipschitzFunction(_of_window_size(lambda size: 1.0), reshapes=True))
+register_bounds(nn.AvgPool2d, LipschitzFunction(_of_window_size(lambda size: size**-0.5), reshapes=True))

@@ -1,1 +1,1 @@
-"""Releases: a bounded sum, Gaussian noise from the keystream, private principal components."""
+"""Mechanisms: bounded sums, Gaussian noise from the keystream, the Gaussian release, and private PCA."""

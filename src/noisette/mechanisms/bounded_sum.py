@@ -1,4 +1,4 @@
-"""What every way of bounding one example hands on."""
+"""Sums of bounded sensitivity, and protocols of the objects that compute them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class BoundedSum:
-    """A sum over examples before noise, and the most one example can move it.
+    """A sum over examples before noise, and its sensitivity.
 
     Guarantee: adding or removing one example changes the joint vector of ``grads`` by at most ``bound`` in Euclidean
-    norm. It is private data until ``release`` has noised it.
+    norm. The sum is private data until a release has added noise to it.
 
     Args:
-        params: where the noised values will be found, in ``.grad``.
-        grads: the sum.
-        bound: the most one example can move it.
-        share: the part of a release's budget that goes to this sum; ``None`` for an equal part of what others leave.
-        name: what it is, in the ledger.
+        params: tensors whose ``.grad`` receives the noised sum.
+        grads: the sum, one tensor for each of ``params``.
+        bound: the sensitivity of the sum.
+        share: this sum's share of the release's budget; ``None`` for an equal part of what the others leave.
+        name: the name of the sum in the ledger.
     """
 
     params: tuple[Tensor, ...]
@@ -33,14 +33,14 @@ class BoundedSum:
 
 @runtime_checkable
 class Stateful(Protocol):
-    """A part of a bound that learns from released values, such as a clipping norm that follows the gradients."""
+    """A part of a bound with state that it derives from released values, such as an adaptive clipping norm."""
 
     def state(self) -> Mapping[str, float]:
-        """What it has learned, by name. It is public."""
+        """The state, by name. It is public."""
         ...
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Go on from what :meth:`state` gave.
+        """Restore what :meth:`state` returned.
 
         Raises:
             ValueError: a value is outside its domain.
@@ -50,23 +50,23 @@ class Stateful(Protocol):
 
 @runtime_checkable
 class DerivedBound(Protocol):
-    """A bound that follows from the network and its weights, so that an example may be sought that exceeds it."""
+    """A bound derived from the network and its weights, which a search for a worst-case example can test."""
 
-    def score_limit(self) -> float:
-        """Bound on one example's gradient at the scores."""
+    def score_gradient_bound(self) -> float:
+        """Bound on one example's gradient with respect to its scores."""
         ...
 
     def sensitivities(self) -> Mapping[str, float]:
-        """The most one example adds to the gradient of each parameter, by name."""
+        """Bound on one example's gradient of each parameter, by name."""
         ...
 
 
 class GradientBound(Stateful, Protocol):
-    """Bounds what one example can do to the gradient sum of one logical batch."""
+    """Bounds the sensitivity of the gradient sum of one batch."""
 
     @property
     def model(self) -> nn.Module:
-        """The user's own module."""
+        """The user's model."""
         ...
 
     @property
@@ -75,20 +75,20 @@ class GradientBound(Stateful, Protocol):
         ...
 
     def backward(self, losses: Tensor) -> None:
-        """Add the bounded gradients of these examples, one loss each, to what is pending.
+        """Add the bounded gradients of these examples, one loss each, to the pending sums.
 
-        An error leaves what is pending as it was.
+        An error does not change the pending sums.
         """
         ...
 
     def pop_sums(self) -> list[BoundedSum]:
-        """Hand over what is pending and start anew; zeros where there was no example."""
+        """Return the pending sums, zeros without examples; nothing is pending afterwards."""
         ...
 
     def after_step(self) -> None:
-        """The optimizer has moved the weights with released values."""
+        """Called after the optimizer has updated the weights with released values."""
         ...
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove everything that was attached to the model."""
         ...

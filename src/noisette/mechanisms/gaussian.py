@@ -1,4 +1,7 @@
-"""The only place where a private value becomes public: noise of the right size, and division by a declared constant."""
+"""The Gaussian release: noise in proportion to the sensitivity, then division by a declared constant.
+
+Only this module publishes values that depend on private examples.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 
 class GaussianRelease:
-    """Noises bounded sums and writes them to ``.grad``, the only values ever found there.
+    """Adds noise to bounded sums and writes the results to ``.grad``; a private run writes no other values there.
 
     Args:
-        key: secret source of the noise.
-        noise_multiplier: standard deviation of the noise in units of the bound.
-        expected_batch_size: the declared constant that the sum is divided by, whatever the batch held.
+        key: secret key of the noise.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity.
+        expected_batch_size: the declared constant by which the sum is divided, whatever the size of the batch.
 
-    Guarantee: one call is one Gaussian mechanism of this noise multiplier, however many sums it is given: a sum with
-    the share s of the budget gets noise of ``noise_multiplier * bound / sqrt(s)``. Shares add up to one, so in units of
-    its noise one example moves all sums together by at most 1 / noise_multiplier.
+    Guarantee: one call is one Gaussian mechanism of this noise multiplier, for any number of sums: a sum with the share
+    s of the budget gets noise of standard deviation ``noise_multiplier * bound / sqrt(s)``. The shares add up to one,
+    so in units of the noise one example changes all sums together by at most 1 / noise_multiplier.
     Source: Abadi et al. 2016, algorithm 1.
     """
 
@@ -37,34 +40,42 @@ class GaussianRelease:
     def __call__(self, sums: Sequence[BoundedSum], names: Mapping[int, str], *, step: int) -> None:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
 
-        The sums are used up: their memory becomes that of the noised gradients, and no private value stays behind.
+        The noise is added in place: the memory of the sums becomes that of the gradients, so no private value remains.
 
         Args:
-            sums: what the bound handed over for this logical batch.
-            names: the name of each parameter, by ``id``; it selects the parameter's noise. What is no parameter goes by
-                the name of its sum.
-            step: number of the logical step; each number is used once in the life of the key.
+            sums: the bounded sums of this batch.
+            names: the name of each parameter, by ``id``; it selects the parameter's noise. A tensor without an entry is
+                named after its sum.
+            step: number of the step; each number is used once with one key.
 
         Raises:
-            ValueError: a bound or a share that would give no noise, shares that do not add up to one, or two tensors of
-                one name, which would get the same noise.
+            ValueError: a bound or a share gives no finite noise above zero, the shares do not add up to one, or two
+                tensors have the same name, so they would get the same noise.
         """
         shares = shares_of(sums)
-        deviations = [
-            self.noise_multiplier * part.bound / math.sqrt(share) for part, share in zip(sums, shares, strict=True)
-        ]
-        for std in deviations:
+        stds = [self.noise_multiplier * part.bound / math.sqrt(share) for part, share in zip(sums, shares, strict=True)]
+        for std in stds:
             if not 0 < std < math.inf:
                 raise ValueError(f"expected a finite noise standard deviation above 0, got {std}")
-        # No parameter's name begins with a dot.
+        # Names of parameters do not start with a dot, so these cannot coincide with one.
         named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
         tensors = sum(len(part.params) for part in sums)
         if len(set(named.values())) < tensors:
-            raise ValueError(f"{tensors} tensors have {len(set(named.values()))} names: each needs noise of its own")
-        for part, std in zip(sums, deviations, strict=True):
+            raise ValueError(
+                f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
+            )
+        for part, std in zip(sums, stds, strict=True):
             self._release(part, named, std / self.expected_batch_size, step)
 
     def _release(self, bounded: BoundedSum, names: Mapping[int, str], std: float, step: int) -> None:
+        """Write one noised sum to ``.grad``.
+
+        Args:
+            bounded: the sum.
+            names: the name of each of its tensors, by ``id``.
+            std: standard deviation of the noise, after the division by the expected batch size.
+            step: number of the step.
+        """
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         gradients = [(p, _at_least_single(g).contiguous()) for p, g in zip(bounded.params, bounded.grads, strict=True)]
         for p, g in gradients:
@@ -77,26 +88,26 @@ class GaussianRelease:
 
 
 def _at_least_single(g: Tensor) -> Tensor:
-    """Noise is never added in half precision."""
+    """The gradient in single precision at least, because noise is never added in half precision."""
     return g if g.dtype in (torch.float32, torch.float64) else g.float()
 
 
 def shares_of(sums: Sequence[BoundedSum]) -> list[float]:
-    """The part of the budget that goes to each sum: what it asks for, or an equal part of what is left.
+    """The share of the budget of each sum: its own, or an equal part of what the others leave.
 
     Raises:
-        ValueError: they do not add up to one, or one is not above zero.
+        ValueError: the shares do not add up to one, or one is not above zero.
     """
     asked = sum(part.share for part in sums if part.share is not None)
     others = sum(part.share is None for part in sums)
     shares = [(1 - asked) / others if part.share is None else part.share for part in sums]
     if sums and not (all(share > 0 for share in shares) and math.isclose(sum(shares), 1, rel_tol=1e-12)):
-        raise ValueError(f"the shares of a release add up to one and each is above zero, got {shares}")
+        raise ValueError(f"the shares of a release must be above zero and add up to one, got {shares}")
     return shares
 
 
 def parts_of(sums: Sequence[BoundedSum]) -> tuple[tuple[str, float], ...]:
-    """What one release consists of, each part with its share; empty where it is the gradient alone."""
+    """The name and the share of each sum of a release; empty if the release is the gradient alone."""
     parts: dict[str, float] = {}
     for part, share in zip(sums, shares_of(sums), strict=True):
         parts[part.name] = parts.get(part.name, 0.0) + share

@@ -1,7 +1,8 @@
 """Gaussian noise as a pure function of (secret key, step, parameter name, element).
 
-Box-Muller on a ChaCha20 keystream. The radius comes from 53 bits, so it reaches 8.57 standard deviations; a generator
-with 24 bits stops at 5.77, and what it cannot reach is a leak (see `noisette.accounting.noise_tail`).
+It applies the Box-Muller transform to a ChaCha20 keystream. The radius is computed from 53 bits, so values reach 8.57
+standard deviations. A generator with 24 bits stops at 5.77, and values beyond the largest noise identify the sum (see
+`noisette.accounting.noise_tail`).
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
 
-# Elements come in tiles: the cosines of 128 pairs, then their sines. A tile never depends on another one.
+# Elements are computed in tiles: the cosines of 128 Box-Muller pairs, then their sines. Tiles are independent.
 TILE = 256
 _PAIRS = TILE // 2
-_WORDS = _PAIRS + _PAIRS // 2  # of 64 bits
-_TILES_AT_ONCE = 640  # fits the processor's cache
+_WORDS = _PAIRS + _PAIRS // 2  # 64-bit words of a tile: one for each radius, half a word for each angle
+_TILES_AT_ONCE = 640  # fits into the processor's cache
 _RADIUS_BITS = 53
 
 
 class GaussianNoise:
-    """A source of Gaussian noise, keyed by a secret.
+    """A generator of Gaussian noise with a secret key.
 
-    Guarantee: values are independent across names, steps and elements, up to the cipher; the same key, step, name and
-    element give the same value, whole or in parts.
+    Guarantee: values are independent across names, steps and elements, as far as the cipher is secure. The same key,
+    step, name and element give the same value, whether a tensor is filled at once or in parts.
 
     >>> noise = GaussianNoise(SecretKey(bytes(32)))
     >>> whole, part = torch.zeros(1000), torch.zeros(100)
@@ -48,18 +49,18 @@ class GaussianNoise:
 
         Args:
             tensors: by name, contiguous, all float32 or all float64, on one device.
-            step: number of the step; a step's noise is used once.
-            deviation: standard deviation of the noise.
-            start: which element of the named parameter each tensor begins with (not 0 for a shard of it).
+            step: number of the step; the noise of a step must be used only once.
+            std: standard deviation of the noise.
+            start: index of each tensor's first element in the named parameter (not 0 for a shard).
         """
         flat = {name: tensor.view(-1) for name, tensor in tensors.items() if tensor.numel()}
         if not flat:
             return
         first = next(iter(flat.values()))
         sizes = tuple((name, len(tensor)) for name, tensor in flat.items())
-        for part in self._scratch_for(first.dtype, first.device).parts(sizes, start):
-            part.draw(self._key, step)
-            torch._foreach_add_(part.within(flat), part.values, alpha=std)  # pyright: ignore[reportPrivateImportUsage]
+        for group in self._scratch_for(first.dtype, first.device).groups(sizes, start):
+            group.draw(self._key, step)
+            torch._foreach_add_(group.views_of(flat), group.values, alpha=std)  # pyright: ignore[reportPrivateImportUsage]
 
     def _scratch_for(self, dtype: torch.dtype, device: torch.device) -> _Scratch:
         if (dtype, device) not in self._scratch:
@@ -72,15 +73,22 @@ class _Run:
     """Consecutive tiles of one parameter, and the elements of a tensor that they cover."""
 
     name: str
-    tile: int
+    tile: int  # the first tile, counted from the start of the parameter
     tiles: int
-    start: int  # first value that is wanted, among those of the group's runs
-    at: int  # first element of the tensor
+    start: int  # index of the first value that is used, among all values of the group
+    at: int  # index of the first element of the tensor
     numel: int
 
 
-def _runs_over(sizes: Sequence[tuple[str, int]], start: int) -> list[list[_Run]]:
-    """All elements of all tensors, in groups of runs that together take as many tiles as scratch has room for."""
+def _group_runs(sizes: Sequence[tuple[str, int]], start: int) -> list[list[_Run]]:
+    """Divide the elements of all tensors into groups of runs, each with at most ``_TILES_AT_ONCE`` tiles.
+
+    A tensor that begins or ends inside a tile takes the whole tile, and only uses the elements that it covers.
+
+    Args:
+        sizes: name and number of elements of each tensor.
+        start: index of each tensor's first element in its parameter.
+    """
     groups: list[list[_Run]] = [[]]
     taken = 0
     for name, size in sizes:
@@ -98,25 +106,25 @@ def _runs_over(sizes: Sequence[tuple[str, int]], start: int) -> list[list[_Run]]
 
 
 class _Scratch:
-    """Room for the bits, the radii and the values of a few tiles, used again for the next ones."""
+    """Buffers for the bits, radii and values of ``_TILES_AT_ONCE`` tiles, reused for all groups."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        # A tile takes 128 words of 64 bits for its radii, then 64 words that hold its 128 angles of 32 bits.
+        # A tile has 128 words of 64 bits for its radii, then 64 words that hold its 128 angles of 32 bits.
         self.words = torch.empty(_TILES_AT_ONCE, _WORDS, dtype=torch.int64)
         self.logarithm = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=torch.float64, device=device)
         self.radius = torch.empty(_TILES_AT_ONCE, _PAIRS, dtype=dtype, device=device)
         self.values = torch.empty(_TILES_AT_ONCE, 2, _PAIRS, dtype=dtype, device=device)
-        self._parts: dict[tuple[tuple[tuple[str, int], ...], int], list[_Part]] = {}
+        self._groups: dict[tuple[tuple[tuple[str, int], ...], int], list[_TileGroup]] = {}
 
-    def parts(self, sizes: tuple[tuple[str, int], ...], start: int) -> list[_Part]:
-        """All elements of tensors of these names and sizes, a part at a time; known again in every step."""
-        if (sizes, start) not in self._parts:
-            self._parts[sizes, start] = [_Part(self, runs) for runs in _runs_over(sizes, start)]
-        return self._parts[sizes, start]
+    def groups(self, sizes: tuple[tuple[str, int], ...], start: int) -> list[_TileGroup]:
+        """The groups of runs for tensors of these names and sizes, cached because every step has the same."""
+        if (sizes, start) not in self._groups:
+            self._groups[sizes, start] = [_TileGroup(self, runs) for runs in _group_runs(sizes, start)]
+        return self._groups[sizes, start]
 
 
-class _Part:
-    """As many tiles as scratch has room for, with all views of it that they take."""
+class _TileGroup:
+    """A group of runs, with its views into the scratch buffers."""
 
     def __init__(self, scratch: _Scratch, runs: Sequence[_Run]) -> None:
         ends = [0, *accumulate(run.tiles for run in runs)]
@@ -132,25 +140,30 @@ class _Part:
         self._values = values
         self.values = [values.view(-1)[run.start : run.start + run.numel] for run in runs]
 
-    def within(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
-        """The elements of these tensors that the part covers."""
+    def views_of(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
+        """Views of the elements of these tensors that the group covers."""
         return [
             flat[run.name] if run.numel == len(flat[run.name]) else flat[run.name].narrow(0, run.at, run.numel)
             for run in self._runs
         ]
 
     def draw(self, key: SecretKey, step: int) -> None:
-        """Fill ``values``. The bits always come from the processor."""
+        """Fill ``values``. The bits are always computed on the CPU."""
         for run, bits in zip(self._runs, self._bits, strict=True):
             key.fill(bits, purpose="noise", name=run.name, step=step, start=run.tile * _WORDS)
         self._box_muller()
 
     def _box_muller(self) -> None:
-        """R cos(a) and R sin(a) with R^2 = -2 ln(u), u in (0, 1] in steps of 2^-53."""
-        # In single precision a u close to one would round to it, and a radius of zero hides nothing.
+        """Box-Muller transform: R cos(a) and R sin(a) with R^2 = -2 ln(u), u uniform in (0, 1], a in [-pi, pi).
+
+        With k the low 53 bits of a word, u = (k + 1) 2^-53 is never 0, so the logarithm is finite and the largest
+        radius is sqrt(2 * 53 ln 2) = 8.57. The angle a is pi times a signed 32-bit integer over 2^31.
+        """
+        # u and its logarithm are in double precision: in single precision a u close to one would round to one, and the
+        # radius, and with it the noise, to zero.
         logarithm = self._logarithm.copy_(self._radius_bits.bitwise_and_(2**_RADIUS_BITS - 1))
         torch.add(self._smallest, logarithm, alpha=2.0**-_RADIUS_BITS, out=logarithm).log_()
         radius = self._radius.copy_(logarithm).mul_(-2).sqrt_()
-        # A cosine is the sine of a quarter turn more.
+        # cos(a) = sin(a + pi / 2), so one sine computes both halves of a tile.
         angles = self._values.copy_(self._angle_bits.unsqueeze(1))
         torch.add(self._quarter, angles, alpha=math.pi / 2**31, out=angles).sin_().mul_(radius.unsqueeze(1))

@@ -1,4 +1,4 @@
-"""Principal components of private records: one noised sum, and what follows from it alone."""
+"""Private principal components: one noised sum over the records, and eigenvectors computed from it."""
 
 from __future__ import annotations
 
@@ -20,49 +20,51 @@ from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease
 
 PART = "principal components"
-"""What the release is called in the ledger."""
+"""Name of the release in the ledger."""
 
-# A row of length one is written in whole numbers of this unit, cut towards zero. Products and sums of whole numbers are
-# exact, so a record moves the sum by its own part and no more, whatever the others are and however they are added up.
+# The sum of outer products is computed exactly, in integers. A row of norm one is rounded towards zero to multiples of
+# this unit, so a product of two entries is at most 2^32 units squared. Double precision adds up 1024 of
+# these without rounding, 64-bit integers 2^31. So one record changes the sum by exactly its own outer product, whatever
+# the other records are and in whatever order they are added; in floating point, rounding would depend on all of them.
 _UNIT = 2.0**-16
-# How much shorter than one a row is made: more than the rounding of its length and of a sum over most rows can undo.
-_SLACK = 2.0**-20
-_MOST_ROWS = 2**31
 _ROWS_AT_ONCE = 1024
-# The smallest delta that a release must be good for if none was named.
-_LEAST_DELTA = 1e-10
+_MAX_ROWS = 2**31
+# Rows are scaled to a norm below one by this much, which is more than rounding errors of the norm can add.
+_SLACK = 2.0**-20
+# The delta for which the noise must suffice if the user gave none.
+_DEFAULT_DELTA = 1e-10
 
-# A warning, or an error where the user asked for one, would tell of a record.
+# Floating-point warnings would disclose something about a record, also as errors if the user turned them into those.
 _quiet = np.errstate(all="ignore")
 
 
 class PrivatePCA(TransformerMixin, BaseEstimator):
     """Uncentred principal component analysis with differential privacy, as a scikit-learn estimator.
 
-    Rows are scaled to length one, M is the sum of their outer products, and what is released is M with Gaussian noise
-    on every entry. Components and eigenvalues are those of the symmetric part of the noised M. Nothing else is taken
-    from the records: no mean, no variance, no count.
+    Rows are scaled to norm one, M is the sum of their outer products, and a fit releases M with Gaussian noise on every
+    entry. Components and eigenvalues are those of the symmetric part of the noised M. Nothing else is computed from the
+    records: no mean, no variance, no count.
 
-    A row of zeros, or with a value that is not finite, adds nothing. Any number of rows will do, none included.
+    A row of zeros, or with a value that is not finite, contributes nothing. The number of rows may be any, also zero.
 
     Args:
-        n_components: how many components to keep, at most the length of a row.
+        n_components: number of components to keep, at most the number of features.
         noise_multiplier: standard deviation of the noise on each entry of M.
-        epsilon: instead, with ``delta``: the budget of one fit, from which the noise is calculated.
+        epsilon: alternatively, with ``delta``, the privacy budget of one fit, from which the noise is computed.
         delta: the probability with which the bound on epsilon may fail.
-        ledger: where each fit is written before its noise is drawn; one in memory unless given. Give the ledger of the
-            data set, so that its prices add up. Clones write to the same one.
+        ledger: the ledger that records each fit before its noise is drawn; by default one in memory. Pass the ledger of
+            the data set, so that its releases are composed. Clones write to the same ledger.
 
     Attributes:
         components_: the leading eigenvectors, shape (n_components, features), signed so that the entry of largest
             magnitude is positive.
-        eigenvalues_: their noised eigenvalues, shape (n_components,), largest first: about how much of the squared
-            lengths of the scaled rows lies along each, and noise where that is little.
-        noise_multiplier_: the noise of the last fit.
-        n_features_in_: numbers in a row.
+        eigenvalues_: their noised eigenvalues, shape (n_components,), largest first: about the sum of the squared norms
+            of the scaled rows along each component, or mostly noise where that is small.
+        noise_multiplier_: the noise multiplier of the last fit.
+        n_features_in_: number of features.
 
-    Guarantee: a fit is one Gaussian mechanism of this noise multiplier for adding or removing one record, in floating
-    point too. What :meth:`transform` returns is as private as the rows that it is given.
+    Guarantee: a fit is one Gaussian mechanism of this noise multiplier for adding or removing one record, also in
+    floating-point arithmetic. What :meth:`transform` returns is as private as the rows that it gets.
     Source: Dwork et al. 2014, "Analyze Gauss"; Abadi et al. 2016, section 4.
 
     >>> rows = np.random.default_rng(0).normal(size=(5000, 6)) * [9, 5, 1, 1, 1, 1]
@@ -89,20 +91,20 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         self.ledger = ledger if ledger is not None else Ledger()
 
     def fit(self, X: Any, y: None = None) -> Self:  # noqa: N803
-        """Release the noised sum of these rows, and keep its leading eigenvectors. Each call is paid for.
+        """Release the noised sum of these rows and keep its leading eigenvectors. Each call has a privacy cost.
 
         Args:
             X: rows of numbers, shape (n, features): an array, a tensor, a scipy sparse matrix or a data frame.
             y: ignored.
 
         Raises:
-            ValueError: a number outside its domain, one too many or missing, or X is no table of numbers.
-            PrivacyError: the noise is so small that the tail of its generator would show.
+            ValueError: an argument is outside its domain, missing or in conflict, or X is no table of numbers.
+            PrivacyError: the noise is too small for the bounded tail of its generator.
         """
         rows = _table(X)
         features = rows.shape[1]
         self._check(features)
-        noise_multiplier = self._noise(features)
+        noise_multiplier = self._calibrated_noise(features)
         total = _second_moment(rows)
         self.ledger.charge(Gaussian(noise_multiplier, parts=((PART, 1.0),)))
         noised = _noised(total, noise_multiplier)
@@ -112,23 +114,23 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
 
     @_quiet
     def transform(self, X: Any) -> Any:  # noqa: N803
-        """Rows projected on the components, as they are: neither scaled nor centred.
+        """Project rows onto the components; the rows are neither scaled nor centred.
 
         Args:
             X: rows of numbers, shape (n, features).
 
         Returns:
-            Shape (n, n_components): a tensor for a tensor, an array otherwise; in single precision where X is, else in
-            double.
+            Shape (n, n_components): a tensor for a tensor, an array otherwise; in single precision if X is, otherwise
+            in double precision.
 
         Raises:
             sklearn.exceptions.NotFittedError: there was no fit before.
-            ValueError: X is no table of numbers, or its rows have another length than those of the fit.
+            ValueError: X is no table of numbers, or has another number of features than in the fit.
         """
         check_is_fitted(self)
         rows = _table(X)
         if rows.shape[1] != self.n_features_in_:
-            raise ValueError(f"expected {self.n_features_in_} numbers in a row, as in the fit, got {rows.shape[1]}")
+            raise ValueError(f"expected {self.n_features_in_} features, as in the fit, got {rows.shape[1]}")
         if isinstance(rows, Tensor):
             kind = rows.dtype if rows.dtype == torch.float32 else torch.float64
             return rows.to(kind) @ torch.tensor(self.components_.T, dtype=kind, device=rows.device)
@@ -136,7 +138,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         return rows.astype(kind) @ self.components_.T.astype(kind)
 
     def __sklearn_clone__(self) -> Self:
-        """An estimator with the same ledger: a copied one would not know what the others spend."""
+        """An estimator with the same ledger, because a copied ledger would miss the cost of the other's fits."""
         return type(self)(**self.get_params(deep=False))
 
     def _check(self, features: int) -> None:
@@ -150,9 +152,13 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             lambda: self.delta is None or checks.open_fraction(delta=self.delta),
         )
 
-    def _noise(self, features: int) -> float:
-        """The noise multiplier: as given, or calculated from the budget of one fit."""
-        noise, delta = self.noise_multiplier, self.delta if self.delta is not None else _LEAST_DELTA
+    def _calibrated_noise(self, features: int) -> float:
+        """The noise multiplier: as given, or computed from the budget of one fit.
+
+        Raises:
+            PrivacyError: the bounded tail of the noise generator would use more than its share of delta.
+        """
+        noise, delta = self.noise_multiplier, self.delta if self.delta is not None else _DEFAULT_DELTA
         if noise is None:
             assert self.epsilon is not None
             noise = noise_multiplier_for(
@@ -165,26 +171,26 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         tail = tail_delta(noise_multiplier=noise, sampling_rate=1.0, steps=1, dimensions=features**2)
         if tail > TAIL_SHARE * delta:
             raise PrivacyError(
-                f"noise_multiplier={noise:.4g} is so small that the tail of the noise generator alone costs "
-                f"delta={tail:.2g}, more than {TAIL_SHARE:.0%} of delta={delta:.2g}; ask for more noise"
+                f"noise_multiplier={noise:.4g} is too small: the bounded tail of the noise generator alone costs "
+                f"delta={tail:.2g}, more than {TAIL_SHARE:.0%} of delta={delta:.2g}; choose a larger noise multiplier"
             )
         return float(noise)
 
 
 def private_pca(data: Any, components: int, noise_multiplier: float, *, ledger: Ledger | None = None) -> PrivatePCA:
-    """Private principal components of these records, ready to ``transform``.
+    """Fit private principal components to these records.
 
     Args:
         data: rows of numbers, shape (n, features): an array, a tensor, a scipy sparse matrix or a data frame.
-        components: how many to keep, at most the length of a row.
+        components: number of components to keep, at most the number of features.
         noise_multiplier: standard deviation of the noise on each entry of the sum of outer products.
-        ledger: where the release is written before its noise is drawn; one in memory unless given.
+        ledger: the ledger that records the release before its noise is drawn; by default one in memory.
 
     Guarantee: that of :class:`PrivatePCA`.
 
     Raises:
-        ValueError: a number outside its domain, or the data is no table of numbers.
-        PrivacyError: the noise is so small that the tail of its generator would show.
+        ValueError: an argument is outside its domain, or the data is no table of numbers.
+        PrivacyError: the noise is too small for the bounded tail of its generator.
 
     >>> digits = torch.rand(100, 64)
     >>> private_pca(digits, components=8, noise_multiplier=4.0).components_.shape
@@ -195,28 +201,34 @@ def private_pca(data: Any, components: int, noise_multiplier: float, *, ledger: 
 
 def _check_fits(n_components: int, features: int) -> None:
     if isinstance(n_components, int) and n_components > features:
-        raise ValueError(f"expected n_components <= {features}, the numbers in a row, got n_components={n_components}")
+        raise ValueError(f"expected n_components <= {features} features, got n_components={n_components}")
 
 
 def _check_pair(epsilon: float | None, delta: float | None) -> None:
     if (epsilon is None) != (delta is None):
-        raise ValueError("epsilon and delta are given together: delta is the probability with which epsilon may fail")
+        raise ValueError("give epsilon and delta together: delta is the probability with which epsilon may fail")
 
 
 def _table(data: Any) -> Any:
-    """The rows as a dense tensor, an array or a sparse matrix of two axes. No message tells how many there are."""
+    """The rows as a dense tensor, an array or a scipy sparse matrix with two axes.
+
+    The number of rows is private, so no error message contains it.
+
+    Raises:
+        ValueError: the data is no table of real numbers.
+    """
     if not isinstance(data, Tensor) and not sparse.issparse(data):
         try:
             data = np.asarray(data)
         except ValueError:
-            raise ValueError("expected rows of equally many numbers, shape (n, features)") from None
+            raise ValueError("expected rows of equal length, shape (n, features)") from None
     if data.ndim != 2:
         raise ValueError(
             f"expected rows of numbers, shape (n, features), got {data.ndim} axes; flatten each record, as in "
             "images.reshape(len(images), -1)"
         )
     if data.is_complex() if isinstance(data, Tensor) else data.dtype.kind not in "biuf":
-        raise ValueError(f"expected rows of real numbers, got {_kind(data)}; encode columns of another kind first")
+        raise ValueError(f"expected rows of real numbers, got {_kind(data)}; encode other columns as numbers first")
     if isinstance(data, Tensor):
         if data.layout != torch.strided:
             raise ValueError(f"expected a dense tensor, got {data.layout}; give sparse rows as a scipy sparse matrix")
@@ -225,7 +237,7 @@ def _table(data: Any) -> Any:
 
 
 def _kind(data: Any) -> str:
-    """What a table holds instead of numbers. The dtype of text would tell how long the longest is."""
+    """What a table holds instead of numbers; not its dtype, which for text contains the length of the longest entry."""
     if isinstance(data, Tensor):
         return str(data.dtype)
     return {"U": "text", "S": "text", "O": "objects", "c": "complex numbers"}.get(data.dtype.kind, "another kind")
@@ -233,18 +245,22 @@ def _kind(data: Any) -> str:
 
 @_quiet
 def _second_moment(rows: Any) -> np.ndarray:
-    """The sum of the outer products of all rows at unit length, exact, in whole numbers of the unit squared."""
-    if rows.shape[0] >= _MOST_ROWS:
-        raise PrivacyError(f"a sum over {_MOST_ROWS} records or more is not exact; fit a public part of the table")
+    """The exact sum of the outer products of all rows at norm one, in integer multiples of the unit squared.
+
+    Raises:
+        PrivacyError: there are so many rows that the integers could overflow.
+    """
+    if rows.shape[0] >= _MAX_ROWS:
+        raise PrivacyError(f"a sum over {_MAX_ROWS} records or more is not exact; fit a public part of the table")
     total = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
-    for part in _dense_parts(rows):
-        unit = _unit_rows(part)
-        total += (unit.T @ unit).astype(np.int64)
+    for batch in _dense_batches(rows):
+        unit = _unit_rows(batch)
+        total += (unit.T @ unit).astype(np.int64)  # exact in double precision: see _UNIT
     return total
 
 
-def _dense_parts(rows: Any) -> Iterator[np.ndarray]:
-    """The rows in double precision, a few at a time."""
+def _dense_batches(rows: Any) -> Iterator[np.ndarray]:
+    """The rows as arrays in double precision, ``_ROWS_AT_ONCE`` at a time."""
     for start in range(0, rows.shape[0], _ROWS_AT_ONCE):
         part = rows[start : start + _ROWS_AT_ONCE]
         if isinstance(part, Tensor):
@@ -254,19 +270,20 @@ def _dense_parts(rows: Any) -> Iterator[np.ndarray]:
 
 
 def _unit_rows(rows: np.ndarray) -> np.ndarray:
-    """Each row at length one or just below, in whole numbers of the unit; zeros where it has no direction.
+    """Each row scaled to norm one or just below, in integer multiples of the unit.
 
-    The largest magnitude is divided out first, so that no square overflows or vanishes.
+    Rows of zeros, or with a value that is not finite, become zeros. Each row is first divided by its largest magnitude,
+    so that no square overflows or underflows.
     """
     rows = np.where(np.isfinite(rows).all(1, keepdims=True), rows, 0.0)
     largest = np.abs(rows).max(1, keepdims=True, initial=0.0)
     rows = rows / np.where(largest > 0, largest, 1.0)
-    lengths = np.sqrt(np.square(rows).sum(1, keepdims=True))  # one or more, but for zeros
-    return np.trunc(rows * ((1 - _SLACK) / _UNIT / np.maximum(lengths, 1.0)))
+    norms = np.sqrt(np.square(rows).sum(1, keepdims=True))  # at least one, except for rows of zeros
+    return np.trunc(rows * ((1 - _SLACK) / _UNIT / np.maximum(norms, 1.0)))
 
 
 def _noised(total: np.ndarray, noise_multiplier: float) -> np.ndarray:
-    """The only value that leaves the records. Each row has length one at most, and so has its outer product."""
+    """The released sum: its sensitivity is one, the largest Frobenius norm of the outer product of a row."""
     grads = torch.from_numpy(total * _UNIT**2)
     noised = torch.empty_like(grads)
     release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size=1)
@@ -278,10 +295,10 @@ def _noised(total: np.ndarray, noise_multiplier: float) -> np.ndarray:
 def _leading(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     """The k largest eigenvalues, and their eigenvectors as rows with signs that do not depend on the solver.
 
-    Largest, not of largest magnitude: noise alone makes eigenvalues far below zero.
+    They are the largest by value, not by magnitude, because noise alone causes eigenvalues far below zero.
     """
     d = len(matrix)
     values, vectors = linalg.eigh(matrix, subset_by_index=(d - k, d - 1))
     vectors = vectors.T[::-1]
-    longest = np.take_along_axis(vectors, np.abs(vectors).argmax(1, keepdims=True), axis=1)
-    return values[::-1].copy(), vectors * np.sign(longest)
+    largest = np.take_along_axis(vectors, np.abs(vectors).argmax(1, keepdims=True), axis=1)
+    return values[::-1].copy(), vectors * np.sign(largest)

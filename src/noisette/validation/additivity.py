@@ -1,14 +1,14 @@
-"""Two measured properties that say together that no record moves the sum by more than the bound.
+"""Two measured properties that together bound the sensitivity of the sum.
 
-The sum of one example alone is within the bound (S1), and the sum of a batch is the sum of its examples' own (S2). A
-list of forbidden layers cannot see coupling inside a module of the user's; this can.
+The sum of one example alone is within the bound (S1), and the sum of a batch is the sum over its examples alone (S2). A
+list of forbidden layers would miss coupling inside the user's own modules; measuring finds it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -22,65 +22,86 @@ from noisette.mechanisms.gaussian import shares_of
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
 from noisette.validation.locate_module import locate_mixing_module
-from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, batched, doubled, in_double, plain, public_batch, row
+from noisette.validation.probe_inputs import (
+    EXAMPLES,
+    SEED,
+    Call,
+    as_dict,
+    in_double,
+    map_batched,
+    public_batch,
+    single_example,
+    to_double,
+)
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
 _TOLERANCE_LOW_PRECISION = 5e-2
 _MIXING_UNSEEN = (
-    "some operation mixes examples in its gradient, or holds them on another axis than the first. "
-    "Every operation must look at one example at a time, and inputs and outputs hold the examples on the first axis."
+    "some operation mixes examples in its gradient, or has them on another axis than the first. "
+    "Every operation must treat each example separately, with the examples on the first axis of inputs and outputs."
 )
 
 
 def check_additivity(bound: GradientBound, example: Call) -> None:
-    """Both properties hold for inputs shaped like the example, unlike one another and all alike.
+    """Both properties hold for inputs shaped like the example: for a batch of different examples, and of equal ones.
 
     Raises:
-        PrivacyError: one does not.
+        PrivacyError: one of the properties does not hold.
     """
-    with torch.random.fork_rng(), buffers_restored(bound.model) as put_back:
+    model = bound.model
+
+    def restore_before(module: nn.Module, args: Any) -> None:
+        # torch.func repeats a call with wrapped parameters; during that no buffer may change.
+        if not any(map(is_functorch_wrapped_tensor, module.parameters())):
+            restore_buffers()
+
+    with torch.random.fork_rng(), buffers_restored(model) as restore_buffers:
         torch.manual_seed(SEED)
         public = public_batch(example)
         _refuse_mixing(bound, public)
-        # Equal examples want the same places and the same expert, and a state that has wandered off shows little.
-        with _before_calls(bound.model, put_back):
-            _refuse_mixing(bound, batched(public, lambda tensor: tensor[:1].expand_as(tensor).clone()))
+        # Equal examples compete for the same capacity, such as that of one expert. Each call starts from the same
+        # buffers, because running statistics that have converged would hide the coupling.
+        with model.register_forward_pre_hook(restore_before, prepend=True):
+            _refuse_mixing(bound, map_batched(public, lambda tensor: tensor[:1].expand_as(tensor).clone()))
 
 
 def _refuse_mixing(bound: GradientBound, public: Call) -> None:
+    """Raise a ``PrivacyError`` if the properties do not hold for this batch."""
     problem = _problem(bound, public)
     if problem and _tolerance(bound.model) == _TOLERANCE[torch.float32]:
-        # Alone and in a batch values are rounded differently, and then a maximum of two that nearly tie may change.
+        # Rounding differs between a batch and one example, so the maximum of two nearly equal values may be another
+        # one. Double precision decides, unless an operation of the model does not support it.
         with in_double(bound.model), suppress(RuntimeError):
-            problem = _problem(bound, public.map(doubled))
+            problem = _problem(bound, public.map(to_double))
     if problem:
         raise PrivacyError(problem)
 
 
 def _problem(bound: GradientBound, public: Call) -> str:
-    """What speaks against additivity, "" if it holds.
+    """How additivity (S2) fails for this batch; an empty string if it holds.
 
     Raises:
-        PrivacyError: one example alone is above the bound, which no other precision excuses.
+        PrivacyError: one example alone exceeds the bound (S1), which no difference of rounding explains.
     """
-    loss = _Projection()
-    raw = [_singleton(bound, public, i, loss, 1.0) for i in range(EXAMPLES)]
-    scale = _scale_to_bound(bound, public, loss, raw)
-    singles = [_singleton(bound, public, i, loss, scale) for i in range(EXAMPLES)]
-    together = _together(bound, public, loss, scale)
+    loss = _RandomProjection()
+    unscaled = [_sums_of_one(bound, public, i, loss, 1.0) for i in range(EXAMPLES)]
+    scale = _scale_to_bound(bound, public, loss, unscaled)
+    singles = [_sums_of_one(bound, public, i, loss, scale) for i in range(EXAMPLES)]
+    together = _sums_of_all(bound, public, loss, scale)
     tolerance = _tolerance(bound.model)
     for part in (part for single in singles for part in single):
-        if not (moved := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
+        if not (norm := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
             raise PrivacyError(
-                f"one example alone moves the sum by {moved:.6g}, above the bound {part.bound:.6g}: the norm that "
-                "was clipped is not the norm of what was added. Do not train with this model; it uses an operation "
-                "in a way that its rule does not expect. engine=noisette.engines.PerExampleLoop() needs no rule."
+                f"one example alone moves the sum by {norm:.6g}, above the bound {part.bound:.6g}: the norm used for "
+                "clipping is not the norm of the gradient that was added. Do not train with this model: it uses an "
+                "operation in a way that its rule does not support. The engine noisette.engines.PerExampleLoop() needs "
+                "no rule."
             )
-    apart = float((_joint_vector(together) - torch.stack([_joint_vector(s) for s in singles]).sum(0)).norm())
-    if apart <= tolerance:
+    difference = float((_joint_vector(together) - torch.stack([_joint_vector(s) for s in singles]).sum(0)).norm())
+    if difference <= tolerance:
         return ""
     return (
-        f"the sum of a batch differs from the sum of its examples by {apart:.3g} times the bound: "
+        f"the sum of a batch differs from the sum of its examples by {difference:.3g} times the bound: "
         f"{locate_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
     )
 
@@ -90,7 +111,7 @@ def _norm(part: BoundedSum) -> float:
 
 
 def _joint_vector(sums: Sequence[BoundedSum]) -> Tensor:
-    """All sums in units of their noise at multiplier one: an example that reaches every bound moves it by one."""
+    """All sums as one vector, in units of their noise at noise multiplier one; its sensitivity is one."""
     scales = [math.sqrt(share) / part.bound for part, share in zip(sums, shares_of(sums), strict=True)]
     return torch.cat(
         [g.double().flatten() * scale for part, scale in zip(sums, scales, strict=True) for g in part.grads]
@@ -104,19 +125,27 @@ def _tolerance(model: nn.Module) -> float:
     return max(_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes)
 
 
-class _Projection:
-    """A loss for a model whose loss is not known yet: each example's outputs times random numbers of its own.
+class _RandomProjection:
+    """A loss that replaces the user's, which is not known yet: each example's outputs times its own random direction.
 
-    They stand for the example's label: a model that hands one example's output to another cannot hide.
+    The directions stand for the labels. Because they differ, a model that swaps outputs of examples is detected.
     """
 
     def __init__(self) -> None:
         self._directions: dict[int, Tensor] = {}
 
     def __call__(self, output: object, examples: Sequence[int]) -> Tensor:
-        """One loss for each of these examples, whose outputs these are."""
+        """One loss for each of these examples.
+
+        Args:
+            output: the model's output for the examples.
+            examples: their indices in the public batch.
+
+        Raises:
+            PrivacyError: the output has no tensor with the examples on its first axis.
+        """
         b = len(examples)
-        leaves = [leaf for leaf in tree_flatten(plain(output))[0] if isinstance(leaf, Tensor)]
+        leaves = [leaf for leaf in tree_flatten(as_dict(output))[0] if isinstance(leaf, Tensor)]
         batched = [leaf for leaf in leaves if leaf.requires_grad and leaf.dim() and leaf.shape[0] % b == 0]
         if not batched:
             raise PrivacyError(
@@ -134,9 +163,17 @@ class _Projection:
 
 
 def _sums_of(
-    bound: GradientBound, batch: Call, examples: Sequence[int], loss: _Projection, scale: float
+    bound: GradientBound, batch: Call, examples: Sequence[int], loss: _RandomProjection, scale: float
 ) -> list[BoundedSum]:
-    """What the bound hands on for this batch."""
+    """The bounded sums of this batch, with random operations replaced by constants.
+
+    Args:
+        bound: the bound.
+        batch: the inputs.
+        examples: indices of its examples in the public batch.
+        loss: the random projection.
+        scale: factor on the losses.
+    """
     with torch.enable_grad():
         with DisableRandomness():
             output = bound.model(*batch.args, **batch.kwargs)
@@ -146,54 +183,60 @@ def _sums_of(
     return bound.pop_sums()
 
 
-def _singleton(bound: GradientBound, batch: Call, i: int, loss: _Projection, scale: float) -> list[BoundedSum]:
+def _sums_of_one(bound: GradientBound, batch: Call, i: int, loss: _RandomProjection, scale: float) -> list[BoundedSum]:
+    """The bounded sums of one example of the batch alone.
+
+    Raises:
+        PrivacyError: the model needs more than one example.
+    """
     try:
-        return _sums_of(bound, row(batch, i), [i], loss, scale)
+        return _sums_of(bound, single_example(batch, i), [i], loss, scale)
     except ValueError as error:
         if "Expected more than 1" not in str(error):
             raise
         raise PrivacyError(
-            f"the model cannot answer for one example alone: {error}. It takes statistics over the batch, which mixes "
-            "examples; use a GroupNorm, or noisette.nn.PublicBatchNorm"
+            f"the model fails on a batch of one example: {error}. It computes statistics over the batch, which mixes "
+            "examples; use GroupNorm or noisette.nn.PublicBatchNorm"
         ) from error
 
 
-def _together(bound: GradientBound, batch: Call, loss: _Projection, scale: float) -> list[BoundedSum]:
+def _sums_of_all(bound: GradientBound, batch: Call, loss: _RandomProjection, scale: float) -> list[BoundedSum]:
+    """The bounded sums of the whole batch.
+
+    Raises:
+        PrivacyError: the batch needs a rule that its single examples did not need, so the examples are coupled.
+    """
     try:
         return _sums_of(bound, batch, range(EXAMPLES), loss, scale)
     except MissingRuleError as error:
-        # Each example alone has passed, so what stands in the way is what they share.
         raise PrivacyError(locate_mixing_module(bound.model, batch) or f"{_MIXING_UNSEEN}\n{error}") from error
 
 
-def _scale_to_bound(bound: GradientBound, batch: Call, loss: _Projection, raw: Sequence[list[BoundedSum]]) -> float:
-    """A factor on the losses that puts half of the examples above the bound, where clipping shows, and none on it."""
-    scale, reached = 1.0, [_reached(single) for single in raw]
-    while max(reached) > 0.99 and scale > 1e-30:
+def _scale_to_bound(
+    bound: GradientBound, batch: Call, loss: _RandomProjection, unscaled: Sequence[list[BoundedSum]]
+) -> float:
+    """A factor on the losses with which about half of the examples exceed the bound and are clipped.
+
+    The losses are first scaled down until no example is clipped, which gives the true norms. Then the median of the
+    norms is scaled to 1.01 times the bound, so that no norm is exactly at the bound, where rounding would decide.
+
+    Args:
+        bound: the bound.
+        batch: the public batch.
+        loss: the random projection.
+        unscaled: the sums of each example alone, without a factor.
+    """
+    scale, ratios = 1.0, [_norm_over_bound(single) for single in unscaled]
+    while max(ratios) > 0.99 and scale > 1e-30:
         scale *= 1e-4
-        reached = [_reached(_singleton(bound, batch, i, loss, scale)) for i in range(EXAMPLES)]
-    reached = sorted(part for part in reached if part)
-    if not reached:
+        ratios = [_norm_over_bound(_sums_of_one(bound, batch, i, loss, scale)) for i in range(EXAMPLES)]
+    ratios = sorted(ratio for ratio in ratios if ratio)
+    if not ratios:
         return 1.0
-    middle = math.sqrt(reached[max(len(reached) // 2 - 1, 0)] * reached[len(reached) // 2])
-    return scale * 1.01 / middle
+    median = math.sqrt(ratios[max(len(ratios) // 2 - 1, 0)] * ratios[len(ratios) // 2])
+    return scale * 1.01 / median
 
 
-def _reached(sums: Sequence[BoundedSum]) -> float:
-    """How near a gradient of these comes to its bound."""
+def _norm_over_bound(sums: Sequence[BoundedSum]) -> float:
+    """The largest ratio of norm to bound among the gradient sums."""
     return max(_norm(part) / part.bound for part in sums if part.name == "gradient")
-
-
-@contextmanager
-def _before_calls(model: nn.Module, do: Callable[[], None]) -> Iterator[None]:
-    """Not before the repetition of a call by ``torch.func``, which may change nothing."""
-
-    def first(module: nn.Module, args: Any) -> None:
-        if not any(map(is_functorch_wrapped_tensor, module.parameters())):
-            do()
-
-    handle = model.register_forward_pre_hook(first, prepend=True)
-    try:
-        yield
-    finally:
-        handle.remove()

@@ -1,4 +1,4 @@
-"""Modules that are known to normalise over the batch."""
+"""Refusal of modules that are known to normalise over the batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from noisette.errors import PrivacyError
 
 
 def batch_mixing_modules(model: nn.Module) -> list[str]:
-    """What to say of each module known to normalise over the batch, empty if there is none."""
+    """One line for each module that is known to mix examples: its name, its class, and what to do instead."""
     return [
         f"{name or 'the model itself'}  {type(module).__name__} {problem}"
         for name, module in model.named_modules()
@@ -17,7 +17,7 @@ def batch_mixing_modules(model: nn.Module) -> list[str]:
 
 
 def _mixing(module: nn.Module) -> str:
-    """How the module mixes examples, empty if it does not. A module may say so itself, in ``mixes_examples``."""
+    """How the module mixes examples, or an empty string; modules may state it in an attribute ``mixes_examples``."""
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
         return (
             "mixes examples: put PublicBatchNorm or GroupNorm in its place (noisette.nn.convert_batch_norm), or call "

@@ -1,4 +1,4 @@
-"""Among many, an example answers as among few: coupling that begins at some size is found before that size comes."""
+"""A check that outputs do not depend on the batch size, which finds coupling that only starts at a larger batch."""
 
 from __future__ import annotations
 
@@ -14,55 +14,58 @@ from noisette.validation.probe_inputs import (
     EXAMPLES,
     SEED,
     Call,
-    batched,
     by_example,
     differ,
-    doubled,
     in_double,
+    map_batched,
     public_batch,
+    to_double,
 )
 
-_CROWD = 32
+_LARGE_BATCH = 32
 
 
 def check_batch_size_independence(model: nn.Module, example: Call) -> None:
-    """The first and the last of many examples, half of which are alike, answer as they do by themselves.
+    """The first and the last examples of a large batch have the same outputs in a small batch.
 
-    Experts that serve so many examples, or statistics of so many at least, let a small batch pass.
+    Half of the large batch are equal examples, which compete for the same capacity. A small batch alone would not show
+    experts with a larger capacity, or statistics that need a minimum number of examples.
 
     Raises:
-        PrivacyError: they answer otherwise.
+        PrivacyError: the outputs differ.
     """
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
-        crowd = batched(public_batch(example, _CROWD), _half_alike, _CROWD)
-    crowded = _crowded(model, crowd)
-    if crowded:  # Rounding may settle a near tie otherwise.
+        large = map_batched(public_batch(example, _LARGE_BATCH), _second_half_equal, _LARGE_BATCH)
+    depends = _depends_on_size(model, large)
+    if depends:  # double precision decides, because rounding may decide between nearly equal values
         with in_double(model), suppress(RuntimeError):
-            crowded = _crowded(model, crowd.map(doubled))
-    if crowded:
+            depends = _depends_on_size(model, large.map(to_double))
+    if depends:
         raise PrivacyError(
-            f"an example answers otherwise among {_CROWD} others than among {EXAMPLES}. Every operation must look at "
-            "one example at a time, whatever the size of the batch: no experts with a capacity, no statistics of it"
+            f"the output of an example differs between a batch of {_LARGE_BATCH} examples and one of {EXAMPLES}. Every "
+            "operation must treat each example separately at any batch size: no experts with a capacity, no statistics "
+            "over the batch"
         )
 
 
-def _half_alike(tensor: Tensor) -> Tensor:
-    return torch.cat([tensor[: _CROWD // 2], tensor[:1].expand_as(tensor[_CROWD // 2 :])])
+def _second_half_equal(tensor: Tensor) -> Tensor:
+    return torch.cat([tensor[: _LARGE_BATCH // 2], tensor[:1].expand_as(tensor[_LARGE_BATCH // 2 :])])
 
 
-def _crowded(model: nn.Module, crowd: Call) -> bool:
-    all_of_them = _answers(model, crowd, _CROWD)
+def _depends_on_size(model: nn.Module, large: Call) -> bool:
+    """Whether the first or the last examples of this batch have other outputs in a batch of their own."""
+    outputs = _outputs(model, large, _LARGE_BATCH)
     return any(
         differ(
-            [answer[few] for answer in all_of_them],
-            _answers(model, batched(crowd, lambda tensor, few=few: tensor[few], _CROWD), EXAMPLES),
+            [output[part] for output in outputs],
+            _outputs(model, map_batched(large, lambda tensor, part=part: tensor[part], _LARGE_BATCH), EXAMPLES),
         )
-        for few in (slice(EXAMPLES), slice(_CROWD - EXAMPLES, _CROWD))
+        for part in (slice(EXAMPLES), slice(_LARGE_BATCH - EXAMPLES, _LARGE_BATCH))
     )
 
 
-def _answers(model: nn.Module, batch: Call, b: int) -> tuple[Tensor, ...]:
-    """What the model returns for b examples, each tensor with the examples on its first axis."""
+def _outputs(model: nn.Module, batch: Call, b: int) -> tuple[Tensor, ...]:
+    """The model's outputs for b examples, each tensor with the examples on its first axis."""
     with buffers_restored(model), torch.random.fork_rng(), torch.no_grad(), DisableRandomness():
         return by_example(model(*batch.args, **batch.kwargs), b)

@@ -1,4 +1,4 @@
-"""What a model keeps of its inputs: put back after a look, refused where it would be saved with the weights."""
+"""Buffers of a model: restored after a check, and refused if they store information about inputs."""
 
 from __future__ import annotations
 
@@ -11,33 +11,37 @@ import torch
 from torch import Tensor, nn
 
 from noisette.errors import PrivacyError
-from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, batched, public_batch
+from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, map_batched, public_batch
 
 
 def check_buffers(model: nn.Module, example: Call) -> None:
-    """The state that is published with the weights must not know what came by."""
-    left, other, fewer = (
+    """The state that is published with the weights does not depend on the inputs or on their number.
+
+    Raises:
+        PrivacyError: naming the entries of the state that do.
+    """
+    reference, other_inputs, fewer_inputs = (
         _state_after(model, example, seed, count)
         for seed, count in ((SEED, EXAMPLES), (SEED + 1, EXAMPLES), (SEED, EXAMPLES - 1))
     )
-    if told := [
+    if changed := [
         name
-        for name in sorted(left | other | fewer)
-        if not all(_same(left.get(name), state.get(name)) for state in (other, fewer))
+        for name in sorted(reference | other_inputs | fewer_inputs)
+        if not all(_same(reference.get(name), state.get(name)) for state in (other_inputs, fewer_inputs))
     ]:
         raise PrivacyError(
-            f"the model keeps something of its inputs in {', '.join(told)}, which would be saved with the weights "
-            "without any noise. Freeze what writes it (eval mode), or take it out of the model's state "
+            f"the model stores information about its inputs in {', '.join(changed)}, which would be saved with the "
+            "weights without noise. Put the module that writes it into eval mode, or remove it from the model's state "
             "(register_buffer(..., persistent=False))"
         )
 
 
 def _state_after(model: nn.Module, example: Call, seed: int, count: int) -> dict[str, Any]:
-    """The state of the model after one call with the first of the public inputs that this seed draws."""
+    """The model's state, without its parameters, after one call with the first ``count`` public inputs of this seed."""
     with torch.random.fork_rng(), buffers_restored(model), torch.no_grad():
         torch.manual_seed(seed)
-        call = batched(public_batch(example), lambda tensor: tensor[:count])
-        torch.manual_seed(seed - seed % 10)  # the model's own random numbers are the same for both
+        call = map_batched(public_batch(example), lambda tensor: tensor[:count])
+        torch.manual_seed(seed - seed % 10)  # the same random numbers inside the model for both seeds
         model(*call.args, **call.kwargs)
         trained = dict(model.named_parameters())
         return {name: deepcopy(value) for name, value in model.state_dict().items() if name not in trained}
@@ -51,7 +55,11 @@ def _same(one: Any, other: Any) -> bool:
 
 @contextmanager
 def buffers_restored(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """What puts the model's buffers back to what they are now; it is called at the end."""
+    """Restore the model's buffers at the end, both the tensors and their values.
+
+    Yields:
+        A function that restores them earlier.
+    """
     before = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -59,12 +67,12 @@ def buffers_restored(model: nn.Module) -> Iterator[Callable[[], None]]:
         if buffer is not None
     ]
 
-    def put_back() -> None:
+    def restore() -> None:
         with torch.no_grad():
             for module, name, buffer, value in before:
                 module._buffers[name] = buffer.copy_(value)
 
     try:
-        yield put_back
+        yield restore
     finally:
-        put_back()
+        restore()

@@ -1,4 +1,4 @@
-"""Proves the bound on a model inside its first call: all checks, in order."""
+"""The preflight checks in order, and the hook that runs them in the first call of a model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import SEED, Call, public_batch
 from noisette.validation.worst_case_search import max_gradient_ratio
 
-_SOUGHT_FROM = 2  # examples that a search for a steeper one starts from
+_SEARCH_STARTS = 2  # examples from which the search for a worst case starts
 
 
 class ValidateOnFirstCall:
-    """A hook before the calls of a model: proves the bound inside the first recorded call in each of its modes.
+    """A forward pre-hook that runs the checks in the first call with gradients in each mode of the model.
 
-    A mode is which modules train and which evaluate: ``model.train()`` can wake a batch norm that was proven asleep.
+    A mode is the set of modules in training mode: after ``model.train()`` a batch norm mixes examples that did not do
+    so in evaluation mode. A copy of the model is not checked.
     """
 
     def __init__(self, bound: GradientBound | None) -> None:
@@ -54,39 +55,43 @@ class ValidateOnFirstCall:
 
 
 def prove(bound: GradientBound, example: Call) -> None:
-    """Check the bound on this model: singleton bound (S1) and additivity (S2), for inputs shaped like ``example``.
+    """Run all checks of this bound and its model, for inputs shaped like ``example``.
 
-    Random operations such as dropout are stilled, buffers and the random state are put back, and only the shapes and
-    types of ``example`` are read.
+    Random operations such as dropout are replaced by constants, buffers and the random state are restored, and only the
+    shapes and types of ``example`` are read.
 
-    Guarantee: a model whose gradients, or their clipping, depend on other examples of the batch does not pass.
+    Guarantee: a model is refused if its gradients, or their clipping, depend on other examples of the batch.
 
     Raises:
-        PrivacyError: naming the first module whose output for one example changes with the others, or what the model
-            keeps of its inputs.
+        PrivacyError: naming the first module that mixes examples, or the buffers that store information about inputs.
     """
     for check in CHECKS:
         check.run(bound, example)
 
 
 def _check_worst_case(bound: GradientBound, example: Call) -> None:
-    """Where the bound follows from the network, no example that a short ascent finds exceeds it."""
+    """If the bound is derived from the network, a short search finds no example that exceeds it.
+
+    Raises:
+        PrivacyError: the search found one.
+    """
     with torch.random.fork_rng(), buffers_restored(bound.model), DisableRandomness():
         torch.manual_seed(SEED)
         inputs = public_batch(example).tensors()
         if not isinstance(bound, DerivedBound) or len(inputs) != 1 or not inputs[0].is_floating_point():
             return
-        reached = max_gradient_ratio(bound.model, inputs[0][:_SOUGHT_FROM], bound.score_limit(), bound.sensitivities())
-    if not reached <= 1 + 1e-5:
+        starts, limit = inputs[0][:_SEARCH_STARTS], bound.score_gradient_bound()
+        ratio = max_gradient_ratio(bound.model, starts, limit, bound.sensitivities())
+    if not ratio <= 1 + 1e-5:
         raise PrivacyError(
-            f"an example was found whose gradient is {reached:.4g} times its bound: a module of the model states a "
-            "bound of itself that does not hold. Do not train with this model"
+            f"an example was found whose gradient is {ratio:.4g} times its bound: a module of the model states a bound "
+            "that does not hold. Do not train with this model"
         )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One of the things that a bound is checked for on a model; ``run`` raises ``PrivacyError`` where it fails."""
+    """A named check of a bound on a model; ``run`` raises ``PrivacyError`` if it fails."""
 
     name: str
     run: Callable[[GradientBound, Call], None]
@@ -94,11 +99,11 @@ class Check:
 
 CHECKS = (
     Check("no module normalises over the batch", lambda bound, example: check_no_batch_norm(bound.model)),
-    Check("one example stays within the bound, a batch is the sum of its examples", check_additivity),
+    Check("the bound holds for one example, and sums are additive over a batch", check_additivity),
     Check(
-        "an example among many answers as among few",
+        "outputs do not depend on the batch size",
         lambda bound, example: check_batch_size_independence(bound.model, example),
     ),
-    Check("no example is steeper than its layers allow", _check_worst_case),
-    Check("nothing of the inputs is kept", lambda bound, example: check_buffers(bound.model, example)),
+    Check("no example found by search exceeds the bound", _check_worst_case),
+    Check("no buffer stores information about inputs", lambda bound, example: check_buffers(bound.model, example)),
 )

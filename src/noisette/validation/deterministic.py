@@ -1,9 +1,9 @@
-"""Random operations of a model, made to answer with a constant."""
+"""Random operations replaced by constants, so that a model gives the same output for an example in any batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ _CONSTANT = {torch.rand: 0.5, torch.rand_like: 0.5, torch.randn: 0.0, torch.rand
 
 
 class DisableRandomness(TorchFunctionMode):
-    """Random operations answer with a constant, so that an example alone meets what it meets in a batch."""
+    """Random operations return constants, so that an example is treated alike alone and in a batch."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -47,21 +47,22 @@ def _no_dropout(kwargs: Mapping[str, Any]) -> dict[str, float]:
 
 @contextmanager
 def randomness_disabled_in_recomputation(model: nn.Module) -> Iterator[None]:
-    """Checkpointed parts of a model run again in the backward pass, which is out of reach of a mode around it."""
-    opened: list[DisableRandomness] = []
+    """Disable randomness in submodules that activation checkpointing calls again in the backward pass.
 
-    def open(module: nn.Module, args: Any) -> None:
-        opened.append(DisableRandomness())
-        opened[-1].__enter__()
+    A :class:`DisableRandomness` around the backward pass does not apply there, because autograd runs it outside of the
+    mode; hooks enter the mode in each submodule instead.
+    """
+    active: list[DisableRandomness] = []
 
-    def shut(module: nn.Module, args: Any, output: Any) -> None:
-        opened.pop().__exit__(None, None, None)
+    def enter(module: nn.Module, args: Any) -> None:
+        active.append(DisableRandomness())
+        active[-1].__enter__()
 
-    parts = list(model.modules())[1:]
-    handles = [part.register_forward_pre_hook(open) for part in parts]
-    handles += [part.register_forward_hook(shut, always_call=True) for part in parts]
-    try:
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        active.pop().__exit__(None, None, None)
+
+    with ExitStack() as hooks:
+        for module in list(model.modules())[1:]:
+            hooks.enter_context(module.register_forward_pre_hook(enter))
+            hooks.enter_context(module.register_forward_hook(leave, always_call=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -1,4 +1,4 @@
-"""What noisette sees in a model: uses of parameters and their rules, or layers and their bounds; what is refused."""
+"""A report on a model: uses of its parameters with their rules, or layers with their bounds, and problems."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class UseLine:
     operation: str
     operand: str
     shape: tuple[int, ...]  # of the operation's first tensor argument
-    rule: str  # name of the rule, or ""
-    per_example_numbers: int  # what one example's gradient would take if written out
-    problem: str
+    rule: str  # name of the rule; empty if there is none
+    per_example_numbers: int  # number of elements of one example's gradient
+    problem: str  # why the use is refused; empty if it is not
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every use, every reason to refuse the model, and what else its modules say of themselves, in ``remark``.
+    """All uses of parameters, all reasons to refuse the model, and the remarks of its modules.
 
-    Of a Lipschitz bound it has the bound of each layer instead of uses.
+    For a Lipschitz bound it has the bounds of each layer instead of uses.
     """
 
     uses: tuple[UseLine, ...]
@@ -47,7 +47,7 @@ class Explanation:
 def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
     """The uses of the model's trainable parameters in a forward pass on ``inputs``, with the rule of each.
 
-    A Lipschitz bound needs no inputs: what it knows of each layer holds for all of them.
+    A Lipschitz bound needs no inputs, because the bounds of its layers hold for all inputs.
 
     >>> report = explain(nn.Linear(3, 2), torch.zeros(4, 3))
     >>> [(use.parameter, use.rule) for use in report.uses]
@@ -73,18 +73,19 @@ def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
         ]
         used = {id(p) for use in recording.uses for w in use.weights for p in _roots(w, recording.derived)}
         unused = tuple(name for name, p in tape.parameters.items() if id(p) not in used)
-        stray = _stray(output, tape)
+        unrecorded = _unrecorded(output, tape)
     finally:
         tape.close()
     problems = [
         *batch_mixing_modules(model),
         *dict.fromkeys(f"{u.parameter}: {u.problem}" for u in lines if u.problem),
-        *stray,
+        *unrecorded,
     ]
     return Explanation(tuple(lines), unused, tuple(problems), tuple(_remarks(model)))
 
 
 def _remarks(model: nn.Module) -> Iterator[str]:
+    """The text that modules give in an attribute ``remark``, with name and class."""
     for name, module in model.named_modules():
         remark = getattr(module, "remark", "")
         if isinstance(remark, str) and remark:
@@ -92,11 +93,20 @@ def _remarks(model: nn.Module) -> Iterator[str]:
 
 
 def _roots(weight: Tensor, derived: Any) -> tuple[Tensor, ...]:
+    """The parameters from which a weight is derived; the weight itself if it is a parameter."""
     known = derived.get(id(weight))
     return known.parents if known else (weight,)
 
 
 def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: dict[str, Any]) -> UseLine:
+    """The use of one weight by one operation.
+
+    Args:
+        name: name of the weight.
+        weight: the weight.
+        operation: the torch function that was called.
+        arguments: its arguments, by name.
+    """
     holding = (key for key, value in arguments.items() if any(leaf is weight for leaf in tree_flatten(value)[0]))
     operand = next(holding, "an argument")
     rule = find_rule(operation, operand)
@@ -115,12 +125,13 @@ def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: d
     )
 
 
-def _stray(output: Any, tape: Tape) -> list[str]:
+def _unrecorded(output: Any, tape: Tape) -> list[str]:
+    """Problems of parameters that reach the output without a recorded use, or of an output without parameters."""
     leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not leaves:
         return ["the output depends on no trainable parameter"]
     total = torch.stack([leaf.sum() for leaf in leaves]).sum()
     return [
-        f"{name}: reaches the output by an operation that was not seen (a custom autograd function or an extension)"
+        f"{name}: reaches the output through an operation that was not recorded, such as a custom autograd function"
         for name in search(total, tape.recording.uses, tape.parameters).uncovered
     ]

@@ -1,7 +1,8 @@
-"""Which module of a model that couples its examples does it, so that a refusal can name it."""
+"""Search for the module that mixes examples, so that an error message can name it."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,57 +11,54 @@ import torch
 from torch import Tensor, nn
 
 from noisette.validation.deterministic import DisableRandomness
-from noisette.validation.probe_inputs import EXAMPLES, Call, by_example, differ, row
+from noisette.validation.probe_inputs import EXAMPLES, Call, by_example, differ, single_example
 
 
 def locate_mixing_module(model: nn.Module, batch: Call) -> str:
-    """What to say of the innermost module, first in order, whose output for an example changes when the others leave.
+    """An error message that names the module that mixes examples; an empty string if no output shows it.
 
-    Its inputs do not: a module whose inputs change as well got that from elsewhere. Empty where no output shows it.
+    It is the first module, in the order in which calls end, whose output for an example differs between the batch and
+    the example alone although its inputs do not. If its inputs differ too, the coupling is in an earlier module.
     """
-    together = _answers(model, batch, EXAMPLES)
-    alone = [_answers(model, row(batch, i), 1) for i in range(EXAMPLES)]
-    for whole, *singles in zip(together, *alone, strict=False):
-        pairs = [(whole.of(i), single.of(0)) for i, single in enumerate(singles)]
+    in_batch = _record_calls(model, batch, EXAMPLES)
+    alone = [_record_calls(model, single_example(batch, i), 1) for i in range(EXAMPLES)]
+    for call, *single_calls in zip(in_batch, *alone, strict=False):
+        pairs = [(call.of(i), single.of(0)) for i, single in enumerate(single_calls)]
         if any(differ(one.outputs, other.outputs) and not differ(one.inputs, other.inputs) for one, other in pairs):
             return (
-                f"{whole.name or 'the model'} ({whole.kind}) gives an example another output when the other examples "
-                "change. Every operation must look at one example at a time; for batch norm use GroupNorm."
+                f"{call.name or 'the model'} ({call.kind}) changes the output of an example when the other examples "
+                "change. Every operation must treat each example separately; replace batch norm by GroupNorm."
             )
     return ""
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """What a module was given and what it answered, each tensor with the examples on its first axis."""
+class _ModuleCall:
+    """Inputs and outputs of one call of a module, each tensor with the examples on its first axis."""
 
     name: str
     kind: str
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
 
-    def of(self, i: int) -> _Answer:
-        """Of one example."""
-        return _Answer(self.name, self.kind, tuple(t[i] for t in self.inputs), tuple(t[i] for t in self.outputs))
+    def of(self, i: int) -> _ModuleCall:
+        """Inputs and outputs of one example."""
+        return _ModuleCall(self.name, self.kind, tuple(t[i] for t in self.inputs), tuple(t[i] for t in self.outputs))
 
 
-def _answers(model: nn.Module, batch: Call, b: int) -> list[_Answer]:
-    """What the modules answer for a batch of b examples, in the order of their answers."""
-    seen: list[_Answer] = []
+def _record_calls(model: nn.Module, batch: Call, b: int) -> list[_ModuleCall]:
+    """The calls of all modules for a batch of b examples, in the order in which they end."""
+    calls: list[_ModuleCall] = []
 
-    def kept(values: object) -> tuple[Tensor, ...]:
+    def copies(values: object) -> tuple[Tensor, ...]:
         return tuple(tensor.clone() for tensor in by_example(values, b))
 
-    def hook(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        seen.append(_Answer(name, type(module).__name__, kept((args, kwargs)), kept(output)))
+    def record(name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append(_ModuleCall(name, type(module).__name__, copies((args, kwargs)), copies(output)))
 
-    handles = [
-        module.register_forward_hook(partial(hook, name), with_kwargs=True) for name, module in model.named_modules()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_hook(partial(record, name), with_kwargs=True))
         with torch.no_grad(), DisableRandomness():
             model(*batch.args, **batch.kwargs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return seen
+    return calls

@@ -1,4 +1,4 @@
-"""Whether an optimizer moves what the bound covers, all of it and nothing else."""
+"""A check that an optimizer updates exactly the parameters that the bound covers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from noisette.mechanisms.bounded_sum import GradientBound
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
-    """The optimizer can be used for a private run of this bound.
+    """The optimizer can be used in a private run with this bound.
 
     Raises:
-        PrivacyError: it needs a closure, or its parameters are not those of the bound.
+        PrivacyError: the optimizer needs a closure, or its parameters are not those of the bound.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyError("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
@@ -21,10 +21,10 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
 
 
 def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
-    """The optimizer moves the parameters that the bound covers, and no others that are trainable.
+    """The optimizer has the parameters that the bound covers, and no other trainable ones.
 
     Raises:
-        PrivacyError: it does not; every problem is listed.
+        PrivacyError: listing the parameters that differ.
     """
     covered = {id(p): name for name, p in bound.parameters.items()}
     held = held_by(optimizer)
@@ -36,14 +36,15 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
     problems = [f"{name}: trainable, but not in the optimizer" for i, name in covered.items() if i not in held]
     outside = len(trainable - covered.keys())
     if outside:
-        problems.append(f"{outside} trainable parameters of the optimizer are not in the model that is bounded")
+        problems.append(f"{outside} trainable parameters of the optimizer are not in the model of the bound")
     if problems:
         raise PrivacyError(
-            "the optimizer and the bound differ:\n  " + "\n  ".join(problems) + "\n"
-            "Freeze what is not trained (requires_grad=False) before PerExampleClip, and give the optimizer the rest."
+            "the optimizer and the bound have different parameters:\n  " + "\n  ".join(problems) + "\n"
+            "Freeze the parameters that are not trained (requires_grad=False) before you create the bound, and give "
+            "the optimizer all others."
         )
 
 
 def held_by(optimizer: Optimizer) -> set[int]:
-    """The ``id`` of every parameter that the optimizer moves."""
+    """The ``id`` of every parameter of the optimizer."""
     return {id(p) for group in optimizer.param_groups for p in group["params"]}

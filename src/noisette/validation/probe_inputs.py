@@ -1,4 +1,4 @@
-"""One call of a model, and public random inputs in its shape."""
+"""Calls of a model, and public random inputs of the same shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
-EXAMPLES = 8  # of a public batch
+EXAMPLES = 8  # in a public batch
 SEED = 20160721
 
 
@@ -23,7 +23,7 @@ class Call:
     kwargs: Mapping[str, Any]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Call:
-        """The same call with every tensor changed."""
+        """The same call with ``change`` applied to every tensor."""
         args, kwargs = tree_map(lambda v: change(v) if isinstance(v, Tensor) else v, (self.args, dict(self.kwargs)))
         return Call(args, kwargs)
 
@@ -33,53 +33,53 @@ class Call:
 
 
 def public_batch(example: Call, examples: int = EXAMPLES) -> Call:
-    """Random inputs of the example's shapes and types, with so many examples on the first axis."""
+    """Random inputs with the shapes and types of the example, and ``examples`` entries on the batch axis."""
     tensors = example.tensors()
     b = tensors[0].shape[0] if tensors and tensors[0].dim() else 0
 
     def public(tensor: Tensor) -> Tensor:
         batched = tensor.dim() and tensor.shape[0] == b
         shape = (examples if batched else tensor.shape[0], *tensor.shape[1:]) if tensor.dim() else tensor.shape
-        with torch._C.DisableTorchFunction():  # whatever mode the call came in, such as one that stills randomness
+        with torch._C.DisableTorchFunction():  # also inside a mode such as DisableRandomness
             if tensor.dtype.is_floating_point:
                 return torch.randn(shape, dtype=tensor.dtype, device=tensor.device)
-            # Zero and one are the integers that every vocabulary, mask and list of classes has.
+            # Zero and one are valid in every vocabulary, mask and list of classes.
             return torch.randint(0, 2, shape, device=tensor.device).to(tensor.dtype)
 
     return example.map(public)
 
 
-def batched(batch: Call, change: Callable[[Tensor], Tensor], examples: int = EXAMPLES) -> Call:
-    """The batch with the tensors changed that hold its examples."""
+def map_batched(batch: Call, change: Callable[[Tensor], Tensor], examples: int = EXAMPLES) -> Call:
+    """The batch with ``change`` applied to every tensor that has the examples on its first axis."""
     return batch.map(lambda tensor: change(tensor) if tensor.dim() and tensor.shape[0] == examples else tensor)
 
 
-def row(batch: Call, i: int) -> Call:
-    """One example of a batch as a batch of one."""
-    return batched(batch, lambda tensor: tensor[i : i + 1])
+def single_example(batch: Call, i: int) -> Call:
+    """One example of the batch as a batch of one."""
+    return map_batched(batch, lambda tensor: tensor[i : i + 1])
 
 
 def by_example(values: object, b: int) -> tuple[Tensor, ...]:
-    """Every tensor among these that holds b examples on its first axis, one row of numbers or more for each."""
-    leaves = [leaf for leaf in tree_flatten(plain(values))[0] if isinstance(leaf, Tensor) and leaf.dim()]
+    """Every tensor among these whose first axis is a multiple of b, reshaped to (b, n): one row for each example."""
+    leaves = [leaf for leaf in tree_flatten(as_dict(values))[0] if isinstance(leaf, Tensor) and leaf.dim()]
     return tuple(leaf.detach().unflatten(0, (b, -1)) for leaf in leaves if leaf.shape[0] and leaf.shape[0] % b == 0)
 
 
-def doubled(tensor: Tensor) -> Tensor:
-    """In double precision, if it is a floating-point number at all."""
+def to_double(tensor: Tensor) -> Tensor:
+    """The tensor in double precision if it is floating-point, otherwise unchanged."""
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
 @contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
-    """The same parameters and buffers in double precision; afterwards they hold their own bits again."""
+    """Parameters and buffers in double precision; at the end the original tensors are put back."""
     parameters = [(p, p.data) for p in model.parameters()]
     buffers = [(part, name, b) for part in model.modules() for name, b in part._buffers.items() if b is not None]
     try:
         for p, value in parameters:
-            p.data = doubled(value)
+            p.data = to_double(value)
         for part, name, value in buffers:
-            part._buffers[name] = doubled(value)
+            part._buffers[name] = to_double(value)
         yield
     finally:
         for p, value in parameters:
@@ -89,13 +89,13 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 
 def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
-    """Whether tensors of one shape are further apart than rounding puts them."""
+    """Whether tensors of the same shape differ by more than rounding."""
     return any(
         a.shape == b.shape and not torch.allclose(a.double(), b.double(), rtol=1e-2, atol=1e-4, equal_nan=True)
         for a, b in zip(one, other, strict=False)
     )
 
 
-def plain(output: object) -> object:
-    """Output classes that are dictionaries, as plain dictionaries."""
+def as_dict(output: object) -> object:
+    """Output classes that are mappings, as a ``dict``, which pytrees understand."""
     return dict(output) if isinstance(output, Mapping) else output

@@ -1,4 +1,4 @@
-"""A search for the example that a network's bounds should forbid: ascent over inputs and gradients at the scores."""
+"""A search for an example that exceeds the bounds of a network: gradient ascent over inputs and score gradients."""
 
 from __future__ import annotations
 
@@ -9,45 +9,53 @@ import torch
 from torch import Tensor, nn
 
 _STEPS = 30
-_STRIDE = 0.3  # of a step, in units of what moves
+_STEP_SIZE = 0.3  # relative to the norm of the variable
 
 
 def max_gradient_ratio(model: nn.Module, inputs: Tensor, limit: float, sensitivities: Mapping[str, float]) -> float:
-    """The largest gradient of one example over its bound that was met, over all parameters.
+    """The largest ratio of one example's gradient norm to its bound that the search found, over all parameters.
 
     Args:
-        model: the network under its weights of now.
-        inputs: public examples where the ascent starts, shape (b, ...); each climbs on its own.
-        limit: norm of the gradient at the scores.
+        model: the network with its current weights.
+        inputs: public examples from which separate searches start, shape (b, ...).
+        limit: norm of the gradient with respect to the scores.
         sensitivities: the bounds, by name of parameter.
     """
     params = dict(model.named_parameters())
     bounds = [(params[name], bound) for name, bound in sensitivities.items()]
     found = [0.0]
     for example in inputs.detach().split(1):
-        # Parts of a network that cannot be differentiated twice leave what was met before.
+        # An operation without a second derivative ends the search; ratios found until then count.
         with torch.enable_grad(), suppress(RuntimeError):
-            _climb(model, example, limit, bounds, found)
+            _ascend(model, example, limit, bounds, found)
     return max(found)
 
 
-def _climb(
+def _ascend(
     model: nn.Module, example: Tensor, limit: float, bounds: list[tuple[nn.Parameter, float]], found: list[float]
 ) -> None:
-    """Both ways at once: the input, and the gradient at the scores, which stays as long as the loss lets it be."""
+    """Gradient ascent over the input and the score gradient, whose norm stays at ``limit``.
+
+    Args:
+        model: the network.
+        example: the start, a batch of one.
+        limit: norm of the gradient with respect to the scores.
+        bounds: parameters with their sensitivities.
+        found: the largest ratio of each step is appended here.
+    """
     x, cotangent = example, torch.randn_like(model(example).detach())
     for _ in range(_STEPS):
         x, cotangent = x.detach().requires_grad_(), cotangent.detach().requires_grad_()
         direction = limit * cotangent / cotangent.norm()
         grads = torch.autograd.grad((model(x) * direction).sum(), [p for p, _ in bounds], create_graph=True)
-        # Squares: a norm has no derivative at zero.
-        reached = torch.stack([g.square().sum() / bound**2 for g, (_, bound) in zip(grads, bounds, strict=True)])
-        found.append(float(reached.detach().max().sqrt()))
-        up = torch.autograd.grad(reached.sum(), [x, cotangent])
+        # Squared ratios, because a norm has no derivative at zero.
+        ratios = torch.stack([g.square().sum() / bound**2 for g, (_, bound) in zip(grads, bounds, strict=True)])
+        found.append(float(ratios.detach().max().sqrt()))
+        gradients = torch.autograd.grad(ratios.sum(), [x, cotangent])
         x, cotangent = (
-            value + _STRIDE * value.norm() * _unit(way) for value, way in zip((x, cotangent), up, strict=True)
+            value + _STEP_SIZE * value.norm() * _unit(g) for value, g in zip((x, cotangent), gradients, strict=True)
         )
 
 
-def _unit(way: Tensor) -> Tensor:
-    return way / way.norm().clamp(min=torch.finfo(way.dtype).tiny)
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.norm().clamp(min=torch.finfo(vector.dtype).tiny)

@@ -12,7 +12,7 @@ from noisette.nn.lipschitz import BallBias
 @pytest.mark.parametrize(
     ("dim", "shape"), [(1, (3,)), (1, (3, 4)), (1, (3, 28, 28)), (-1, (50, 3)), (2, (50, 3)), (-1, (3,))], ids=str
 )
-def test_a_bias_is_shared_by_all_positions_and_grows_no_example_by_more_than_its_norm(dim, shape) -> None:
+def test_a_bias_is_shared_by_all_positions_and_increases_no_norm_by_more_than_its_own(dim, shape) -> None:
     layer = BallBias(3, radius=0.5, dim=dim).double()
     layer.load_state_dict({"bias": torch.tensor([3.0, 0.0, -4.0])})
     added = (layer(torch.zeros(1, *shape, dtype=torch.float64))[0]).detach()
@@ -32,7 +32,7 @@ def test_equal_gradients_at_all_positions_attain_the_bound() -> None:
     assert layer.bound_backward(NormBound(1.0, (2, 6, 6)), 1.0) == (1.0, {layer.bias: 1.0})
 
 
-def test_a_loaded_bias_is_brought_back_into_its_ball() -> None:
+def test_a_loaded_bias_is_projected() -> None:
     layer = BallBias(2, radius=5.0)
     layer.load_state_dict({"bias": torch.tensor([30.0, 40.0])})
     torch.testing.assert_close(layer.bias.detach(), torch.tensor([3.0, 4.0]))
@@ -51,8 +51,8 @@ def test_no_bound_vanishes_with_the_bias() -> None:
         (lambda: BallBias(0, 1.0), "features >= 1"),
         (lambda: BallBias(2, 0.0), "radius > 0"),
         (lambda: BallBias(2, 1.0, dim=0), "axis 0 holds the examples"),
-        (lambda: BallBias(2, 1.0).bound_forward(NormBound(1.0, (3,))), "2 features meets 3 channels"),
-        (lambda: BallBias(2, 1.0)(torch.zeros(1, 3)), "2 features meets 3 channels"),
+        (lambda: BallBias(2, 1.0).bound_forward(NormBound(1.0, (3,))), "expected 2 channels on axis 1"),
+        (lambda: BallBias(2, 1.0)(torch.zeros(1, 3)), "expected 2 channels on axis 1"),
         (lambda: BallBias(2, 1.0, dim=2).bound_forward(NormBound(1.0, (2,))), "no axis 2"),
         (lambda: BallBias(2, 1.0, dim=-2).bound_forward(NormBound(1.0, (2,))), "no axis -2"),
     ],

@@ -1,4 +1,4 @@
-"""Examples brought into a ball or onto its sphere, whatever they were."""
+"""Layers that scale examples into a ball or onto its sphere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ every_precision = pytest.mark.parametrize("dtype", [torch.float32, torch.float64
 @every_limit
 @every_precision
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-3, 1.0, 1e6, 1e30, 3e38])
-def test_no_example_comes_out_longer_than_the_limit(limit, dtype, size) -> None:
+def test_no_output_norm_exceeds_the_limit(limit, dtype, size) -> None:
     x = size * torch.randn(20, 2, 3, 5, dtype=torch.float64).clamp(-1, 1).to(dtype)
     found = limit(3.0)(x)
     assert found.dtype == dtype
@@ -28,27 +28,27 @@ def test_no_example_comes_out_longer_than_the_limit(limit, dtype, size) -> None:
 
 
 @pytest.mark.parametrize("limit", [BoundedInput, NormCap])
-def test_an_example_within_the_ball_stays_as_it_is_to_the_last_bit(limit) -> None:
+def test_an_example_within_the_ball_is_returned_bit_for_bit(limit) -> None:
     x = 0.1 * torch.randn(10, 6)
     assert torch.equal(limit(3.0)(x), x)
 
 
 @every_limit
 @pytest.mark.parametrize("size", [1e3, 1e30], ids=str)
-def test_a_long_example_keeps_its_direction(limit, size) -> None:
+def test_a_large_example_keeps_its_direction(limit, size) -> None:
     x = torch.randn(10, 6)
     found = limit(3.0)(size * x)
     torch.testing.assert_close(found, 3 * x / x.norm(dim=1, keepdim=True), rtol=1e-5, atol=1e-6)
 
 
-def test_the_sphere_takes_short_examples_out_to_it_and_leaves_zeros() -> None:
+def test_the_sphere_scales_small_examples_up_and_keeps_zeros() -> None:
     x = torch.tensor([[3e-20, 4e-20], [0.3, 0.4], [0.0, 0.0]])
     torch.testing.assert_close(SphereInput(5.0)(x), torch.tensor([[3.0, 4.0], [3.0, 4.0], [0.0, 0.0]]))
 
 
 @every_limit
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
-def test_an_example_that_is_not_finite_becomes_zeros_and_touches_no_other(limit, bad) -> None:
+def test_an_example_that_is_not_finite_becomes_zeros_and_affects_no_other(limit, bad) -> None:
     x = torch.randn(3, 4)
     expected = limit(1.0)(x)
     x[1, 2] = bad
@@ -61,7 +61,7 @@ def test_an_example_that_is_not_finite_becomes_zeros_and_touches_no_other(limit,
 
 
 @every_limit
-def test_examples_of_one_number_and_batches_of_none_are_taken(limit) -> None:
+def test_scalar_examples_and_empty_batches_are_accepted(limit) -> None:
     assert limit(2.0)(torch.tensor([5.0, -7.0])).tolist() == [2.0, -2.0]
     assert limit(2.0)(torch.zeros(0, 3, 4)).shape == (0, 3, 4)
 
@@ -75,7 +75,7 @@ def test_gradients_through_the_ball_are_those_of_its_formula() -> None:
     )
 
 
-def test_bounds_begin_where_nothing_was_known() -> None:
+def test_input_layers_bound_the_norm_of_unbounded_inputs() -> None:
     anything = NormBound(math.inf, (3, 4))
     assert BoundedInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))
     assert SphereInput(2.0).bound_forward(anything) == NormBound(2.0, (3, 4))

@@ -1,4 +1,4 @@
-"""Branches, constants and shared weights: the algebra of bounds, and what is refused."""
+"""Bounds of branches, constants and shared weights, and refused arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bounds(model: nn.Module, shape: tuple[int, ...], g: float) -> dict[str, floa
 
 
 class UnscaledBias(nn.Module):
-    """A bias of one number per channel, in a ball, added to every position as it is."""
+    """A bias of bounded norm that is added to every position without scaling."""
 
     def __init__(self, features: int, radius: float) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ def test_the_bounds_of_a_convolutional_net_are_those_worked_out_by_hand() -> Non
     assert list(found.values()) == pytest.approx([1.4142136, 8.4852814, 1.9798990, 3.9597980], rel=1e-5)
 
 
-def test_a_scaled_bias_adds_its_radius_alone() -> None:
+def test_a_scaled_bias_adds_only_its_radius() -> None:
     model = conv_net(bias := BallBias(4, 0.3))
     with torch.no_grad():
         bias.bias.copy_(torch.tensor([0.0, 0.3, 0.0, 0.0]))
-    bias.certified(torch.tensor([0.3]))
+    bias.set_certified_norms(torch.tensor([0.3]))
     found = bounds(model, (2, 6, 6), math.sqrt(2))
     assert propagation.forward(model[:3], NormBound(9.0, (2, 6, 6))).norm == pytest.approx(1.3, rel=1e-5)
     assert list(found.values()) == pytest.approx([1.4142136, 1.4142136, 1.3 * 0.7071068, 1.3 * 1.4142136], rel=1e-5)
@@ -96,7 +96,7 @@ def test_every_matrix_of_a_mixer_has_the_same_bound() -> None:
     assert found["4.weight"] / 2500 == pytest.approx(0.0016970563, rel=1e-4)
 
 
-def test_a_plain_sum_doubles_what_goes_back_and_a_mean_does_not() -> None:
+def test_a_residual_sum_doubles_the_gradient_and_a_mean_does_not() -> None:
     branch = SpectralLinear(4, 4)
     assert LipschitzResidual(branch, a=1.0, c=1.0).bound_backward(ONE, 3.0)[0] == pytest.approx(6.0)
     g, sensitivities = LipschitzResidual(branch).bound_backward(ONE, 3.0)
@@ -106,7 +106,7 @@ def test_a_plain_sum_doubles_what_goes_back_and_a_mean_does_not() -> None:
     assert LipschitzResidual(branch, a=-1.0, c=2.0).bound_forward(ONE).norm == pytest.approx(3.0)
 
 
-def test_two_branches_joined_stretch_by_the_root_of_two() -> None:
+def test_the_concatenation_of_two_branches_has_the_constant_sqrt_2() -> None:
     joined = LipschitzConcat([Abs(), SpectralLinear(4, 3)])
     assert joined.bound_forward(ONE) == NormBound(pytest.approx(math.sqrt(2), rel=1e-5), (7,))
     g, sensitivities = joined.bound_backward(ONE, 3.0)
@@ -124,7 +124,7 @@ def test_a_weight_used_twice_has_twice_the_bound() -> None:
     assert list(propagation.backward(mixed, ONE, 1.0)[1].values()) == pytest.approx([1.5], rel=1e-5)
 
 
-def test_a_token_mix_turns_the_shape_for_its_module_and_back() -> None:
+def test_a_token_mix_transposes_the_shape_for_its_module() -> None:
     mix = TokenMix(SpectralLinear(5, 2))
     assert mix.bound_forward(NormBound(1.0, (5, 3))).shape == (2, 3)
     assert list(mix.bound_backward(NormBound(2.0, (5, 3)), 3.0)[1].values()) == pytest.approx([6.0])
@@ -145,7 +145,7 @@ def test_a_mixer_of_maps_is_a_mixer_of_their_positions() -> None:
         (lambda: LipschitzResidual(Abs(), c=math.inf), "c=inf"),
         (lambda: LipschitzResidual(SpectralLinear(4, 3)).bound_forward(ONE), r"turns \(4,\) into \(3,\)"),
         (lambda: LipschitzConcat([]), "at least one branch"),
-        (lambda: LipschitzConcat([nn.Flatten(), Abs()]).bound_forward(NormBound(1.0, (2, 2))), "cannot be joined"),
+        (lambda: LipschitzConcat([nn.Flatten(), Abs()]).bound_forward(NormBound(1.0, (2, 2))), "be concatenated"),
         (lambda: TokenMix(Abs()).bound_forward(ONE), r"\(tokens, channels\)"),
         (lambda: MixerBlock(0, 4), "tokens >= 1"),
         (lambda: MixerBlock(4, 0), "channels >= 1"),
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(make, problem) -> None:
         make()
 
 
-def test_centring_takes_the_mean_of_one_example_alone() -> None:
+def test_centring_uses_the_mean_of_one_example_only() -> None:
     x = torch.randn(6, 4, 3)
     joint = LayerCentering((1, 2))(x)
     assert torch.equal(joint[2], LayerCentering((1, 2))(x[2:3])[0])
@@ -177,7 +177,7 @@ def test_centring_takes_the_mean_of_one_example_alone() -> None:
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-30, 1e-22, 3e-23, 1e-8, 1e-6])
-def test_norms_of_windows_pass_no_gradient_on_lengthened_near_zero(size) -> None:
+def test_gradients_of_window_norms_have_a_norm_of_at_most_one_near_zero(size) -> None:
     x = (size * torch.tensor([[[[1.0, 0.3], [-0.7, 0.2]]]])).requires_grad_()
     [gradient] = torch.autograd.grad(L2NormPool2d(2)(x).sum(), x)
     assert gradient.isfinite().all()

@@ -1,4 +1,4 @@
-"""Losses of known slope against their formulas in plain Python, and their constants against ascent over the scores."""
+"""Lipschitz losses against formulas in plain Python, and their constants against ascent over the scores."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def gradients(loss: nn.Module, scores: Tensor, targets: Tensor, *, again: bool =
 
 
 def worst_case_search(loss: nn.Module, scores: Tensor, targets: Tensor, reach: float = math.inf) -> float:
-    """The longest gradient met on the way up, from many starts, with scores kept within a ball."""
+    """The largest gradient norm found by ascent from many starts, with scores in a ball."""
 
     def within(z: Tensor) -> Tensor:
         return z * (reach / z.norm(dim=1, keepdim=True)).clamp(max=1.0)
@@ -169,7 +169,7 @@ def test_bounded_scores_tighten_the_cross_entropy(tau: float, reach: float, cons
     assert searched - 1e-5 <= found <= loss.lipschitz(logit_bound=reach)
 
 
-def test_a_bound_on_the_scores_never_loosens_and_fades_as_it_grows() -> None:
+def test_a_smaller_bound_on_the_scores_gives_a_smaller_constant() -> None:
     loss = TauCrossEntropy(tau=0.3, classes=10)
     constants = [loss.lipschitz(logit_bound=reach) for reach in (0.0, 0.1, 1.0, 10.0, 1e4, 1e300, math.inf)]
     assert constants == sorted(constants)
@@ -200,13 +200,13 @@ def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> N
     assert float(row.norm()) == pytest.approx(8.0)
 
 
-def test_squared_distances_to_numbers_reach_as_far_as_declared() -> None:
+def test_targets_beyond_the_declared_bound_are_refused() -> None:
     loss = MSE(outputs=1, target_bound=2.0)
     row = gradients(loss, torch.tensor([-3.0], dtype=torch.float64), torch.tensor([2.0]))
     assert float(row.abs()) == loss.lipschitz(logit_bound=3.0) == 10.0
-    with pytest.raises(ValueError, match="beyond target_bound=2"):
+    with pytest.raises(ValueError, match="exceeds target_bound=2"):
         loss(torch.tensor([0.0]), torch.tensor([2.1]))
-    with pytest.raises(ValueError, match="beyond target_bound=2"):
+    with pytest.raises(ValueError, match="exceeds target_bound=2"):
         loss(torch.tensor([0.0]), torch.tensor([math.nan]))
 
 
@@ -228,7 +228,7 @@ def test_each_example_alone(loss: nn.Module, outputs: int) -> None:
 
 
 @every_loss
-def test_one_loss_per_example_however_few_and_however_far(loss: nn.Module, outputs: int) -> None:
+def test_one_finite_loss_per_example_for_any_number_and_size_of_scores(loss: nn.Module, outputs: int) -> None:
     for count, scale in ((0, 1.0), (1, 1.0), (5, 0.0), (5, 1e6)):
         scores, targets = some(outputs, count, scale)
         losses = loss(scores.float(), targets)
@@ -239,7 +239,7 @@ def test_one_loss_per_example_however_few_and_however_far(loss: nn.Module, outpu
 
 
 @every_loss
-def test_one_score_may_come_without_an_axis(loss: nn.Module, outputs: int) -> None:
+def test_a_single_score_may_lack_its_axis(loss: nn.Module, outputs: int) -> None:
     scores, targets = some(outputs)
     if outputs == 1:
         torch.testing.assert_close(loss(scores.squeeze(1), targets), loss(scores, targets))

@@ -1,4 +1,4 @@
-"""Modules that stretch nothing, and losses of known slope: networks whose gradients have a bound without clipping."""
+"""Layers and losses with known Lipschitz constants, for networks that are trained without per-example clipping."""
 
 from noisette.nn.lipschitz.activations import Abs as Abs
 from noisette.nn.lipschitz.activations import FullSort as FullSort
@@ -10,7 +10,6 @@ from noisette.nn.lipschitz.conv import SpectralConv2d as SpectralConv2d
 from noisette.nn.lipschitz.distance_losses import MAE as MAE
 from noisette.nn.lipschitz.distance_losses import MSE as MSE
 from noisette.nn.lipschitz.distance_losses import HuberLoss as HuberLoss
-from noisette.nn.lipschitz.fft_conv import FftConv2d as FftConv2d
 from noisette.nn.lipschitz.inputs import BoundedInput as BoundedInput
 from noisette.nn.lipschitz.inputs import NormCap as NormCap
 from noisette.nn.lipschitz.inputs import SphereInput as SphereInput
@@ -18,7 +17,6 @@ from noisette.nn.lipschitz.joining import LipschitzConcat as LipschitzConcat
 from noisette.nn.lipschitz.joining import LipschitzResidual as LipschitzResidual
 from noisette.nn.lipschitz.joining import Scale as Scale
 from noisette.nn.lipschitz.linear import SpectralLinear as SpectralLinear
-from noisette.nn.lipschitz.logit_gradient import ClipLogitGrad as ClipLogitGrad
 from noisette.nn.lipschitz.losses import KCosine as KCosine
 from noisette.nn.lipschitz.losses import TauBCE as TauBCE
 from noisette.nn.lipschitz.losses import TauCrossEntropy as TauCrossEntropy

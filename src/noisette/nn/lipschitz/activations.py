@@ -1,4 +1,4 @@
-"""Activations that keep the norm of what passes: sorting, and the absolute value.
+"""Activations that preserve the norm of their input: sorting, and the absolute value.
 
 Source: Anil et al. 2019, "Sorting Out Lipschitz Function Approximation"; Bethune et al. 2024, section 4.
 """
@@ -6,87 +6,73 @@ Source: Anil et al. 2019, "Sorting Out Lipschitz Function Approximation"; Bethun
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from noisette.lipschitz.protocols import NormBound, Sensitivities
-from noisette.nn.lipschitz.axes import of_example, refuse_batch_axis
+from noisette.nn.lipschitz.axes import example_axis, refuse_batch_axis
+from noisette.nn.lipschitz.one_lipschitz import OneLipschitz
 
 
-class GroupSort2(nn.Module):
+class _ChannelSort(OneLipschitz):
+    """Sorts along the channel axis ``dim``."""
+
+    def __init__(self, dim: int = 1) -> None:
+        super().__init__()
+        refuse_batch_axis([dim])
+        self.dim = dim
+
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        example_axis(self.dim, shape)
+        return shape
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class GroupSort2(_ChannelSort):
     """Sorts pairs of neighbouring channels, the smaller first.
 
     Args:
-        dim: axis of the channels: 1 for (b, c) and for maps (b, c, h, w), -1 for sequences (b, t, c).
+        dim: the channel axis: 1 for (b, c) and for maps (b, c, h, w), -1 for sequences (b, t, c).
 
     Raises:
-        ValueError: ``dim`` is the batch axis, or (when bounds are asked for, or called) channels do not pair up.
+        ValueError: ``dim`` is the batch axis, or (in a call, or when bounds are computed) channels are odd in number.
 
     >>> GroupSort2()(torch.tensor([[3.0, 1.0, -2.0, 5.0]])).tolist()
     [[1.0, 3.0, -2.0, 5.0]]
     """
 
-    def __init__(self, dim: int = 1) -> None:
-        super().__init__()
-        refuse_batch_axis([dim])
-        self.dim = dim
-
     def forward(self, x: Tensor) -> Tensor:
-        axis = 1 + self._axis(tuple(x.shape[1:]))
+        shape = self.output_shape(tuple(x.shape[1:]))
+        axis = 1 + example_axis(self.dim, shape)
         first, second = x.unflatten(axis, (-1, 2)).unbind(axis + 1)
         ordered = torch.stack((torch.minimum(first, second), torch.maximum(first, second)), axis + 1)
         return ordered.flatten(axis, axis + 1)
 
-    def _axis(self, shape: tuple[int, ...]) -> int:
-        axis = of_example(self.dim, shape)
-        if shape[axis] % 2:
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if shape[example_axis(self.dim, shape)] % 2:
             raise ValueError(f"GroupSort2 sorts pairs, but axis {self.dim} of an example of shape {shape} is odd")
-        return axis
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        self._axis(x.shape)
-        return x
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+        return shape
 
 
-class FullSort(nn.Module):
+class FullSort(_ChannelSort):
     """Sorts all channels, the smallest first.
 
     Args:
-        dim: axis of the channels, as for :class:`GroupSort2`.
+        dim: the channel axis, as for :class:`GroupSort2`.
 
     Raises:
-        ValueError: ``dim`` is the batch axis, or (when bounds are asked for) there is no such axis.
+        ValueError: ``dim`` is the batch axis, or (in a call, or when bounds are computed) there is no such axis.
 
     >>> FullSort()(torch.tensor([[3.0, 1.0, -2.0]])).tolist()
     [[-2.0, 1.0, 3.0]]
     """
 
-    def __init__(self, dim: int = 1) -> None:
-        super().__init__()
-        refuse_batch_axis([dim])
-        self.dim = dim
-
     def forward(self, x: Tensor) -> Tensor:
-        return x.sort(1 + of_example(self.dim, tuple(x.shape[1:]))).values
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        of_example(self.dim, x.shape)
-        return x
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+        return x.sort(1 + example_axis(self.dim, tuple(x.shape[1:]))).values
 
 
-class Abs(nn.Module):
-    """The absolute value of every number.
+class Abs(OneLipschitz):
+    """The absolute value of every element.
 
     >>> Abs()(torch.tensor([[3.0, -1.0]])).tolist()
     [[3.0, 1.0]]
@@ -94,9 +80,3 @@ class Abs(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.abs()
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return x
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}

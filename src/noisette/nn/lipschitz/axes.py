@@ -1,4 +1,4 @@
-"""Axes of a batch, told to one example, whose shape lacks the first."""
+"""Axes of a batch and of one example, whose shape lacks the batch axis."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def refuse_batch_axis(dims: Iterable[int]) -> None:
-    """None of the axes is the first, along which lie other examples.
+    """Refuse an operation along axis 0, which would mix examples.
 
     Raises:
-        ValueError: one is.
+        ValueError: one of the axes is 0.
     """
     if 0 in dims:
         raise ValueError(
@@ -20,18 +20,18 @@ def refuse_batch_axis(dims: Iterable[int]) -> None:
         )
 
 
-def of_example(dim: int, shape: tuple[int, ...]) -> int:
-    """Where axis ``dim`` of a batch lies in the shape of one example.
+def example_axis(dim: int, shape: tuple[int, ...]) -> int:
+    """The index of a batch's axis ``dim`` in the shape of one example.
 
     Raises:
         ValueError: there is no such axis.
     """
     axis = dim - 1 if dim > 0 else dim + len(shape)
     if not 0 <= axis < len(shape):
-        raise ValueError(f"an example of shape {shape} has no axis {dim} of its own")
+        raise ValueError(f"an example of shape {shape} has no axis {dim}")
     return axis
 
 
 def per_example_norms(x: Tensor) -> Tensor:
-    """The Euclidean norm of each example over all its numbers, in double precision, shape (b,)."""
+    """The Euclidean norm of each example over all its elements, in double precision, shape (b,)."""
     return torch.linalg.vector_norm(x.flatten(1) if x.dim() > 1 else x.unsqueeze(1), dim=1, dtype=torch.float64)

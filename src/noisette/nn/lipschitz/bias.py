@@ -1,4 +1,4 @@
-"""A bias of bounded length."""
+"""A bias of bounded norm."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from noisette._internal import checks
 from noisette.lipschitz.project import project
 from noisette.lipschitz.projections import FrobeniusBall
 from noisette.lipschitz.protocols import NormBound, Sensitivities
-from noisette.nn.lipschitz.axes import of_example, refuse_batch_axis
+from noisette.nn.lipschitz.axes import example_axis, refuse_batch_axis
 from noisette.nn.lipschitz.constrained import ConstrainedModule
 
 
 class BallBias(ConstrainedModule):
-    """Adds one number to each channel: ``bias`` over the square root of the number of positions that share it.
+    """Adds ``bias`` to the channels, divided by the square root of the number of positions that share it.
 
-    So divided, a bias of norm r makes an example longer by r at most, and one example adds no more to its gradient than
-    the gradient that arrives. Biases make bounds grow with depth: most Lipschitz networks do without.
+    With this division a bias of norm r increases the norm of an example by at most r, and the norm of its gradient is
+    at most that of the gradient with respect to the output. Biases make bounds grow with depth; most Lipschitz networks
+    have none.
 
     Args:
-        features: channels.
-        radius: of the ball that the bias stays in.
-        dim: axis of the channels: 1 for (b, c) and (b, c, h, w), -1 for sequences (b, t, c).
+        features: number of channels.
+        radius: bound on the norm of the bias.
+        dim: the channel axis: 1 for (b, c) and (b, c, h, w), -1 for sequences (b, t, c).
 
-    Source: the gradient sums one number per position, so it is longer by the square root of their number at most.
+    Source: the gradient of a shared bias sums over n positions, so its norm is at most sqrt(n) times that of the
+    gradient with respect to the output.
 
     Raises:
-        ValueError: a figure is too small, ``dim`` is the batch axis, or (when bounds are asked for) there are not as
-            many channels.
+        ValueError: ``features`` or ``radius`` is too small, ``dim`` is the batch axis, or (when bounds are computed)
+            the input has another number of channels.
 
     >>> BallBias(4, radius=0.5).bound_forward(NormBound(1.0, (4, 7, 7))).norm <= 1.5
     True
@@ -56,9 +58,11 @@ class BallBias(ConstrainedModule):
         return self.bias.view(1, 1, -1)
 
     def _axis(self, shape: tuple[int, ...]) -> int:
-        axis = of_example(self.dim, shape)
+        axis = example_axis(self.dim, shape)
         if shape[axis] != len(self.bias):
-            raise ValueError(f"a bias of {len(self.bias)} features meets {shape[axis]} channels of shape {shape}")
+            raise ValueError(
+                f"expected {len(self.bias)} channels on axis {self.dim}, the features of the bias, got shape {shape}"
+            )
         return axis
 
     def bound_forward(self, x: NormBound) -> NormBound:

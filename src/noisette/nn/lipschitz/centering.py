@@ -1,25 +1,25 @@
-"""Centring: what a norm layer does for training, without dividing and without looking at other examples."""
+"""Centring: the part of a norm layer that needs neither a division nor other examples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from noisette.lipschitz.protocols import NormBound, Sensitivities
-from noisette.nn.lipschitz.axes import of_example, refuse_batch_axis
+from noisette.nn.lipschitz.axes import example_axis, refuse_batch_axis
+from noisette.nn.lipschitz.one_lipschitz import OneLipschitz
 
 
-class LayerCentering(nn.Module):
-    """Takes from each number of an example the mean over ``dims`` of that example, an orthogonal projection.
+class LayerCentering(OneLipschitz):
+    """Subtracts from each example its own mean over ``dims``, which is an orthogonal projection.
 
     Args:
-        dims: axes of the mean: 1 for the channels of each position of a map, (2, 3) for the positions of each channel.
+        dims: axes of the mean: 1 for the channels at each position of a map, (2, 3) for the positions of each channel.
 
-    Guarantee: the batch axis is refused. Centred over it, one example would move the gradients of all others.
+    Guarantee: the batch axis is refused, because with a mean over the batch one example would change all gradients.
 
     Raises:
-        ValueError: an axis is the batch axis, or (when bounds are asked for, or called) an example has no such axis.
+        ValueError: an axis is the batch axis, or (in a call, or when bounds are computed) an example has no such axis.
 
     >>> import torch
     >>> LayerCentering(1)(torch.tensor([[1.0, 2.0, 6.0], [0.0, 0.0, 3.0]])).tolist()
@@ -34,17 +34,14 @@ class LayerCentering(nn.Module):
             raise ValueError("LayerCentering needs at least one axis, got none")
 
     def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(self._axes(tuple(x.shape[1:])), keepdim=True)
+        return x - x.mean(self._batch_axes(tuple(x.shape[1:])), keepdim=True)
 
-    def _axes(self, shape: tuple[int, ...]) -> list[int]:
-        return [1 + of_example(dim, shape) for dim in self.dims]
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        self._batch_axes(shape)
+        return shape
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        self._axes(x.shape)
-        return x
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
+    def _batch_axes(self, shape: tuple[int, ...]) -> list[int]:
+        return [1 + example_axis(dim, shape) for dim in self.dims]
 
     def extra_repr(self) -> str:
         return f"dims={self.dims}"

@@ -1,4 +1,4 @@
-"""What modules with a constrained parameter have in common."""
+"""The base class of modules with a constrained parameter."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from noisette.lipschitz.projections import Orthogonal
 from noisette.lipschitz.protocols import Projection
 
 ORTHOGONAL = Orthogonal()
-_LEAST_NORM = 1e-3  # no bound behind a layer vanishes with its weights
+_LEAST_NORM = 1e-3  # so that no bound behind a layer becomes zero with its weights
 
 
 class ConstrainedModule(nn.Module):
-    """A module whose parameter is kept inside a set, and which knows how far its matrices can stretch a vector.
+    """A module with a parameter that is constrained to a set of matrices of certified norm.
 
-    The parameter itself is what is constrained: it is projected after each step, not reparametrised, so its gradient is
-    the gradient. It is projected where the module is made and whenever a state dict is loaded.
+    The parameter itself is constrained, not reparametrised, so its gradient is the plain gradient. It is projected when
+    the module is created, when a state dict is loaded, and after each step.
 
     Args:
         projection: the map onto the set.
@@ -27,15 +27,15 @@ class ConstrainedModule(nn.Module):
     def __init__(self, projection: Projection) -> None:
         super().__init__()
         self.projection = projection
-        self.norm = math.inf  # of its matrices, as certified last
-        self.register_load_state_dict_post_hook(_projected)
+        self.norm = math.inf  # bound on the spectral norms of the matrices, from the last projection
+        self.register_load_state_dict_post_hook(_project_after_load)
 
     def matrices(self) -> Tensor:
-        """The constrained parameter as a stack of matrices, shape (k, n, m), that writes through."""
+        """The constrained parameter as a stack of matrices, shape (k, n, m): a view, so writes change the parameter."""
         raise NotImplementedError
 
-    def certified(self, norms: Tensor) -> None:
-        """Take note of the norms of its matrices, shape (k,).
+    def set_certified_norms(self, norms: Tensor) -> None:
+        """Store the largest of the certified norms of the matrices, shape (k,).
 
         Raises:
             ValueError: a norm is not finite.
@@ -45,5 +45,5 @@ class ConstrainedModule(nn.Module):
         self.norm = max(_LEAST_NORM, float(norms.max()))
 
 
-def _projected(module: nn.Module, _: object) -> None:
+def _project_after_load(module: nn.Module, _: object) -> None:
     project(module)

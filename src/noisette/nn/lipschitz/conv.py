@@ -1,4 +1,4 @@
-"""Convolutions of a Lipschitz network, whose kernels are constrained as matrices of patches by channels."""
+"""1-Lipschitz convolutions, whose kernels are constrained as matrices of output channels by patches."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from noisette._internal import checks
 from noisette.lipschitz.project import project
 from noisette.lipschitz.protocols import NormBound, Projection, Sensitivities
 from noisette.nn.lipschitz.constrained import ORTHOGONAL, ConstrainedModule
-from noisette.nn.lipschitz.window import Pair, Windows, windows
+from noisette.nn.lipschitz.window import Pair, windows
 
 
 class SpectralConv2d(ConstrainedModule):
-    """A convolution without bias, padded with zeros, that stretches no vector.
+    """A 1-Lipschitz convolution without bias, padded with zeros.
 
-    ``weight``, reshaped to one row per output channel, has a spectral norm of one at most. What convolves is ``weight``
-    over the square root of how many windows look at one pixel, counted exactly for the size of each input.
+    ``weight``, reshaped to one row per output channel, has a spectral norm of at most one. The kernel of the
+    convolution is ``weight`` divided by the square root of the largest number of windows that contain one pixel, which
+    is counted exactly for the size of each input.
 
     Args:
-        in_channels: of the maps (b, in_channels, h, w).
-        out_channels: of the output.
-        kernel_size: of a window; this and the next three are numbers, or pairs for height and width.
+        in_channels: channels of the input (b, in_channels, h, w).
+        out_channels: channels of the output.
+        kernel_size: size of a window; this and the next three are numbers, or pairs for height and width.
         stride: pixels between windows.
-        padding: pixels of zeros at each side.
-        dilation: pixels between the taps of a window.
-        groups: parts of the channels that do not meet; each has a matrix of its own.
-        projection: of these matrices.
+        padding: pixels of zeros on each side.
+        dilation: pixels between the elements of a window.
+        groups: number of groups of channels that are convolved separately, each with its own matrix.
+        projection: the projection of these matrices.
 
-    Guarantee: as for :class:`SpectralLinear`: patches of all windows together are longer than the image by that square
-    root at most.
-    Source: Bethune et al. 2024, appendix (reshaped kernel orthogonalisation), with the largest number of looks in place
-    of their mean, which is too small at the middle of an image.
+    Guarantee: as for :class:`SpectralLinear`, because the norm of all patches together is at most that square root
+    times the norm of the image.
+    Source: Bethune et al. 2024, appendix (reshaped kernel orthogonalisation), with the largest number of windows per
+    pixel instead of the mean number, which is too small in the middle of an image.
 
     Raises:
-        ValueError: a figure is too small, or (when bounds are asked for, or called) the image is.
+        ValueError: an argument is too small, or (in a call, or when bounds are computed) the image is.
 
     >>> layer = SpectralConv2d(2, 4, 3, padding=1)
     >>> layer(torch.zeros(5, 2, 8, 8)).shape, layer.bound_forward(NormBound(3.0, (2, 8, 8))).shape
@@ -54,31 +55,49 @@ class SpectralConv2d(ConstrainedModule):
     ) -> None:
         super().__init__(projection)
         self.windows = windows(kernel_size, stride, padding, dilation)
+        checks.count(in_channels=in_channels, out_channels=out_channels, groups=groups)
+        if in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"{groups} groups do not divide {in_channels} input and {out_channels} output channels; choose a "
+                "common divisor"
+            )
         self.groups = groups
-        self.weight = nn.Parameter(orthogonal_kernel(in_channels, out_channels, self.windows, groups))
+        kernel = torch.empty(out_channels, in_channels // groups, *self.windows.kernel_size)
+        for group in kernel.chunk(groups):
+            nn.init.orthogonal_(group)
+        self.weight = nn.Parameter(kernel)
         project(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        looks = self.windows.most_looks((x.shape[-2], x.shape[-1]))
-        return convolved(x, self.weight if looks == 1 else self.weight * looks**-0.5, self.windows, self.groups)
+        overlap = self.windows.max_overlap((x.shape[-2], x.shape[-1]))
+        kernel = self.weight if overlap == 1 else self.weight * overlap**-0.5
+        w = self.windows
+        return nn.functional.conv2d(x, kernel, None, w.stride, w.padding, w.dilation, self.groups)
 
     def matrices(self) -> Tensor:
-        return by_group(self.weight, self.groups)
+        return self.weight.view(self.groups, len(self.weight) // self.groups, -1)
 
     def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(self.norm * x.norm, output_shape(x.shape, self.weight, self.windows, self.groups))
+        channels = self.weight.shape[1] * self.groups
+        if len(x.shape) != 3 or x.shape[0] != channels:
+            raise ValueError(
+                f"the convolution takes {channels} input channels (channels, height, width), got shape {x.shape}"
+            )
+        return NormBound(self.norm * x.norm, (len(self.weight), *self.windows.output((x.shape[1], x.shape[2]))))
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return self.norm * g, {self.weight: g * x.norm}
 
     def extra_repr(self) -> str:
-        return f"{told(self.weight, self.windows, self.groups)}, projection={self.projection}"
+        sizes = ", ".join(f"{name}={value}" for name, value in vars(self.windows).items())
+        channels = f"{self.weight.shape[1] * self.groups}, {len(self.weight)}"
+        return f"{channels}, {sizes}, groups={self.groups}, projection={self.projection}"
 
 
 class PatchConv2d(SpectralConv2d):
-    """A convolution over patches that lie side by side: stride and kernel are one, so each pixel is looked at once.
+    """A convolution over patches that do not overlap: the stride is the kernel size, so each pixel is in one window.
 
-    With at least as many channels out as a patch has numbers, it keeps the norm of every image whose sides are
+    With at least as many output channels as a patch has elements, it preserves the norm of every image whose sides are
     multiples of the patch. Maps (b, c, h, w) become (b, out_channels, h // patch, w // patch).
 
     Guarantee: as for :class:`SpectralConv2d`.
@@ -90,48 +109,3 @@ class PatchConv2d(SpectralConv2d):
 
     def __init__(self, in_channels: int, out_channels: int, patch: int, projection: Projection = ORTHOGONAL) -> None:
         super().__init__(in_channels, out_channels, patch, stride=patch, projection=projection)
-
-
-def orthogonal_kernel(in_channels: int, out_channels: int, windows: Windows, groups: int) -> Tensor:
-    """A kernel whose matrix is orthogonal, for each group.
-
-    Raises:
-        ValueError: a number is below one, or groups do not divide the channels.
-    """
-    checks.count(in_channels=in_channels, out_channels=out_channels, groups=groups)
-    if in_channels % groups or out_channels % groups:
-        raise ValueError(
-            f"{groups} groups do not divide {in_channels} channels in and {out_channels} out evenly; choose a divisor"
-        )
-    kernel = torch.empty(out_channels, in_channels // groups, *windows.kernel_size)
-    for group in kernel.chunk(groups):
-        nn.init.orthogonal_(group)
-    return kernel
-
-
-def by_group(kernel: Tensor, groups: int) -> Tensor:
-    """The matrix of each group, (groups, outputs, patch), as a view."""
-    return kernel.view(groups, len(kernel) // groups, -1)
-
-
-def convolved(x: Tensor, kernel: Tensor, windows: Windows, groups: int) -> Tensor:
-    """The plain convolution."""
-    return nn.functional.conv2d(x, kernel, None, windows.stride, windows.padding, windows.dilation, groups)
-
-
-def output_shape(shape: tuple[int, ...], kernel: Tensor, windows: Windows, groups: int) -> tuple[int, int, int]:
-    """Shape of one example behind the convolution.
-
-    Raises:
-        ValueError: it takes no example of this shape.
-    """
-    channels = kernel.shape[1] * groups
-    if len(shape) != 3 or shape[0] != channels:
-        raise ValueError(f"the convolution takes {channels} maps (channels, height, width), got shape {shape}")
-    return len(kernel), *windows.output((shape[1], shape[2]))
-
-
-def told(kernel: Tensor, windows: Windows, groups: int) -> str:
-    """What a convolution was made with."""
-    text = ", ".join(f"{name}={value}" for name, value in vars(windows).items())
-    return f"{kernel.shape[1] * groups}, {len(kernel)}, {text}, groups={groups}"

@@ -1,4 +1,4 @@
-"""Losses of distances to targets, which are numbers, or classes as 1 for the true one and 0 elsewhere."""
+"""Losses of distances to targets, which are numbers, or classes in one-hot encoding."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.nn.lipschitz._targets import distances, infinite_unless_given
+from noisette.nn.lipschitz._targets import residuals, score_norm_bound
 
 F = nn.functional
 
 
 class MAE(nn.Module):
-    """Sum over the outputs of the absolute distance to the target: a number, or 1 for the true class and 0 elsewhere.
+    """Sum over the outputs of the absolute distance to the target.
 
     Args:
-        outputs: scores per example. With 1, targets are numbers; with more, classes.
+        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
 
     >>> import torch
     >>> MAE(outputs=1)(torch.tensor([[0.5], [-1.0]]), torch.tensor([1.5, 0.0])), MAE(outputs=4).lipschitz()
@@ -30,10 +30,10 @@ class MAE(nn.Module):
         self.outputs = outputs
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return distances(scores, targets, self.outputs).abs().sum(1)
+        return residuals(scores, targets, self.outputs).abs().sum(1)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """1 for each output."""
+        """The gradient has an absolute value of 1 for each output."""
         return math.sqrt(self.outputs)
 
     def extra_repr(self) -> str:
@@ -41,12 +41,11 @@ class MAE(nn.Module):
 
 
 class HuberLoss(nn.Module):
-    """Sum over the outputs of half the squared distance to the target, straight from delta on.
+    """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
     Args:
-        outputs: scores per example. With 1, targets are numbers; with more, classes, as 1 for the true one and 0
-            elsewhere.
-        delta: the distance from which on it is a straight line.
+        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
+        delta: the distance beyond which the loss is linear.
 
     >>> import torch
     >>> loss = HuberLoss(outputs=1, delta=0.5)
@@ -62,11 +61,11 @@ class HuberLoss(nn.Module):
         self.delta = delta
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        away = distances(scores, targets, self.outputs)
-        return F.huber_loss(away, torch.zeros_like(away), reduction="none", delta=self.delta).sum(1)
+        distance = residuals(scores, targets, self.outputs)
+        return F.huber_loss(distance, torch.zeros_like(distance), reduction="none", delta=self.delta).sum(1)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Delta for each output."""
+        """The gradient has an absolute value of at most delta for each output."""
         return self.delta * math.sqrt(self.outputs)
 
     def extra_repr(self) -> str:
@@ -74,12 +73,11 @@ class HuberLoss(nn.Module):
 
 
 class MSE(nn.Module):
-    """Squared distance of the scores to the target. It has a bound only where the scores have one.
+    """Squared distance of the scores to the target. It has a Lipschitz constant only if the scores have a bound.
 
     Args:
-        outputs: scores per example. With 1, targets are numbers; with more, classes, as 1 for the true one and 0
-            elsewhere.
-        target_bound: the largest absolute value of a target that is a number; a class is at most 1.
+        outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
+        target_bound: bound on the absolute value of a target that is a number; for classes it is at least 1.
 
     >>> import torch
     >>> loss = MSE(outputs=1, target_bound=2.0)
@@ -99,23 +97,23 @@ class MSE(nn.Module):
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         if self.outputs == 1 and not (targets.abs() <= self.target_bound).all():
             raise ValueError(
-                f"a target lies beyond target_bound={self.target_bound:g}, which the constant of MSE rests on: declare "
-                "a larger target_bound, or scale or clamp the targets with public constants"
+                f"a target exceeds target_bound={self.target_bound:g}, on which the Lipschitz constant of MSE depends: "
+                "declare a larger target_bound, or scale or clamp the targets with public constants"
             )
-        return distances(scores, targets, self.outputs).square().sum(1)
+        return residuals(scores, targets, self.outputs).square().sum(1)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """Twice the longest distance.
+        """Twice the largest distance.
 
         Raises:
             ValueError: the scores have no bound.
         """
-        if infinite_unless_given(logit_bound) == math.inf:
+        if (norm := score_norm_bound(logit_bound)) == math.inf:
             raise ValueError(
                 "MSE has no Lipschitz constant without a bound on the scores: put a BoundedInput in front of the model "
-                "or a NormCap behind it, or take HuberLoss or MAE"
+                "or a NormCap behind it, or use HuberLoss or MAE"
             )
-        return 2 * (infinite_unless_given(logit_bound) + self.target_bound)
+        return 2 * (norm + self.target_bound)
 
     def extra_repr(self) -> str:
         return f"outputs={self.outputs}, target_bound={self.target_bound:g}"

@@ -1,4 +1,4 @@
-"""Where a bound begins: every example is brought into a ball, or onto its sphere, whatever it was.
+"""Layers that bound the norm of each example, whatever its values: the start of every norm bound.
 
 Source: Bethune et al. 2024, section 2 (bounded inputs).
 """
@@ -14,16 +14,16 @@ from noisette._internal import checks
 from noisette.lipschitz.protocols import NormBound, Sensitivities
 from noisette.nn.lipschitz.axes import per_example_norms
 
-_NO_DIRECTION = 1e-30  # shorter than this, in units of the radius, the numbers of an example are too coarse to scale
+_NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
 
 class BoundedInput(nn.Module):
-    """Scales each example down to a Euclidean norm of ``x0`` at most, over all its numbers; a model begins with it.
+    """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
-    An example with a number that is not finite becomes zeros.
+    It is the first layer of a model. An example with an element that is not finite becomes zeros.
 
-    Guarantee: ``x0`` must be a public constant. A largest norm, mean or deviation taken from the private examples tells
-    of them.
+    Guarantee: ``x0`` must be a public constant. A maximum, mean or standard deviation of the private examples would
+    disclose information about them.
 
     >>> BoundedInput(x0=5.0)(torch.tensor([[6.0, 8.0], [0.3, 0.4], [math.nan, 1.0]])).tolist()
     [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]
@@ -35,7 +35,7 @@ class BoundedInput(nn.Module):
         self.x0 = x0
 
     def forward(self, x: Tensor) -> Tensor:
-        return _in_ball(x, self.x0)
+        return _project_to_ball(x, self.x0)
 
     def bound_forward(self, x: NormBound) -> NormBound:
         return NormBound(min(x.norm, self.x0), x.shape)
@@ -48,10 +48,10 @@ class BoundedInput(nn.Module):
 
 
 class SphereInput(nn.Module):
-    """Scales each example to a Euclidean norm of ``x0``, over all its numbers; one of zeros stays as it is.
+    """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
 
-    Bounds are tighter than behind :class:`BoundedInput`, because each example is as long as the bound says. Near zero
-    the map has no Lipschitz constant, so nothing in front of it can train, and robust radii are those of its output.
+    Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
+    has no Lipschitz constant near zero, so no layer in front of it can train.
 
     Guarantee: as for :class:`BoundedInput`.
 
@@ -65,8 +65,8 @@ class SphereInput(nn.Module):
         self.x0 = x0
 
     def forward(self, x: Tensor) -> Tensor:
-        lengths = per_example_norms(x) / self.x0
-        return _divided(x, lengths, lengths > _NO_DIRECTION)
+        norms = per_example_norms(x) / self.x0
+        return _divide(x, norms, norms > _NO_DIRECTION)
 
     def bound_forward(self, x: NormBound) -> NormBound:
         return NormBound(self.x0, x.shape)
@@ -79,7 +79,7 @@ class SphereInput(nn.Module):
 
 
 class NormCap(nn.Module):
-    """Scales each example down to a norm of at most ``cap`` inside a network, for example behind a bias.
+    """Scales each example down to a norm of at most ``cap`` inside a network, for instance behind a bias.
 
     >>> NormCap(1.0).bound_forward(NormBound(3.0, (10,))).norm
     1.0
@@ -91,7 +91,7 @@ class NormCap(nn.Module):
         self.cap = cap
 
     def forward(self, x: Tensor) -> Tensor:
-        return _in_ball(x, self.cap)
+        return _project_to_ball(x, self.cap)
 
     def bound_forward(self, x: NormBound) -> NormBound:
         return NormBound(min(x.norm, self.cap), x.shape)
@@ -103,16 +103,17 @@ class NormCap(nn.Module):
         return f"{self.cap:g}"
 
 
-def _in_ball(x: Tensor, radius: float) -> Tensor:
-    """The nearest point of the ball, a map that stretches no difference."""
-    lengths = per_example_norms(x) / radius
-    return _divided(x, lengths.clamp(min=1), lengths.isfinite())
+def _project_to_ball(x: Tensor, radius: float) -> Tensor:
+    """The nearest point of the ball, which is a 1-Lipschitz map; zeros for examples that are not finite."""
+    norms = per_example_norms(x) / radius
+    return _divide(x, norms.clamp(min=1), norms.isfinite())
 
 
-def _divided(x: Tensor, lengths: Tensor, keep: Tensor) -> Tensor:
-    """Examples over their lengths, (b,), and zeros where they are not kept or not finite."""
-    keep = keep & lengths.isfinite()
+def _divide(x: Tensor, divisors: Tensor, keep: Tensor) -> Tensor:
+    """Each example divided by its own divisor, shape (b,); zeros where ``keep`` is false or the divisor not finite."""
+    keep = keep & divisors.isfinite()
     rows = (len(x), *[1] * (x.dim() - 1))
-    # Divided, not multiplied: one over a large number loses digits. A length beyond the type gives zeros.
-    quotients = x / torch.where(keep, lengths, 1.0).to(x.dtype).view(rows)
+    # A division, because the reciprocal of a large number loses digits. A divisor beyond the range of x.dtype becomes
+    # infinite and gives zeros.
+    quotients = x / torch.where(keep, divisors, 1.0).to(x.dtype).view(rows)
     return torch.where(keep.view(rows), quotients, 0.0)

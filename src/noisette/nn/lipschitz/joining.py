@@ -1,4 +1,4 @@
-"""Branches that meet again, and multiplication by a constant."""
+"""Residual branches, concatenation, and multiplication by a constant."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from noisette.lipschitz.protocols import NormBound, Sensitivities
 
 
 class Scale(nn.Module):
-    """Multiplies by a fixed number.
+    """Multiplies by a constant.
 
     Raises:
-        ValueError: it is not finite.
+        ValueError: the constant is not finite.
 
     >>> Scale(-2.0).bound_forward(NormBound(3.0, (5,))).norm
     6.0
@@ -41,17 +41,17 @@ class Scale(nn.Module):
 
 
 class LipschitzResidual(nn.Module):
-    """``a x + c branch(x)``: with halves, a mean, which stretches nothing if the branch does not.
+    """``a x + c branch(x)``: by default a mean, which is 1-Lipschitz if the branch is.
 
     Args:
-        branch: a module that keeps the shape.
+        branch: a module with outputs of the same shape as its inputs.
         a: factor of the input.
         c: factor of the branch.
 
     Source: Bethune et al. 2024, appendix ("1-Lipschitz addition").
 
     Raises:
-        ValueError: a factor is not finite, or (when bounds are asked for) the branch changes the shape.
+        ValueError: a factor is not finite, or (when bounds are computed) the branch changes the shape.
 
     >>> from noisette.nn.lipschitz import Abs
     >>> LipschitzResidual(Abs())(torch.tensor([[2.0, -2.0]])).tolist()
@@ -71,7 +71,7 @@ class LipschitzResidual(nn.Module):
     def bound_forward(self, x: NormBound) -> NormBound:
         inner = propagation.forward(self.branch, x)
         if inner.shape != x.shape:
-            raise ValueError(f"the branch of a residual keeps the shape, but it turns {x.shape} into {inner.shape}")
+            raise ValueError(f"the branch of a residual must keep the shape, but turns {x.shape} into {inner.shape}")
         return NormBound(abs(self.a) * x.norm + abs(self.c) * inner.norm, x.shape)
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
@@ -83,12 +83,12 @@ class LipschitzResidual(nn.Module):
 
 
 class LipschitzConcat(nn.Module):
-    """The outputs of several branches of one input, one after the other along axis 1.
+    """The outputs of several branches on the same input, concatenated along axis 1.
 
-    Source: norms of parts add up in squares, so two branches that stretch nothing stretch by sqrt(2) together.
+    Source: squared norms of parts add up, so the concatenation of two 1-Lipschitz branches is sqrt(2)-Lipschitz.
 
     Raises:
-        ValueError: there is no branch, or (when bounds are asked for) their shapes differ behind axis 1.
+        ValueError: there is no branch, or (when bounds are computed) their shapes differ beyond axis 1.
 
     >>> from noisette.nn.lipschitz import Abs
     >>> LipschitzConcat([nn.Identity(), Abs()])(torch.tensor([[-1.0]])).tolist()
@@ -107,14 +107,15 @@ class LipschitzConcat(nn.Module):
     def bound_forward(self, x: NormBound) -> NormBound:
         parts = [propagation.forward(branch, x) for branch in self.branches]
         if len({part.shape[1:] for part in parts}) > 1 or not parts[0].shape:
-            raise ValueError(f"branches of shapes {[part.shape for part in parts]} cannot be joined along axis 1")
+            raise ValueError(f"outputs of shapes {[part.shape for part in parts]} cannot be concatenated along axis 1")
         norm = math.hypot(*(part.norm for part in parts))
         return NormBound(norm, (sum(part.shape[0] for part in parts), *parts[0].shape[1:]))
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        # A branch sees its own part of the gradient: at most g each, and what comes back adds up as J'g does.
+        # Each branch gets its part g_i of the gradient, and the input gets sum J_i' g_i. Its norm is at most
+        # sum L_i |g_i| <= sqrt(sum L_i^2) g by Cauchy-Schwarz; a branch's own parameters see at most |g_i| <= g.
         found = [propagation.backward(branch, x, g) for branch in self.branches]
-        return math.hypot(*(inner for inner, _ in found)), propagation.added(own for _, own in found)
+        return math.hypot(*(inner for inner, _ in found)), propagation.sum_sensitivities(own for _, own in found)
 
 
 def _require_finite(**factors: float) -> None:

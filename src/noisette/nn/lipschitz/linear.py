@@ -12,12 +12,12 @@ from noisette.nn.lipschitz.constrained import ORTHOGONAL, ConstrainedModule
 
 
 class SpectralLinear(ConstrainedModule):
-    """A linear map of the last axis, without bias, that stretches no vector; weights start orthogonal.
+    """A 1-Lipschitz linear map of the last axis, without bias; its weight is initialised orthogonal.
 
-    Inputs are (b, in_features) or (b, positions, in_features), with any number of axes for positions.
+    Inputs are (b, in_features) or (b, positions, in_features), with any number of position axes.
 
-    Guarantee: one example whose input has a norm of at most X, over all positions, and whose gradient at the output has
-    a norm of at most g, adds at most g X to the gradient of ``weight``.
+    Guarantee: for one example whose input has a norm of at most X, over all positions, and whose gradient with respect
+    to the output has a norm of at most g, the norm of the gradient of ``weight`` is at most g X.
     Source: Bethune et al. 2024, section 3. The gradient is G'X, and ||G'X||_F <= ||G||_F ||X||.
 
     Raises:

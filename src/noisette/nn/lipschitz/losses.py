@@ -1,8 +1,8 @@
-"""Losses of chances and of directions, whose gradient at the scores of one example has a known bound.
+"""Lipschitz losses of probabilities and of directions.
 
-All losses of this package are called with scores, (b, outputs), and targets, (b,), and give one loss per example,
-(b,). Where the model has one output, scores are (b, 1) or (b,). Their constants hold for whatever scores and labels,
-and are fixed and public: nothing is divided by anything that is counted in a batch.
+All losses of this package take scores, (b, outputs), and targets, (b,), and return one loss per example, (b,). For a
+model with one output, scores are (b, 1) or (b,). Their Lipschitz constants hold for all scores and labels, and are
+public: no loss is divided by a count over the batch.
 
 Source: Bethune et al. 2024, "DP-SGD Without Clipping: The Lipschitz Neural Network Way", section 3.
 """
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.nn.lipschitz._targets import (
+    check_at_least_two,
     check_classes,
-    check_several,
-    infinite_unless_given,
-    only,
-    own_and_others,
-    signs,
+    class_signs,
+    score_norm_bound,
+    single_score,
+    true_and_other_scores,
 )
 
 F = nn.functional
@@ -30,11 +30,11 @@ F = nn.functional
 class TauCrossEntropy(nn.Module):
     """Softmax cross-entropy of scores times tau, divided by tau. Targets are classes.
 
-    A large tau is for accuracy; a small one asks for wide margins, and with them for robustness.
+    A large tau favours accuracy; a small one favours wide margins, and so robustness.
 
     Args:
-        tau: the inverse of a temperature.
-        classes: how many there are. Naming them lets a bound on the scores tighten the constant.
+        tau: the inverse of the temperature.
+        classes: number of classes. With it, a bound on the scores gives a smaller Lipschitz constant.
 
     >>> loss = TauCrossEntropy(tau=8.0)
     >>> loss(torch.tensor([[0.2, -0.1], [0.0, 0.0]]), torch.tensor([0, 1]))
@@ -47,7 +47,7 @@ class TauCrossEntropy(nn.Module):
         super().__init__()
         checks.positive(tau=tau)
         if classes is not None:
-            check_several(classes=classes)
+            check_at_least_two(classes=classes)
         self.tau = tau
         self.classes = classes
 
@@ -56,12 +56,13 @@ class TauCrossEntropy(nn.Module):
         return F.cross_entropy(self.tau * scores, targets.long(), reduction="none") / self.tau
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The gradient is p - e_y: at most sqrt(2) (1 - p_y), where bounded scores keep p_y away from zero."""
-        reach = infinite_unless_given(logit_bound)
-        if self.classes is None or reach == math.inf:
+        """The gradient is p - e_y, of norm at most sqrt(2) (1 - p_y); a bound on the scores keeps p_y above zero."""
+        norm = score_norm_bound(logit_bound)
+        if self.classes is None or norm == math.inf:
             return math.sqrt(2)
-        odds = math.log(self.classes - 1) + math.sqrt(2) * self.tau * reach  # of all other classes, at most
-        return math.sqrt(2) / (1 + math.exp(-odds))
+        # Scores of norm R differ by at most sqrt(2) R, so (1 - p_y) / p_y is at most (C - 1) exp(sqrt(2) tau R).
+        log_odds = math.log(self.classes - 1) + math.sqrt(2) * self.tau * norm
+        return math.sqrt(2) / (1 + math.exp(-log_odds))
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}"
@@ -71,7 +72,7 @@ class TauBCE(nn.Module):
     """Logistic loss of one score times tau, divided by tau. Targets are 0 and 1.
 
     Args:
-        tau: the inverse of a temperature.
+        tau: the inverse of the temperature.
 
     >>> loss = TauBCE(tau=2.0)
     >>> loss(torch.tensor([0.5, -1.0]), torch.tensor([1, 1])), loss.lipschitz()
@@ -84,21 +85,21 @@ class TauBCE(nn.Module):
         self.tau = tau
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return -F.logsigmoid(self.tau * signs(scores, targets) * only(scores)) / self.tau
+        return -F.logsigmoid(self.tau * class_signs(scores, targets) * single_score(scores)) / self.tau
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The gradient is the chance given to the other class."""
-        return 1 / (1 + math.exp(-self.tau * infinite_unless_given(logit_bound)))
+        """The absolute gradient is the predicted probability of the other class."""
+        return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}"
 
 
 class KCosine(nn.Module):
-    """Minus the cosine between scores and the class's own axis; scores shorter than k are not made longer.
+    """Minus the cosine between the scores and the axis of the true class; scores of a norm below k are divided by k.
 
     Args:
-        k: the length from which on it is a cosine.
+        k: the norm of the scores above which the loss is a cosine.
 
     >>> loss = KCosine(k=2.0)
     >>> loss(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([0, 0])), loss.lipschitz()
@@ -111,11 +112,11 @@ class KCosine(nn.Module):
         self.k = k
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        own, _ = own_and_others(scores, targets, None)
-        return -own / torch.linalg.vector_norm(scores, dim=1).clamp(min=self.k)
+        true, _ = true_and_other_scores(scores, targets, None)
+        return -true / torch.linalg.vector_norm(scores, dim=1).clamp(min=self.k)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """1/k, just where scores are of length k."""
+        """1/k, attained where the scores have norm k."""
         return 1 / self.k
 
     def extra_repr(self) -> str:

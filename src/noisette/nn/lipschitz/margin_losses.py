@@ -1,4 +1,4 @@
-"""Losses of margins: how far the true class leads, with an end (hinges) or without (Kantorovich and Rubinstein)."""
+"""Margin losses: hinges, which end at a margin, and the Kantorovich-Rubinstein loss, which does not."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.nn.lipschitz._targets import check_several, only, own_and_others, signs
+from noisette.nn.lipschitz._targets import check_at_least_two, class_signs, single_score, true_and_other_scores
 
 F = nn.functional
 
 
 class MulticlassHinge(nn.Module):
-    """Mean hinge of every score against its sign, where the true class counts for as much as all others together.
+    """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
 
     Args:
-        outputs: scores per example, one for each class.
-        margin: between a score that should be high and one that should be low.
+        outputs: number of scores per example, one for each class.
+        margin: the margin between the true score and the others.
 
     >>> import torch
     >>> loss = MulticlassHinge(outputs=10, margin=1.0)
@@ -27,18 +27,18 @@ class MulticlassHinge(nn.Module):
 
     def __init__(self, outputs: int, margin: float = 1.0) -> None:
         super().__init__()
-        check_several(outputs=outputs)
+        check_at_least_two(outputs=outputs)
         checks.positive(margin=margin)
         self.outputs = outputs
         self.margin = margin
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        own, others = own_and_others(scores, targets, self.outputs)
-        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - own) + F.relu(self.margin / 2 + others).sum(1)
+        true, others = true_and_other_scores(scores, targets, self.outputs)
+        hinges = (self.outputs - 1) * F.relu(self.margin / 2 - true) + F.relu(self.margin / 2 + others).sum(1)
         return hinges / self.outputs
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """sqrt((C - 1) / C), where every hinge pulls."""
+        """sqrt((C - 1) / C), attained where every hinge is active."""
         return math.sqrt((self.outputs - 1) / self.outputs)
 
     def extra_repr(self) -> str:
@@ -46,10 +46,10 @@ class MulticlassHinge(nn.Module):
 
 
 class MultiMargin(nn.Module):
-    """Hinge of the true class's lead over the next one: ``relu(margin - z_y + max of the others)``.
+    """Hinge of the true score's lead over the largest other score: ``relu(margin - z_y + max of the others)``.
 
     Args:
-        margin: the lead from which on nothing is lost.
+        margin: the lead at which the loss becomes zero.
 
     Source: Crammer & Singer 2001.
 
@@ -65,11 +65,11 @@ class MultiMargin(nn.Module):
         self.margin = margin
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        own, others = own_and_others(scores, targets, None)
-        return F.relu(self.margin - own + others.amax(1))
+        true, others = true_and_other_scores(scores, targets, None)
+        return F.relu(self.margin - true + others.amax(1))
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """One score goes up and one goes down."""
+        """The gradient is -1 for the true score and 1 for one other."""
         return math.sqrt(2)
 
     def extra_repr(self) -> str:
@@ -77,12 +77,12 @@ class MultiMargin(nn.Module):
 
 
 class KR(nn.Module):
-    """The Kantorovich-Rubinstein loss: minus the true class's lead over the mean of the others, without end.
+    """The Kantorovich-Rubinstein loss: minus the true score's lead over the mean of the others.
 
-    Weights are fixed: classes are not counted in the batch, which would tie examples to each other.
+    Class weights are constant: weights from class counts of the batch would make the loss depend on other examples.
 
     Args:
-        outputs: scores per example: one for each class, or 1 where two classes, 0 and 1, share one score.
+        outputs: number of scores per example: one for each class, or 1 for one score of the two classes 0 and 1.
 
     Source: Serrurier et al. 2021.
 
@@ -100,12 +100,12 @@ class KR(nn.Module):
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
         if self.outputs == 1:
-            return -signs(scores, targets) * only(scores)
-        own, others = own_and_others(scores, targets, self.outputs)
-        return others.mean(1) - own
+            return -class_signs(scores, targets) * single_score(scores)
+        true, others = true_and_other_scores(scores, targets, self.outputs)
+        return others.mean(1) - true
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """sqrt(C / (C - 1)), everywhere; 1 for one score."""
+        """sqrt(C / (C - 1)), the gradient norm everywhere; 1 for one score."""
         return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
 
     def extra_repr(self) -> str:
@@ -113,10 +113,10 @@ class KR(nn.Module):
 
 
 class HKR(nn.Module):
-    """:class:`KR` plus alpha times a hinge: of the one score, or the :class:`MulticlassHinge`.
+    """:class:`KR` plus alpha times a hinge: that of a single score, or :class:`MulticlassHinge`.
 
     Args:
-        outputs: scores per example: one for each class, or 1 where two classes, 0 and 1, share one score.
+        outputs: number of scores per example: one for each class, or 1 for one score of the two classes 0 and 1.
         alpha: weight of the hinge.
         margin: of the hinge; half of it on each side of zero.
 
@@ -139,7 +139,7 @@ class HKR(nn.Module):
         return self.kr(scores, targets) + self.alpha * self.hinge(scores, targets)
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
-        """The sum of the two, which pull the same way."""
+        """The sum of both constants, because their gradients can have the same direction."""
         return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
 
     def extra_repr(self) -> str:
@@ -147,14 +147,14 @@ class HKR(nn.Module):
 
 
 class _BinaryHinge(nn.Module):
-    """``relu(margin / 2 - s z)``, s being the sign of the class."""
+    """``relu(margin / 2 - s z)`` of a single score z, where s is -1 for class 0 and 1 for class 1."""
 
     def __init__(self, margin: float) -> None:
         super().__init__()
         self.margin = margin
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        return F.relu(self.margin / 2 - signs(scores, targets) * only(scores))
+        return F.relu(self.margin / 2 - class_signs(scores, targets) * single_score(scores))
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
         return 1.0

@@ -1,4 +1,4 @@
-"""A block that mixes tokens, then channels, by square linear layers: Bethune et al. 2024, appendix (MLP-Mixer)."""
+"""A block of linear layers over tokens, then over channels: Bethune et al. 2024, appendix (MLP-Mixer)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from noisette.nn.lipschitz.linear import SpectralLinear
 
 
 class TokenMix(nn.Module):
-    """A module that works on the last axis, put to work along the tokens of (b, tokens, channels).
+    """Applies a module of the last axis along the tokens of (b, tokens, channels).
 
     >>> import torch
     >>> TokenMix(SpectralLinear(9, 4))(torch.zeros(2, 9, 5)).shape
@@ -29,32 +29,32 @@ class TokenMix(nn.Module):
         return self.module(x.transpose(1, 2)).transpose(1, 2)
 
     def bound_forward(self, x: NormBound) -> NormBound:
-        return _turned(propagation.forward(self.module, _turned(x)))
+        return _transposed(propagation.forward(self.module, _transposed(x)))
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return propagation.backward(self.module, _turned(x), g)
+        return propagation.backward(self.module, _transposed(x), g)
 
 
 class MixerBlock(nn.Module):
-    """Mixes the tokens of each channel, then the channels of each token; the shape stays.
+    """Mixes the tokens of each channel, then the channels of each token; the shape does not change.
 
-    Each half is linear, :class:`GroupSort2`, :class:`LayerCentering`, linear. Its hidden width is that of its axis, or
-    one more where that is odd, because sorting needs pairs. There is no skip connection: wrap the block in
-    :class:`LipschitzResidual` for one.
+    Each half is a linear layer, :class:`GroupSort2`, :class:`LayerCentering` and a linear layer. Its hidden width is
+    that of its axis, or one more where that is odd, because GroupSort2 needs pairs. There is no skip connection: wrap
+    the block in :class:`LipschitzResidual` for one.
 
     Args:
-        tokens: their number; positions, for maps.
-        channels: their number.
-        projection: of its four weights.
+        tokens: number of tokens; positions, for maps.
+        channels: number of channels.
+        projection: the projection of its four weights.
 
-    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) of ``tokens`` positions.
+    Inputs are sequences (b, tokens, channels), or maps (b, channels, height, width) with ``tokens`` positions.
 
     Guarantee: as for :class:`SpectralLinear`, for each of its four weights.
-    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring here is
-    over one example alone.
+    Source: Tolstikhin et al. 2021 for the block; Bethune et al. 2024 for its Lipschitz form. The centring is over one
+    example only.
 
     Raises:
-        ValueError: a number is below one, or (when bounds are asked for) the input has another shape.
+        ValueError: a number is below one, or (when bounds are computed) the input has another shape.
 
     >>> import torch
     >>> block = MixerBlock(tokens=49, channels=64)
@@ -67,8 +67,8 @@ class MixerBlock(nn.Module):
         checks.count(tokens=tokens, channels=channels)
         self.tokens = tokens
         self.channels = channels
-        self.mix_tokens = TokenMix(_along_last_axis(tokens, projection))
-        self.mix_channels = _along_last_axis(channels, projection)
+        self.mix_tokens = TokenMix(_mlp(tokens, projection))
+        self.mix_channels = _mlp(channels, projection)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
@@ -77,18 +77,16 @@ class MixerBlock(nn.Module):
         return mixed.transpose(1, 2).reshape(x.shape)
 
     def bound_forward(self, x: NormBound) -> NormBound:
-        sequence = self._sequence(x)
-        return NormBound(
-            propagation.forward(self.mix_channels, propagation.forward(self.mix_tokens, sequence)).norm, x.shape
-        )
+        between = propagation.forward(self.mix_tokens, self._as_sequence(x))
+        return NormBound(propagation.forward(self.mix_channels, between).norm, x.shape)
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        sequence = self._sequence(x)
+        sequence = self._as_sequence(x)
         g, of_channels = propagation.backward(self.mix_channels, propagation.forward(self.mix_tokens, sequence), g)
         g, of_tokens = propagation.backward(self.mix_tokens, sequence, g)
-        return g, propagation.added([of_tokens, of_channels])
+        return g, propagation.sum_sensitivities([of_tokens, of_channels])
 
-    def _sequence(self, x: NormBound) -> NormBound:
+    def _as_sequence(self, x: NormBound) -> NormBound:
         maps = len(x.shape) == 3 and (x.shape[0], x.shape[1] * x.shape[2]) == (self.channels, self.tokens)
         if not maps and x.shape != (self.tokens, self.channels):
             raise ValueError(
@@ -98,7 +96,8 @@ class MixerBlock(nn.Module):
         return NormBound(x.norm, (self.tokens, self.channels))
 
 
-def _along_last_axis(width: int, projection: Projection) -> nn.Sequential:
+def _mlp(width: int, projection: Projection) -> nn.Sequential:
+    """Two linear layers over the last axis with the activation and the centring between them."""
     hidden = width + width % 2
     return nn.Sequential(
         SpectralLinear(width, hidden, projection),
@@ -108,7 +107,7 @@ def _along_last_axis(width: int, projection: Projection) -> nn.Sequential:
     )
 
 
-def _turned(x: NormBound) -> NormBound:
+def _transposed(x: NormBound) -> NormBound:
     if len(x.shape) != 2:
         raise ValueError(f"tokens are mixed in examples of shape (tokens, channels), got {x.shape}")
     return NormBound(x.norm, (x.shape[1], x.shape[0]))

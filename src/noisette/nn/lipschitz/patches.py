@@ -1,4 +1,4 @@
-"""Overlapping patches of an image as its channels, to be scaled before anything is learnt from them."""
+"""Overlapping patches of an image as channels, so that they can be scaled before the first layer that trains."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from noisette.nn.lipschitz.window import Pair, windows
 
 
 class Patches(nn.Module):
-    """The numbers of each window of an image, as channels: (b, c, h, w) to (b, c size^2, outputs high, outputs wide).
+    """The pixels of each window of an image as channels: (b, c, h, w) to (b, c size^2, output height, output width).
 
-    In front of a :class:`SphereInput` it makes a first convolution whose patches are scaled together, per example; a
-    convolution of windows of one pixel (``SpectralConv2d(c * size**2, channels, 1)``) learns from them. Its bound is
-    then that of its patches, not the worst case of an image whose energy all lies where windows overlap most.
+    Followed by a :class:`SphereInput` and a convolution with windows of one pixel
+    (``SpectralConv2d(c * size**2, channels, 1)``), it is a first convolution with patches that are scaled together, for
+    each example. Its bound is then that of the patches of the example, not the worst case of an image with all its
+    energy where most windows overlap.
 
     Args:
-        size: of a window, a number or a pair for height and width.
+        size: size of a window, a number or a pair for height and width.
         stride: pixels between windows.
-        padding: pixels of zeros at each side.
+        padding: pixels of zeros on each side.
 
     Raises:
-        ValueError: a figure is too small, or (when bounds are asked for) the image is.
+        ValueError: an argument is too small, or (when bounds are computed) the image is.
 
     >>> import torch
     >>> Patches(7, stride=3)(torch.zeros(2, 1, 28, 28)).shape
@@ -41,11 +42,11 @@ class Patches(nn.Module):
     def bound_forward(self, x: NormBound) -> NormBound:
         channels, size = _channels_and_size(x)
         height, width = self.windows.kernel_size
-        norm = x.norm * self.windows.most_looks(size) ** 0.5
+        norm = x.norm * self.windows.max_overlap(size) ** 0.5
         return NormBound(norm, (channels * height * width, *self.windows.output(size)))
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g * self.windows.most_looks(_channels_and_size(x)[1]) ** 0.5, {}
+        return g * self.windows.max_overlap(_channels_and_size(x)[1]) ** 0.5, {}
 
     def extra_repr(self) -> str:
         return f"{self.windows.kernel_size}, stride={self.windows.stride}, padding={self.windows.padding}"

@@ -1,4 +1,4 @@
-"""Pooling over windows that touch but do not overlap, scaled so that nothing is stretched.
+"""1-Lipschitz pooling over windows that do not overlap.
 
 Source: Bethune et al. 2024, section 4 (norm-preserving networks).
 """
@@ -9,44 +9,45 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.lipschitz.protocols import NormBound, Sensitivities
+from noisette.nn.lipschitz.one_lipschitz import OneLipschitz
 
 F = nn.functional
-_ROUNDING_OFF = 1e-6  # the norm's edge at zero is rounded off at this scale
+_SMOOTHING = 1e-6  # the norm is smoothed at this scale around zero
 
 
-class L2NormPool2d(nn.Module):
-    """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
-
-    It keeps the norm of the map and, going back, that of the gradient. At zero, where a norm has no gradient, its edge
-    is rounded off: norms come out smaller by 1e-6 at most.
-
-    Raises:
-        ValueError: the window is not a whole number of pixels, or (when bounds are asked for) larger than the map.
-
-    >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
-    [[[[5.0]]]]
-    """
+class _WindowPool(OneLipschitz):
+    """Pools windows of ``k`` x ``k`` pixels, per channel."""
 
     def __init__(self, k: int) -> None:
         super().__init__()
         checks.count(k=k)
         self.k = k
 
-    def forward(self, x: Tensor) -> Tensor:
-        return _length(F.avg_pool2d(x.square(), self.k, divisor_override=1))
-
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(x.norm, _pooled(x.shape, self.k))
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return _pooled(shape, self.k)
 
     def extra_repr(self) -> str:
         return f"{self.k}"
 
 
-class GlobalL2NormPool2d(nn.Module):
+class L2NormPool2d(_WindowPool):
+    """The Euclidean norm of each window of ``k`` x ``k`` pixels, per channel: (b, c, h, w) to (b, c, h // k, w // k).
+
+    It preserves the norm of the map and, backward, that of the gradient. The norm is smoothed around zero, where it has
+    no gradient; this makes it smaller by at most 1e-6.
+
+    Raises:
+        ValueError: the window is not a whole number of pixels, or (when bounds are computed) larger than the map.
+
+    >>> L2NormPool2d(2)(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
+    [[[[5.0]]]]
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _smooth_sqrt(F.avg_pool2d(x.square(), self.k, divisor_override=1))
+
+
+class GlobalL2NormPool2d(OneLipschitz):
     """The Euclidean norm of each channel over all its positions: (b, c, h, w) to (b, c).
 
     >>> GlobalL2NormPool2d()(torch.tensor([[[[3.0, 0.0], [0.0, 4.0]]]])).round(decimals=4).tolist()
@@ -54,17 +55,14 @@ class GlobalL2NormPool2d(nn.Module):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return _length(x.square().sum((2, 3)))
+        return _smooth_sqrt(x.square().sum((2, 3)))
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(x.norm, _pooled(x.shape, 1)[:1])
-
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
+    def output_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return _pooled(shape, 1)[:1]
 
 
-class ScaledAvgPool2d(nn.Module):
-    """``k`` times the mean of each window of ``k`` x ``k`` pixels, the most that stretches nothing.
+class ScaledAvgPool2d(_WindowPool):
+    """``k`` times the mean of each window of ``k`` x ``k`` pixels, the largest multiple that is 1-Lipschitz.
 
     Maps (b, c, h, w) become (b, c, h // k, w // k).
 
@@ -75,27 +73,13 @@ class ScaledAvgPool2d(nn.Module):
     [[[[2.0]]]]
     """
 
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        checks.count(k=k)
-        self.k = k
-
     def forward(self, x: Tensor) -> Tensor:
         return F.avg_pool2d(x, self.k, divisor_override=self.k)
 
-    def bound_forward(self, x: NormBound) -> NormBound:
-        return NormBound(x.norm, _pooled(x.shape, self.k))
 
-    def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
-        return g, {}
-
-    def extra_repr(self) -> str:
-        return f"{self.k}"
-
-
-def _length(squares: Tensor) -> Tensor:
-    """A root whose value is never above the norm's and whose slope never leads above one, down to zero."""
-    return torch.sqrt(squares + _ROUNDING_OFF**2) - _ROUNDING_OFF
+def _smooth_sqrt(squares: Tensor) -> Tensor:
+    """A norm from its square, never larger than the true norm and with a gradient of norm at most one, also at zero."""
+    return torch.sqrt(squares + _SMOOTHING**2) - _SMOOTHING
 
 
 def _pooled(shape: tuple[int, ...], k: int) -> tuple[int, ...]:

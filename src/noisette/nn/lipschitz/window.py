@@ -1,4 +1,4 @@
-"""The windows of a convolution: how many there are, and how many of them look at one pixel."""
+"""The windows of a convolution: how many fit an image, and how many of them contain the same pixel."""
 
 from __future__ import annotations
 
@@ -13,17 +13,12 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Windows:
-    """Height and width of each figure that a convolution is made with."""
+    """The arguments of a convolution, each for height and width."""
 
     kernel_size: Pair
     stride: Pair
     padding: Pair
     dilation: Pair
-
-    @property
-    def reach(self) -> Pair:
-        """Pixels from the first tap of a window to its last."""
-        return self.dilation[0] * (self.kernel_size[0] - 1), self.dilation[1] * (self.kernel_size[1] - 1)
 
     def output(self, size: Pair) -> Pair:
         """Height and width of the output for an image of this size.
@@ -32,26 +27,28 @@ class Windows:
             ValueError: the image is smaller than a window.
         """
         height, width = (
-            (side + 2 * pad - reach - 1) // step + 1
-            for side, pad, reach, step in zip(size, self.padding, self.reach, self.stride, strict=True)
+            (side + 2 * pad - step * (taps - 1) - 1) // stride + 1
+            for side, taps, stride, pad, step in zip(
+                size, self.kernel_size, self.stride, self.padding, self.dilation, strict=True
+            )
         )
         if height < 1 or width < 1:
             raise ValueError(f"an image of {size[0]} x {size[1]} pixels is smaller than a window of the convolution")
         return height, width
 
-    def most_looks(self, size: Pair) -> int:
-        """In how many windows a pixel lies at most: the largest number of times it appears among the patches."""
-        figures = zip(size, self.output(size), self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
-        height, width = (_most_looks(*axis) for axis in figures)
+    def max_overlap(self, size: Pair) -> int:
+        """The largest number of windows that contain the same pixel of an image of this size."""
+        axes = zip(size, self.output(size), self.kernel_size, self.stride, self.padding, self.dilation, strict=True)
+        height, width = (_max_overlap(*axis) for axis in axes)
         return height * width
 
 
 def windows(kernel_size: int | Pair, stride: int | Pair, padding: int | Pair, dilation: int | Pair) -> Windows:
-    """Windows from figures as torch takes them.
+    """Windows from the arguments of a torch convolution.
 
     Raises:
-        ValueError: a figure is too small, or the padding is in words.
-        TypeError: another figure is not a whole number.
+        ValueError: an argument is too small, or the padding is given as a string.
+        TypeError: another argument is not a whole number.
     """
     found = Windows(_pair(kernel_size), _pair(stride), _pair(padding), _pair(dilation))
     for k in (0, 1):
@@ -61,11 +58,12 @@ def windows(kernel_size: int | Pair, stride: int | Pair, padding: int | Pair, di
     return found
 
 
-def _pair(figure: int | Pair) -> Pair:
-    return figure if isinstance(figure, tuple) else (figure, figure)
+def _pair(value: int | Pair) -> Pair:
+    return value if isinstance(value, tuple) else (value, value)
 
 
 @cache
-def _most_looks(side: int, outputs: int, taps: int, stride: int, padding: int, dilation: int) -> int:
-    looks = Counter(at * stride + tap * dilation - padding for at in range(outputs) for tap in range(taps))
-    return max((count for pixel, count in looks.items() if 0 <= pixel < side), default=1)
+def _max_overlap(side: int, outputs: int, taps: int, stride: int, padding: int, dilation: int) -> int:
+    """The largest number of windows over one pixel, along one axis; at least 1."""
+    windows_at = Counter(at * stride + tap * dilation - padding for at in range(outputs) for tap in range(taps))
+    return max((count for pixel, count in windows_at.items() if 0 <= pixel < side), default=1)
