@@ -3,16 +3,24 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-all lint format bench assurance clean
+# `make check`: rules, clipping, accounting, sampling and mechanisms in a minute and a half. `worksteal` keeps the tests of
+# a file, which share their fixtures, in one process.
+CHECK := tests/test_architecture.py tests/gradients/rules $(addprefix tests/,clipping accounting sampling mechanisms _internal)
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+
+.PHONY: demo check test test-all lint format bench assurance clean
 
 demo: .venv/.installed
 	$(BIN)/noisette train --out runs/demo
 
+check: lint
+	$(PYTEST) -m "unit and not slow" $(CHECK)
+
 test: lint
-	$(BIN)/pytest -n 2
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/pytest -n 2 -m ""
+	$(PYTEST) -m ""
 
 lint: .venv/.test
 	$(BIN)/ruff format --check .

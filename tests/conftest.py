@@ -1,21 +1,80 @@
-"""What every test has: one thread, so that times and roundings do not depend on the machine, and a fixed start."""
+"""What every test has: one thread, a fixed seed, a marker by its folder, and privacy costs that are computed once."""
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
+from noisette.accounting.accountants.pld import PldCurve
+
+MARKERS = {
+    "unit": (
+        *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
+        *("_internal", "validation", "test_architecture.py"),
+    ),
+    "run": ("run", "training", "audit", "assurance", "bench"),
+    "cli": ("cli", "papers", "docs"),
+}
+MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
+# Tests of these folders train and do not examine the accountants.
+TRAINING = {"training", "cli", "papers", "docs"}
+
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "src" / "noisette"
+
+
+def folder_of(path: Path) -> str:
+    """The folder of a test inside ``tests``, or that of a module with doctests inside the package."""
+    return path.relative_to(TESTS if path.is_relative_to(TESTS) else PACKAGE).parts[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            item.add_marker(MARKER[folder_of(item.path)])
+        else:  # a doctest
+            item.add_marker(MARKER.get(folder_of(item.path), "unit"))
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
+    """Times and roundings do not depend on the number of cores."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_is_heard() -> None:
-    """A shell has programs that it starts in the background ignore it, and that is inherited."""
+def _ctrl_c_interrupts() -> None:
+    """A shell makes the programs that it starts in the background ignore Ctrl-C, and child processes inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def _known_epsilons() -> dict[tuple[object, ...], float]:
+    return {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _epsilon_is_computed_once(
+    request: pytest.FixtureRequest, _known_epsilons: dict[tuple[object, ...], float]
+) -> Iterator[None]:
+    """Many runs of the tests have the same events; the distribution of their privacy loss takes most of their time.
+
+    An answer is reused where the events, the grid and the delta are the same. Tests of the accountants compute anew.
+    """
+    compute = PldCurve.epsilon
+
+    def epsilon(curve: PldCurve, *, delta: float) -> float:
+        key = (frozenset(curve.events.items()), curve.coarseness, delta)
+        if key not in _known_epsilons:
+            _known_epsilons[key] = compute(curve, delta=delta)
+        return _known_epsilons[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        if folder_of(request.path) in TRAINING:
+            patch.setattr(PldCurve, "epsilon", epsilon)
+        yield
 
 
 @pytest.fixture(autouse=True)

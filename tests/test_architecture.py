@@ -1,16 +1,21 @@
-"""The house stays as it was drawn: imports point one way, one room releases, no room loads pickles."""
+"""The structure of the package and of the tests: order of imports, single writers and sources, what is never loaded."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 import noisette
 
 TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 SOURCE = Path(noisette.__file__).parent
 # A folder imports only from folders above it in this list; folders on one line do not import each other.
 ORDER = [
@@ -28,41 +33,179 @@ ORDER = [
     ["cli"],
     ["__main__"],
 ]
-LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
-FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in folders}
+MOST_ENTRIES, MOST_EDGES = 20, 100
+# Folders of tests that have no counterpart in the package: helpers, planted faults, pages, and what is not installed.
+OTHER_TESTS = {"support", "assurance", "docs", "papers"}
+NOT_INSTALLED = {"papers", "experiments", "benchmarks", "tests"}
+CATCH_ALL = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base_utils"}
+UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml"}
+UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("pickle", "load"), ("pickle", "loads"), ("np", "save")}
+RUNNERS = {"eval", "exec", "compile"}
+GENERATORS = ("torch.randn", "torch.rand(", "torch.normal", "np.random", "manual_seed", "torch.Generator", ".normal_(")
 
 
-def room_of(path: Path, source: Path = SOURCE) -> str:
-    return path.relative_to(source).parts[0].removesuffix(".py")
+@dataclass(frozen=True)
+class File:
+    """A module: its path inside the package, and its text."""
+
+    place: Path
+    text: str
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(ast.parse(self.text)))
+
+    @property
+    def folder(self) -> str:
+        """The top-level folder, or the name of a module at the top."""
+        return self.place.parts[0].removesuffix(".py")
+
+    @cached_property
+    def imported(self) -> set[str]:
+        """Full dotted names of all modules imported anywhere in the file."""
+        names: set[str] = set()
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{self.place} has a relative import"
+                names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+        return names
+
+    @property
+    def packages(self) -> set[str]:
+        """Top-level names of the packages imported."""
+        return {name.split(".")[0] for name in self.imported}
+
+    @property
+    def folders(self) -> set[str]:
+        """Other top-level folders of noisette that the file imports."""
+        parts = [name.split(".") for name in self.imported]
+        return {part[1] for part in parts if part[0] == "noisette" and part[1:]} & set(LEVEL) - {self.folder}
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Full dotted names of all modules imported anywhere in a file."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative import"
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+FILES = [File(path.relative_to(SOURCE), path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))]
+TOP = Path("__init__.py")  # imports every public name when it is first used
 
 
-def arrows_up(text: str, room: str) -> list[str]:
-    """Rooms that a file of this room may not import, but does."""
-    rooms = {name.split(".")[1] for name in imported(ast.parse(text)) if name.startswith("noisette.")}
-    known = {other for other in rooms if other in LEVEL} - {room}
-    return sorted(other for other in known if LEVEL[other] >= LEVEL[room])
+def offences(check: Callable[[File], Iterable[str]], files: Iterable[File] = FILES) -> list[str]:
+    """What a check reports of all files, one line each."""
+    return [f"{file.place}: {offence}" for file in files for offence in check(file)]
 
 
-def outside(text: str) -> set[str]:
-    return {name.split(".")[0] for name in imported(ast.parse(text))}
+# Imports
 
 
-def attribute_writes(text: str, name: str) -> list[int]:
+def imports_against_the_order(file: File) -> list[str]:
+    level = LEVEL.get(file.folder, 0)
+    return [f"imports {other}" for other in sorted(file.folders) if file.place != TOP and LEVEL[other] >= level]
+
+
+def edges(files: Iterable[File]) -> set[tuple[str, str]]:
+    """Pairs of an importing and an imported top-level folder."""
+    return {(file.folder, other) for file in files if file.place != TOP for other in file.folders}
+
+
+def circles(pairs: Iterable[tuple[str, str]]) -> bool:
+    graph = TopologicalSorter[str]()
+    for importer, imported in pairs:
+        graph.add(importer, imported)
+    try:
+        graph.prepare()
+    except ValueError:
+        return True
+    return False
+
+
+def imports_of_what_is_not_installed(file: File) -> list[str]:
+    return [f"imports {package}" for package in sorted(file.packages & NOT_INSTALLED)]
+
+
+def imports_of_torch(file: File) -> list[str]:
+    without = file.folder in ("accounting", "data", "errors") or file.place.parts[:2] == ("training", "recipe")
+    return ["imports torch"] if without and "torch" in file.packages else []
+
+
+def test_imports_follow_the_order_of_folders() -> None:
+    assert offences(imports_against_the_order) == []
+
+
+def test_every_folder_has_its_place_in_the_order() -> None:
+    assert {file.folder for file in FILES if file.place != TOP} == set(LEVEL)
+
+
+def test_no_circle_between_folders_and_few_edges() -> None:
+    pairs = edges(FILES)
+    assert not circles(pairs)
+    assert len(pairs) <= MOST_EDGES
+
+
+def test_the_package_imports_nothing_that_is_not_installed() -> None:
+    assert offences(imports_of_what_is_not_installed) == []
+
+
+def test_accounting_and_data_never_import_torch() -> None:
+    assert offences(imports_of_torch) == []
+
+
+def test_accounting_and_data_run_without_torch() -> None:
+    code = (
+        "import sys, noisette, noisette.data; noisette.PldAccountant, noisette.Ledger; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# Folders
+
+
+def entries(folder: Path) -> list[str]:
+    """What a reader finds at the top of the package. The stub repeats ``__init__.py`` and is not counted."""
+    return sorted(path.name for path in folder.iterdir() if path.name not in ("__pycache__", "__init__.pyi"))
+
+
+def folders_without_counterpart(tests: Path, source: Path) -> list[str]:
+    """Folders of tests that mirror no folder of the package."""
+    folders = {path.parent.relative_to(tests) for path in tests.rglob("*.py")} - {Path()}
+    mirrors = [folder for folder in folders if folder.parts[0] not in OTHER_TESTS]
+    return sorted(str(folder) for folder in mirrors if not (source / folder).is_dir())
+
+
+def test_few_entries_at_the_top_of_the_package() -> None:
+    assert len(entries(SOURCE)) <= MOST_ENTRIES, entries(SOURCE)
+
+
+def test_no_file_or_folder_has_a_catch_all_name() -> None:
+    assert [str(file.place) for file in FILES if catch_all_names(file)] == []
+
+
+def catch_all_names(file: File) -> set[str]:
+    return {part.removesuffix(".py").strip("_") for part in file.place.parts} & CATCH_ALL
+
+
+def test_tests_mirror_the_package() -> None:
+    assert sorted(path.name for path in TESTS.glob("*.py")) == ["conftest.py", "test_architecture.py"]
+    assert folders_without_counterpart(TESTS, SOURCE) == []
+
+
+def test_every_module_of_rules_has_its_tests() -> None:
+    modules = {path.stem for path in (SOURCE / "gradients" / "rules").glob("*.py")} - {"__init__"}
+    assert modules <= {path.stem.removeprefix("test_") for path in (TESTS / "gradients" / "rules").glob("test_*.py")}
+
+
+def test_the_wheel_holds_the_package_alone() -> None:
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build == {"targets": {"wheel": {"packages": ["src/noisette"]}}}
+    assert not [name for name in NOT_INSTALLED if (SOURCE / name).exists()]
+
+
+# Contents
+
+
+def attribute_writes(file: File, name: str) -> list[int]:
     """Lines on which an attribute of this name is set."""
     lines = []
-    for node in ast.walk(ast.parse(text)):
+    for node in file.nodes:
         targets = (
             node.targets
             if isinstance(node, ast.Assign)
@@ -81,99 +224,128 @@ def attribute_writes(text: str, name: str) -> list[int]:
     return lines
 
 
-@every_file
-def test_imports_point_one_way(path: Path) -> None:
-    assert arrows_up(path.read_text(), room_of(path)) == []
+def writes_of_gradients(file: File) -> list[str]:
+    lines = attribute_writes(file, "grad")
+    if file.place == Path("mechanisms/gaussian.py"):
+        return [] if len(lines) == 1 else [f"expected one line that writes the released gradient, got {lines}"]
+    allowed = 1 if file.place == Path("run/dp_sgd.py") else 0
+    return [f"writes .grad in lines {lines}"] if len(lines) > allowed else []
 
 
-def test_every_room_has_its_place() -> None:
-    assert {room_of(path) for path in FILES} == set(LEVEL)
-
-
-def test_no_room_of_leftovers() -> None:
-    names = {part.removesuffix(".py").strip("_") for path in FILES for part in path.relative_to(SOURCE).parts}
-    assert not names & {"utils", "util", "helpers", "helper", "common", "misc", "core", "base_utils"}
-
-
-@every_file
-def test_accounting_and_data_never_import_torch(path: Path) -> None:
-    place = path.relative_to(SOURCE)
-    if place.parts[0] in ("accounting", "data", "errors.py") or place.parts[:2] == ("training", "recipe"):
-        assert "torch" not in outside(path.read_text())
-
-
-def test_accounting_never_waits_for_torch() -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys, noisette, noisette.data; noisette.PldAccountant, noisette.Ledger; sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_every_family_of_rules_has_its_tests() -> None:
-    families = {path.stem for path in (SOURCE / "gradients" / "rules").glob("*.py")} - {"__init__"}
-    assert families <= {path.stem.removeprefix("test_") for path in (TESTS / "gradients" / "rules").glob("test_*.py")}
-
-
-@every_file
-def test_only_the_release_writes_gradients(path: Path) -> None:
-    """What a user's hook returns for a released gradient is written back by the joiner; nothing else is."""
-    lines = attribute_writes(path.read_text(), "grad")
-    if path == SOURCE / "mechanisms" / "gaussian.py":
-        assert len(lines) == 1
-    elif path == SOURCE / "run" / "dp_sgd.py":
-        assert len(lines) <= 1
-    else:
-        assert lines == []
-
-
-@every_file
-def test_nothing_loads_pickles_or_runs_what_it_reads(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert not outside(path.read_text()) & {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml"}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) not in {
-                ("torch", "load"),
-                ("torch", "save"),
-                ("pickle", "load"),
-                ("pickle", "loads"),
-                ("np", "save"),
-            }
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in {"eval", "exec", "compile"}
-        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
-            assert isinstance(node.value, ast.Constant)
-            assert node.value.value is False
-
-
-@every_file
-def test_noise_and_sampling_have_one_source(path: Path) -> None:
-    """No generator but the keystream; the preflight's public inputs and weights at random are not secret."""
-    private = {"sampling", "mechanisms", "gradients", "clipping", "run"}
-    if (room_of(path) in private and path.stem != "pca") or path.stem == "keystream":
-        text = path.read_text()
-        assert not outside(text) & {"random", "secrets"}
-        for generator in (
-            "torch.randn",
-            "torch.rand(",
-            "torch.normal",
-            "np.random",
-            "manual_seed",
-            "torch.Generator",
-            ".normal_(",
+def unsafe_loads(file: File) -> Iterator[str]:
+    """Uses of pickles, of ``eval``, ``exec`` and ``compile``, and of arrays that may hold pickles."""
+    yield from (f"imports {package}" for package in sorted(file.packages & UNPICKLERS))
+    for node in file.nodes:
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and (node.value.id, node.attr) in UNSAFE_CALLS
         ):
-            assert generator not in text
+            yield f"line {node.lineno} uses {node.value.id}.{node.attr}"
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in {"eval", "exec", "compile"}
+        ):
+            yield f"line {node.lineno} calls {node.func.id}"
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            refused = isinstance(node.value, ast.Constant) and node.value.value is False
+            yield from () if refused else [f"line {node.value.lineno} may allow pickles"]
 
 
-def test_the_checks_see_what_they_are_for() -> None:
-    assert arrows_up("from noisette.clipping import per_example", "gradients") == ["clipping"]
-    assert arrows_up("def f():\n    from noisette import run", "gradients") == ["run"]
-    assert arrows_up("import noisette.clipping.norms", "gradients") == ["clipping"]
-    assert arrows_up("from noisette.models import x", "data") == ["models"]
-    assert arrows_up("from noisette._internal import checks", "mechanisms") == []
-    assert "torch" in outside("def f():\n    import torch.nn")
-    assert attribute_writes("p.grad = 1\np.grad += 1\nsetattr(p, 'grad', 1)\nq.grad_fn = p.grad", "grad") == [1, 2, 3]
-    assert attribute_writes("a, p.grad = 1, 2", "grad") == [1]
+def generators(file: File) -> Iterator[str]:
+    """Sources of randomness beside the keystream, in files that draw noise or batches.
+
+    The inputs that the validation makes up and the first guess of a principal component are public, not secret.
+    """
+    private = {"sampling", "mechanisms", "gradients", "clipping", "run"}
+    if (file.folder in private and file.place.stem != "pca") or file.place.stem == "keystream":
+        yield from (f"imports {package}" for package in sorted(file.packages & {"random", "secrets"}))
+        yield from (f"uses {generator}" for generator in GENERATORS if generator in file.text)
+
+
+def test_only_the_release_writes_gradients() -> None:
+    """The run writes back what a user's hook returns for a released gradient; nothing else sets ``.grad``."""
+    assert offences(writes_of_gradients) == []
+    assert {Path("mechanisms/gaussian.py"), Path("run/dp_sgd.py")} <= {file.place for file in FILES}
+
+
+def test_nothing_loads_pickles_or_runs_what_it_reads() -> None:
+    assert offences(unsafe_loads) == []
+
+
+def test_noise_and_sampling_have_one_source() -> None:
+    assert offences(generators) == []
+
+
+# Each check reports a planted offence
+
+
+def file(place: str, text: str) -> File:
+    return File(Path(place), text)
+
+
+def test_planted_imports_are_reported() -> None:
+    rules = "gradients/rules/linear.py"
+    for text, other in [
+        ("from noisette.clipping import per_example", "clipping"),
+        ("def f():\n    from noisette import run", "run"),
+        ("import noisette.clipping.norms", "clipping"),
+        ("from noisette.sampling import poisson", "sampling"),
+    ]:
+        assert imports_against_the_order(file(rules, text)) == [f"imports {other}"]
+    assert imports_against_the_order(file("data/load.py", "from noisette.models import x")) == ["imports models"]
+    assert imports_against_the_order(file("mechanisms/pca.py", "from noisette._internal import checks")) == []
+
+    two = [file("run/private.py", "import noisette.nn"), file("nn/scattering.py", "from noisette import run, nn")]
+    assert edges(two) == {("run", "nn"), ("nn", "run")}
+    assert circles(edges(two))
+    assert not circles(edges(two[:1]))
+
+    assert imports_of_what_is_not_installed(file("cli/train.py", "from papers.abadi_2016 import runs"))
+    assert imports_of_torch(file("data/idx.py", "def f():\n    import torch.nn"))
+    assert imports_of_torch(file("training/recipe/recipe.py", "from torch import nn"))
+    assert not imports_of_torch(file("training/loop.py", "import torch"))
+
+
+def test_planted_files_are_reported(tmp_path: Path) -> None:
+    for path in ("source/run/x.py", "source/__pycache__/x.pyc", "source/__init__.pyi", "tests/run/test_x.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).touch()
+    assert entries(tmp_path / "source") == ["run"]
+    tests = tmp_path / "tests"
+    assert folders_without_counterpart(tests, tmp_path / "source") == []
+    for path in ("docs", "support", "run/parts", "price"):
+        (tests / path).mkdir()
+        (tests / path / "test_y.py").touch()
+    assert folders_without_counterpart(tests, tmp_path / "source") == ["price", "run/parts"]
+    assert catch_all_names(file("run/_utils.py", "")) == {"utils"}
+    assert catch_all_names(file("common/run.py", "")) == {"common"}
+
+
+def test_planted_contents_are_reported() -> None:
+    text = "p.grad = 1\np.grad += 1\nsetattr(p, 'grad', 1)\nq.grad_fn = p.grad"
+    assert attribute_writes(file("nn/x.py", text), "grad") == [1, 2, 3]
+    assert attribute_writes(file("nn/x.py", "a, p.grad = 1, 2"), "grad") == [1]
+    assert writes_of_gradients(file("nn/x.py", "p.grad = 1"))
+    assert writes_of_gradients(file("run/dp_sgd.py", "p.grad = 1\np.grad = 2"))
+    assert writes_of_gradients(file("mechanisms/gaussian.py", ""))
+    assert not writes_of_gradients(file("run/dp_sgd.py", "p.grad = 1"))
+
+    for text in (
+        "import pickle",
+        "from yaml import safe_load",
+        "torch.load(path)",
+        "load = np.save",
+        "eval(text)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=allowed)",
+    ):
+        assert len(list(unsafe_loads(file("data/npz.py", text)))) == 1, text
+    assert not list(unsafe_loads(file("data/npz.py", "np.load(path, allow_pickle=False)")))
+
+    for text in ("import random", "from secrets import token_bytes", "x = torch.randn(3)", "x.normal_()"):
+        assert len(list(generators(file("mechanisms/gaussian_noise.py", text)))) == 1, text
+        assert list(generators(file("_internal/keystream.py", text)))
+        assert not list(generators(file("mechanisms/pca.py", text)))
+        assert not list(generators(file("nn/conversion.py", text)))

@@ -61,8 +61,7 @@ def check_sizes(case: Case) -> None:
 
 def check_engines(case: Case) -> None:
     check_sizes(case)
-    for engine in OTHER_ENGINES:
-        check(case, engine, b=2, dtype=torch.float64)
+    check(case, *OTHER_ENGINES, b=2, dtype=torch.float64)
 
 
 @each_recurrence

@@ -47,9 +47,15 @@ def of(row: str) -> Setting:
     return setting
 
 
-@pytest.mark.parametrize("network", ["pixels", "frequencies", "scattering"])
-def test_a_network_of_grey_images_is_trained_and_tested(network: str, tmp_path: Path) -> None:
-    data = [drawn("mnist", (1, 28, 28), 0), drawn("kmnist", (1, 28, 28), 1)]
+@pytest.mark.parametrize(
+    ("network", "size"),
+    [
+        *(("pixels", 28), ("frequencies", 28), ("scattering", 12)),
+        pytest.param("scattering", 28, marks=pytest.mark.slow),  # the Lipschitz constant takes most of the time
+    ],
+)
+def test_a_network_of_grey_images_is_trained_and_tested(network: str, size: int, tmp_path: Path) -> None:
+    data = [drawn("mnist", (1, size, size), 0), drawn("kmnist", (1, size, size), 1)]
     line = made(of(f"mnist-{network}"), data, tmp_path)
     assert 0 <= line["reached"] <= 1
     assert line["certified"] == []

@@ -24,11 +24,12 @@ from noisette.training.recipe import (
 )
 
 
-def quick(**training: object) -> Recipe:
+def quick(accountant: str = "rdp", **training: object) -> Recipe:
+    """Six epochs of a linear model, with the accountant that answers soonest."""
     return Recipe(
         DataSection("digits"),
         ModelSection("linear"),
-        PrivacySection(epsilon=8.0, delta=1e-4),
+        PrivacySection(epsilon=8.0, delta=1e-4, accountant=accountant),
         replace(TrainingSection(epochs=6, batch_size=200, lr=4.0, averaging=0.9), **training),  # type: ignore[arg-type]
     )
 
@@ -38,7 +39,7 @@ def run(recipe: Recipe, data: DataSet | None = None) -> Outcome:
 
 
 def test_learns_within_its_budget() -> None:
-    outcome = run(quick())
+    outcome = run(quick("pld"))
     last = outcome.points[-1]
     assert last.test_accuracy is not None
     assert last.test_accuracy > 0.8
@@ -158,7 +159,10 @@ def test_fixed_features_are_computed_once_and_the_whole_model_is_published(monke
     split = Split(rng.random((64, 1, 12, 12), dtype=np.float32), rng.integers(0, 2, 64))
     data = DataSet("tiny", split, split, classes=2, declared_size=64, note="")
     recipe = Recipe(
-        DataSection("tiny"), ModelSection("scattering"), PrivacySection(delta=1e-3), TrainingSection(1, 32, 1.0)
+        DataSection("tiny"),
+        ModelSection("scattering"),
+        PrivacySection(delta=1e-3, accountant="rdp"),
+        TrainingSection(1, 32, 1.0),
     )
     outcome = run(recipe, data)
     assert outcome.model(torch.zeros(1, 1, 12, 12)).shape == (1, 2)

@@ -1,0 +1,103 @@
+"""A given key gives the batches, the noise and the trained weights that were recorded once.
+
+Words of the keystream and indices of batches are integers and compared exactly, by their SHA-256. Noise and weights
+depend on the vector mathematics of the machine in the last places: noise is compared within a few units in the last
+place, and weights after twenty steps within a hundred thousandth. A weighted sum stands for the values that are not
+listed; it also changes when values change places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import noisette
+from noisette._internal.keystream import SecretKey
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.sampling.poisson import PoissonSampler
+
+SECRET = bytes(range(32))
+WORDS = "9b023db13bfc7ae775f57a441e6032c8c744f50d7a1119baa1715b7c1a01a32b"
+BATCHES = "e78d4abcf7ba9c687186cbb8f3ca586372c621e80312d259d8b15d78d9e918b4"
+RUN_BATCHES = "220d49a524d80207bbef8857dbe69cae39d9f0858d76b448d7f2c17f78bb2e6d"
+SIZES = [111, 103, 78, 97, 102, 100, 101, 102, 100, 93, 105, 114, 100, 91, 92, 95, 89, 98, 102, 105]
+NOISE_32 = [2.0732064247131348, -2.4082188606262207, -1.7854981422424316, -0.9749087691307068]
+NOISE_64 = [2.0732061624699796, -2.4082188001134037, -1.7854976862796965, -0.9749084397838953]
+WEIGHTS = [0.05302005261182785, 0.059453606605529785, -0.1476203054189682, -0.07253099977970123]
+SUMS = {"noise 32": -301.12236979508, "noise 64": -63.06045206381836, "weights": -2.47792979}
+EPSILON = 3.5907447445095833
+
+
+def digest(numbers: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(numbers).tobytes()).hexdigest()
+
+
+def weighted_sum(values: Tensor) -> float:
+    weights = (torch.arange(len(values)) % 97 + 1).double() / 97
+    return float(values.double() @ weights)
+
+
+def test_words_of_the_keystream() -> None:
+    words = np.empty(4096, dtype=np.uint64)
+    SecretKey(SECRET).fill(words, purpose="noise", name="0.weight", step=3, start=5)
+    assert digest(words) == WORDS
+
+
+def test_poisson_batches() -> None:
+    sampler = PoissonSampler(size=2000, sampling_rate=0.05, key=SecretKey(SECRET))
+    batches = [sampler.indices(step=step) for step in range(20)]
+    assert [len(batch) for batch in batches] == SIZES
+    assert digest(np.concatenate(batches).astype(np.int64)) == BATCHES
+
+
+def test_noise_in_single_precision() -> None:
+    tensors = {"a": torch.zeros(1000), "b": torch.zeros(70_001)}
+    GaussianNoise(SecretKey(SECRET)).add_(tensors, step=7, std=1.5)
+    assert tensors["a"][:4].tolist() == pytest.approx(NOISE_32, rel=1e-6)
+    assert weighted_sum(torch.cat(list(tensors.values()))) == pytest.approx(SUMS["noise 32"], abs=1e-3)
+
+
+def test_noise_in_double_precision() -> None:
+    values = torch.zeros(1000, dtype=torch.float64)
+    GaussianNoise(SecretKey(SECRET)).add_({"a": values}, step=7, std=1.5)
+    assert values[:4].tolist() == pytest.approx(NOISE_64, rel=2e-15)
+    assert weighted_sum(values) == pytest.approx(SUMS["noise 64"], abs=1e-11)
+
+
+@pytest.mark.parametrize("engine", [None, noisette.engines.PerExampleLoop()], ids=["default", "loop"])
+def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, SECRET))
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(1500, 64, generator=generator)
+    targets = torch.randint(0, 10, (1500,), generator=generator)
+    model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    run = noisette.privatize(
+        noisette.PerExampleClip(model, max_grad_norm=1.0, engine=engine),
+        optimizer,
+        (inputs, targets),
+        sampling_rate=0.1,
+        expected_batch_size=150,
+        steps=20,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+    batches = []
+    for batch in run.batches():
+        batches.append(batch.indices.copy())
+        for x, y in batch.microbatches(64):
+            run.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    assert digest(np.concatenate(batches).astype(np.int64)) == RUN_BATCHES
+    assert weights[:4].tolist() == pytest.approx(WEIGHTS, abs=1e-5)
+    assert weighted_sum(weights) == pytest.approx(SUMS["weights"], abs=1e-4)
+    assert run.epsilon(delta=1e-5) == pytest.approx(EPSILON, rel=1e-6)

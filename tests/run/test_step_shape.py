@@ -1,0 +1,52 @@
+"""A step is short enough to be read: few frames deep, in few files, with few moves from file to file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from step_shape import SOURCE, StepShape, mlp_step, shape_of
+
+DEEPEST_CHAIN, FILES_ENTERED, MOVES = 10, 20, 100
+
+
+@pytest.mark.xfail(strict=False, reason="the step is still longer")
+def test_a_step_of_an_mlp_is_short() -> None:
+    shape = mlp_step()
+    assert shape.deepest_chain <= DEEPEST_CHAIN
+    assert shape.files_entered <= FILES_ENTERED
+    assert shape.moves <= MOVES
+
+
+PLANTED = {
+    "a.py": "def one(): pass\ndef two(): one()\ndef across(): three()\ndef fails(): raises()",
+    "b.py": "def three(): two()\ndef raises(): raise ValueError\ndef values(): yield 1; yield 2",
+}
+
+
+@pytest.fixture
+def planted() -> dict[str, Any]:
+    """Functions of two files that lie, by their code, inside the package."""
+    functions: dict[str, Any] = {}
+    for name, text in PLANTED.items():
+        exec(compile(text, f"{SOURCE}/{name}", "exec"), functions)
+    return functions
+
+
+def test_calls_of_noisette_are_counted_and_no_others(planted: dict[str, Any]) -> None:
+    assert shape_of(lambda: Path("a").with_name("b")) == StepShape(0, 0, 0)
+    assert shape_of(planted["two"]) == StepShape(2, 1, 0)
+    assert shape_of(planted["across"]) == StepShape(4, 2, 2), "there and back"
+    assert shape_of(lambda: [planted["across"](), planted["two"](), planted["three"]()]) == StepShape(4, 2, 3)
+    assert shape_of(lambda: [planted["one"](), list(planted["values"]())]) == StepShape(1, 2, 0)
+
+
+def test_a_function_that_fails_leaves_the_stack(planted: dict[str, Any]) -> None:
+    def refused() -> None:
+        with pytest.raises(ValueError):
+            planted["fails"]()
+        planted["two"]()
+
+    assert shape_of(refused) == StepShape(2, 2, 1)

@@ -1,0 +1,107 @@
+"""How one step of a private run moves through the files of noisette: ``python -m tests.support.step_shape``.
+
+One step is ``run.backward`` on the losses of a batch of 128 examples, then ``optimizer.step``, with the default engine
+and a ledger in memory. The model has three linear layers with biases. Two steps before it are not counted.
+
+Only functions written in files of noisette count; those of torch, numpy and the standard library, and methods that
+``dataclass`` makes, do not. A frame of noisette is one of such a function, of a comprehension, or of a generator, which
+is called anew for each value that it yields.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import noisette
+
+SOURCE = str(Path(noisette.__file__).parent)
+BATCH = 128
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """Three figures of what was called.
+
+    Args:
+        deepest_chain: the largest number of noisette frames on the stack at once; frames of others between them are
+            not counted.
+        files_entered: the number of distinct noisette files in which a frame was called.
+        moves: the number of calls whose callee's file differs from the file of the nearest noisette frame below it on
+            the stack. A call with no such frame, as that of a hook by the optimizer, is not one.
+    """
+
+    deepest_chain: int
+    files_entered: int
+    moves: int
+
+
+def shape_of(action: Callable[[], object]) -> StepShape:
+    """Carry out an action and count the calls of noisette's functions on the way."""
+    stack: list[str] = []
+    files: set[str] = set()
+    deepest = moves = 0
+
+    def count(frame: FrameType, event: str, arg: Any) -> None:
+        nonlocal deepest, moves
+        file = frame.f_code.co_filename
+        if not file.startswith(SOURCE):
+            return
+        if event == "call":
+            moves += bool(stack) and stack[-1] != file
+            stack.append(file)
+            files.add(file)
+            deepest = max(deepest, len(stack))
+        elif event == "return":
+            stack.pop()
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    assert not stack, "a function of noisette was called and did not return"
+    return StepShape(deepest, len(files), moves)
+
+
+def mlp_step() -> StepShape:
+    """The shape of the third step of a run."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(BATCH, 32), torch.randint(0, 10, (BATCH,))
+    run = noisette.privatize(
+        noisette.PerExampleClip(model, 1.0),
+        optimizer,
+        data,
+        sampling_rate=1.0,
+        expected_batch_size=BATCH,
+        steps=3,
+        noise_multiplier=1.0,
+        accountant=noisette.RdpAccountant(),
+    )
+    shapes = []
+    for batch in run.batches():
+        for x, y in batch.microbatches(BATCH):
+            losses = F.cross_entropy(model(x), y, reduction="none")
+
+            def step(losses: torch.Tensor = losses) -> None:
+                run.backward(losses)
+                optimizer.step()
+
+            shapes.append(shape_of(step))
+        optimizer.zero_grad()
+    return shapes[-1]
+
+
+if __name__ == "__main__":
+    print(mlp_step())
