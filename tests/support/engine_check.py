@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from model_cases import Case, Inputs
-from noisette.clipping.engines.book_keeping import BookKeeping, TwoPass
-from noisette.clipping.engines.per_example_loop import MultiLoss, PerExampleLoop
-from noisette.clipping.engines.vmap import Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
 from noisette.clipping.norms import ClippedSum, Clipping, Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
