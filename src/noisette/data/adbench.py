@@ -93,6 +93,7 @@ def read(name: str, data_dir: Path | None) -> DataSet:
 
 
 def _data_set(name: str, table: Table, path: Path) -> DataSet:
+    """The rows of a file, transformed, and split by a fixed shuffle."""
     rows, anomalies = files.read_npz(path, "X", "y")
     if rows.shape != (table.rows, table.columns) or anomalies.shape != (table.rows,):
         raise DataError(

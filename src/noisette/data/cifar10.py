@@ -44,6 +44,7 @@ def _binary(folder: Path) -> DataSet:
 
 
 def _records(archive: Path, names: list[str]) -> Split:
+    """The examples of the named files of the archive, in this order."""
     read = {}
     try:
         with tarfile.open(archive, "r:gz") as opened:  # members are read in memory, nothing is unpacked

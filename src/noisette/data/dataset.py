@@ -53,6 +53,7 @@ class DataSet:
         refuse(self.name, problems)
 
     def _label_problems(self, name: str, split: Split) -> list[str]:
+        """Messages on labels of the split that are absent or not in 0..classes-1."""
         problems = []
         if len(split.inputs) != len(split.targets):
             problems.append(f"{name} has {len(split.inputs)} inputs but {len(split.targets)} labels; expected equal")

@@ -97,6 +97,7 @@ def _first(file: _File) -> tuple[str, tuple[int, int]]:
 
 
 def _split(files: Sequence[_File], *, mode: str, extent: tuple[int, int]) -> Split:
+    """Reads the images, all of which must have this mode and this extent, (width, height)."""
     width, height = extent
     images = np.zeros((len(files), height, width) + ((3,) if mode == "RGB" else ()), np.uint8)
     problems = []

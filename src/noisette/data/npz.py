@@ -44,6 +44,7 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Declaration) -> list[str]:
+    """Messages on the arrays of one split, called ``x`` and ``y``: absent, or of another shape or type."""
     absent = [name for name in (x, y) if name not in arrays]
     if absent:
         found = ", ".join(sorted(arrays)) or "none"

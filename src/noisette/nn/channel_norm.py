@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -100,18 +102,21 @@ class PublicNorm(ChannelNorm):
         """The layer with weights that this norm directly follows, if there is one."""
         return self._follows[0] if self._follows else None
 
-    def see_public(self, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
-        """A forward pre-hook of the preceding layer during the public pass."""
-        self._public_input = args[0]
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """During the public pass: the statistics are computed from the next input."""
 
-    def begin_measuring(self) -> None:
-        """Before the public pass."""
+        def keep_input(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            self._public_input = args[0]
+
+        handle = None if self.layer is None else self.layer.register_forward_pre_hook(keep_input)
         self._measuring, self._is_measured = True, False
-
-    def end_measuring(self) -> None:
-        """After the public pass: further inputs are private."""
-        self._measuring = False
-        self._public_input = None
+        try:
+            yield
+        finally:
+            if handle is not None:
+                handle.remove()
+            self._measuring, self._public_input = False, None
 
     def forward(self, input: Tensor) -> Tensor:
         if self._measuring:
@@ -138,6 +143,7 @@ class PublicNorm(ChannelNorm):
         return public_mean(layer.weight, layer.bias, self._mean), public_variance(layer.weight, self._variance)
 
     def _measure(self, input: Tensor) -> Tensor:
+        """Computes the statistics of a public input, and their gradients; returns the input normalised by them."""
         if self._is_measured:
             raise ValueError(
                 f"a {type(self).__name__} was called twice in one pass of the public batch, and the statistics of the "
@@ -234,6 +240,11 @@ class PerExampleBatchNorm(PublicNorm):
         return self._jointly_normalised(input, self.running_mean, self.running_var)
 
     def _jointly_normalised(self, input: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """The input normalised by the joint statistics of each example and the public values.
+
+        With n public values, m values of the example in each channel, and p = n / (n + m), the joint mean is
+        own_mean + p d for d = mean - own_mean, and the joint variance p variance + (1 - p) (own_variance + p d^2).
+        """
         public, positions = int(self.num_batches_tracked), input[0, 0].numel()
         share = public / (public + positions)
         values = input.flatten(2) if input.dim() > 2 else input.unsqueeze(2)

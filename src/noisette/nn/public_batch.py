@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -74,11 +74,15 @@ class PublicBatch:
             self._measure(model)
 
     def _measure(self, model: nn.Module) -> None:
+        """Run the public pass, in which every norm computes its statistics."""
         inputs = [like(x, model) for x in self._inputs]
         # Function modes are disabled, so that the tape of the private call does not record the public one.
         no_modes = torch._C.DisableTorchFunction()
-        with _measuring(model), torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), no_modes:
-            model.forward(*inputs)
+        with ExitStack() as stack:
+            for norm in norms_of(model):
+                stack.enter_context(norm.measuring())
+            with torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), no_modes:
+                model.forward(*inputs)
         self._measured = self._seen = _versions(model)
         self._age = 0
 
@@ -94,21 +98,6 @@ class PublicBatch:
 def norms_of(model: nn.Module) -> list[PublicNorm]:
     """The norms of a model that take statistics from a public batch."""
     return [module for module in model.modules() if isinstance(module, PublicNorm)]
-
-
-@contextmanager
-def _measuring(model: nn.Module) -> Iterator[None]:
-    norms = norms_of(model)
-    handles = [norm.layer.register_forward_pre_hook(norm.see_public) for norm in norms if norm.layer is not None]
-    for norm in norms:
-        norm.begin_measuring()
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for norm in norms:
-            norm.end_measuring()
 
 
 @contextmanager
