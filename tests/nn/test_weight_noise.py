@@ -206,10 +206,11 @@ class Text(nn.Module):
         return self.head(self.norm(self.lstm(x)[0][:, -1]))
 
 
+@pytest.mark.parametrize("each_time_step", [False, True])
 @pytest.mark.parametrize("how", ["deep copy", "file"])
-def test_a_copy_has_its_own_noise_and_parameters(how: str) -> None:
+def test_a_copy_has_its_own_noise_and_parameters(how: str, each_time_step: bool) -> None:
     model, x = Text(), torch.randn(3, 5, 4)
-    noise = WeightNoise(model, 0.5)
+    noise = WeightNoise(model, 0.5, each_time_step=each_time_step)
     model(x)
     copied = leave(model, how)
     noise.remove()
@@ -227,10 +228,11 @@ def test_a_copy_has_its_own_noise_and_parameters(how: str) -> None:
     assert copied(1e4 * x).abs().max() > 1e3
 
 
-def test_remove_leaves_the_model_as_it_was() -> None:
+@pytest.mark.parametrize("each_time_step", [False, True])
+def test_remove_leaves_the_model_as_it_was(each_time_step: bool) -> None:
     model, x = Text(), torch.randn(3, 5, 4)
     expected, attributes = model(x), [set(vars(part)) for part in model.modules()]
-    noise = WeightNoise(model, 0.5)
+    noise = WeightNoise(model, 0.5, each_time_step=each_time_step)
     assert not torch.isclose(model(x), expected).all()
     noise.remove()
     noise.remove()
@@ -363,9 +365,10 @@ def test_an_engine_that_repeats_calls_refuses_noise() -> None:
         measured(model, squares, (torch.randn(4, 6),), 1.0, Vmap())
 
 
-def test_a_noisy_model_trains_privately() -> None:
+@pytest.mark.parametrize("each_time_step", [False, True])
+def test_a_noisy_model_trains_privately(each_time_step: bool) -> None:
     model = Text()
-    WeightNoise(model, 0.5)
+    WeightNoise(model, 0.5, each_time_step=each_time_step)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = torch.utils.data.TensorDataset(torch.randn(20, 5, 4), torch.randint(0, 2, (20,)))
     before = [p.detach().clone() for p in model.parameters()]
@@ -488,6 +491,11 @@ def test_a_model_without_such_layers_is_refused() -> None:
         WeightNoise(nn.Sequential(nn.Embedding(3, 4), nn.LayerNorm(4)), 0.1)
 
 
+class OwnLSTM(nn.LSTM):
+    def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None):
+        return super().forward(2 * input, hx)
+
+
 def test_all_layers_that_cannot_have_noise_are_listed_and_the_model_is_not_changed() -> None:
     model = nn.ModuleDict(
         {
@@ -495,16 +503,21 @@ def test_all_layers_that_cannot_have_noise_are_listed_and_the_model_is_not_chang
             "orthogonal": parametrizations.orthogonal(nn.Linear(3, 3)),
             "pruned": prune.l1_unstructured(nn.Linear(3, 3), "weight", 0.5),
             "noisy": nn.Linear(3, 3),
+            "own": OwnLSTM(3, 4),
+            "projected": nn.LSTM(3, 4, proj_size=2),
+            "stepped": nn.GRU(3, 4),
             "fine": nn.Linear(3, 3),
         }
     )
     WeightNoise(model["noisy"], 0.1)
-    with pytest.raises(ValueError, match="4 layers cannot have weight noise") as refused:
-        WeightNoise(model, 0.1)
+    WeightNoise(model["stepped"], 0.1, each_time_step=True)
+    with pytest.raises(ValueError, match="7 layers cannot have weight noise") as refused:
+        WeightNoise(model, 0.1, each_time_step=True)
     said = dict(line.split(": ", 1) for line in str(refused.value).split("\n  ")[1:])
     assert list(said) == list(model)[:-1]
     assert "no shape yet" in said["lazy"]
     assert all("computed from others" in said[name] for name in ("orthogonal", "pruned"))
-    assert "already" in said["noisy"]
+    assert all("already" in said[name] for name in ("noisy", "stepped"))
+    assert all("use each_time_step=False" in said[name] for name in ("own", "projected"))
     assert not model["fine"]._buffers
     assert not model["fine"]._forward_pre_hooks

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from noisette.nn._time_steps import TimeSteps
+
 _WEIGHTED = (
     nn.Linear,
     nn.Bilinear,
@@ -44,6 +46,9 @@ class WeightNoise:
         model: any module; each call of it draws noise. A submodule that is called alone uses the noise of the last
             call. To add noise to a submodule only, pass that submodule.
         sigma: standard deviation of the noise, in units of the weights; 0 leaves the model unchanged.
+        each_time_step: draw at each time step of a recurrent layer, and at each call of any other layer, instead of
+            once for each call of the model. Recurrent layers are taken apart for that, which takes more time and
+            memory, and statistics of a public batch are those of other draws.
 
     Source: Davody et al. 2020, section 2.
 
@@ -61,22 +66,31 @@ class WeightNoise:
     True
     """
 
-    def __init__(self, model: nn.Module, sigma: float) -> None:
+    def __init__(self, model: nn.Module, sigma: float, *, each_time_step: bool = False) -> None:
         if not 0 <= sigma < math.inf:
             raise ValueError(f"expected a finite sigma >= 0, got sigma={sigma}")
         layers = _layers(model)
-        _check_layers(layers)
+        _check_layers(layers, in_steps=each_time_step)
         self.model = model
         self.sigma = sigma
         self._handles: list[Any] = []
+        self._in_steps: list[nn.Module] = []
         if not sigma:
             return
+        draw = partial(_draw, sigma=sigma)
         for layer in layers.values():
+            if each_time_step and isinstance(layer, nn.RNNBase):
+                layer.forward = TimeSteps(layer, sigma)
+                self._in_steps.append(layer)
+                continue
             for part, name, mean in list(_means(layer)):
                 part.register_buffer(_noise_name(name), torch.zeros_like(mean), persistent=False)
+            if each_time_step:
+                self._handles.append(layer.register_forward_pre_hook(draw))
             self._handles.append(layer.register_forward_pre_hook(_set_noisy))
             self._handles.append(layer.register_forward_hook(_unset_noisy, always_call=True))
-        self._handles.append(model.register_forward_pre_hook(partial(_draw, sigma=sigma), prepend=True))
+        if not each_time_step:
+            self._handles.append(model.register_forward_pre_hook(draw, prepend=True))
 
     def remove(self) -> None:
         """Remove the noise; the model uses the means."""
@@ -84,6 +98,8 @@ class WeightNoise:
             handle.remove()
         for part, name, *_ in list(_noised(self.model)):
             delattr(part, _noise_name(name))
+        for layer in self._in_steps:
+            vars(layer).pop("forward", None)
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -132,16 +148,15 @@ def _unset_noisy(layer: nn.Module, args: Any, output: Any) -> None:
         vars(part).pop(name, None)
 
 
-def _check_layers(layers: dict[str, nn.Module]) -> None:
+def _check_layers(layers: dict[str, nn.Module], *, in_steps: bool) -> None:
     if not layers:
         raise ValueError("the model has no linear, convolutional or recurrent layer to add noise to")
-    found = {name: _problem(layer) for name, layer in layers.items()}
+    found = {name: _problem(layer, in_steps=in_steps) for name, layer in layers.items()}
     if problems := [f"{name or 'the model'}: {problem}" for name, problem in found.items() if problem]:
         raise ValueError(f"{len(problems)} layers cannot have weight noise:\n  " + "\n  ".join(problems))
 
 
-def _problem(layer: nn.Module) -> str:
-    """Why this layer cannot have noise, "" if it can."""
+def _problem(layer: nn.Module, *, in_steps: bool) -> str:
     parts = [part for part in layer.modules() if isinstance(part, _WEIGHTED)]
     if any(is_lazy(mean) for _, _, mean in _means(layer)):
         return "its weights have no shape yet; call the model once to set it"
@@ -149,6 +164,10 @@ def _problem(layer: nn.Module) -> str:
         parametrize.is_parametrized(part) or any(isinstance(v, Tensor) for v in vars(part).values()) for part in parts
     ):
         return "its weights are computed from others; remove the parametrization first"
+    if isinstance(vars(layer).get("forward"), TimeSteps):
+        return "it has noise already; remove that first"
+    if in_steps and isinstance(layer, nn.RNNBase) and not TimeSteps.fit(layer):
+        return "it has a projection or a forward of its own, so it cannot be taken apart; use each_time_step=False"
     if taken := [_noise_name(name) for part, name, _ in _means(layer) if hasattr(part, _noise_name(name))]:
         return f"it has {', '.join(taken)} already; remove its noise first"
     return ""
