@@ -277,7 +277,7 @@ def test_a_budget_that_any_noise_keeps_asks_for_hardly_any():
 
 def test_what_no_noise_can_buy_is_refused():
     plan = {"delta": 1e-5, "sampling_rate": 0.01, "steps": 100}
-    with pytest.raises(ValueError, match=r"moments accountant cannot promise epsilon=0\.1"):
+    with pytest.raises(ValueError, match=r"moments accountant cannot guarantee epsilon=0\.1"):
         noise_multiplier_for(epsilon=0.1, accountant=PAPER, **plan)
     assert noise_multiplier_for(epsilon=0.1, accountant=MomentsAccountant(), **plan) > 0
 
@@ -292,7 +292,7 @@ def test_a_spent_budget_pays_for_nothing():
     assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **spent) == 0
     for ask, other in [(noise_multiplier_for, {"sampling_rate": 0.01}), (sampling_rate_for, {"noise_multiplier": 4.0})]:
         with pytest.raises(
-            ValueError, match=r"prices what was released before at epsilon=4\.729, which leaves nothing"
+            ValueError, match=r"the prior events alone cost epsilon=4\.729, which leaves nothing"
         ):
             ask(steps=10, **other, **spent)
 
@@ -300,7 +300,7 @@ def test_a_spent_budget_pays_for_nothing():
 def test_a_budget_too_small_for_one_step_or_any_rate_says_so():
     paper = {"epsilon": 0.1, "delta": 1e-5, "accountant": PAPER}
     assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **paper) == 0
-    with pytest.raises(ValueError, match=r"cannot promise epsilon=0\.1 .* 10 steps of noise multiplier 4\.0"):
+    with pytest.raises(ValueError, match=r"cannot guarantee epsilon=0\.1 .* 10 steps of noise multiplier 4\.0"):
         sampling_rate_for(steps=10, noise_multiplier=4.0, **paper)
 
 
@@ -324,7 +324,7 @@ def test_extremes_have_an_answer_or_a_refusal(epsilon, delta):
             try:
                 assert ask(steps=10**6, **number, **budget) > 0
             except ValueError as refusal:
-                if "cannot promise" not in str(refusal):
+                if "cannot guarantee" not in str(refusal):
                     raise
 
 

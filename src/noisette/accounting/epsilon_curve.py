@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from noisette._internal.checks import count
-from noisette.accounting.accountants.accountant import Accountant
+from noisette.accounting.accountants.interface import Accountant
 from noisette.accounting.accountants.pld import PldAccountant
 from noisette.accounting.calibrate import NOTHING, together
 from noisette.accounting.events import Event, Events
@@ -26,12 +26,12 @@ def epsilon_curve(
         checkpoints: numbers of steps, each at least 1.
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
         accountant: ``PldAccountant(coarseness=4)`` unless given: quick, and up to 0.3 % above the default accountant.
-        prior_events: what was released before and is paid for together with these steps.
+        prior_events: releases before these steps, which count towards epsilon too.
 
-    Guarantee: each value is an upper bound, like every price of the accountant.
+    Guarantee: each value is an upper bound, like every epsilon of the accountant.
 
     Raises:
-        TypeError, ValueError: a number is outside its range.
+        TypeError, ValueError: a parameter is outside its range.
 
     >>> from noisette.accounting import PoissonGaussian
     >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)

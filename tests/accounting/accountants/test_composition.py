@@ -19,8 +19,8 @@ from noisette.accounting import (
 from noisette.errors import UnsupportedEventError
 
 ALL = [StrongComposition(), StrongComposition(as_printed=True), NaiveComposition(), NaiveComposition(as_printed=True)]
-PROVED = [accountant for accountant in ALL if accountant.valid]
-PRINTED = [accountant for accountant in ALL if not accountant.valid]
+PROVED = [accountant for accountant in ALL if accountant.upper_bound]
+PRINTED = [accountant for accountant in ALL if not accountant.upper_bound]
 all_of_them = pytest.mark.parametrize("accountant", ALL, ids=lambda accountant: accountant.name)
 
 RATE, NOISE, DELTA = 0.01, 4.0, 1e-5
@@ -42,7 +42,7 @@ def classical(delta, noise=NOISE):
 
 def test_each_form_has_a_name_and_says_whether_it_is_a_guarantee():
     assert [accountant.name for accountant in ALL] == ["strong", "strong-paper", "naive", "naive-paper"]
-    assert [accountant.valid for accountant in ALL] == [True, False, True, False]
+    assert [accountant.upper_bound for accountant in ALL] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(("steps", "epsilon", "paper"), [(10_000, 9.339, 9.34), (40_000, 24.205, 24.22)])
@@ -172,7 +172,7 @@ def test_nothing_released_costs_nothing(accountant):
 @all_of_them
 def test_other_events_are_refused_by_name(accountant):
     with pytest.raises(
-        UnsupportedEventError, match=rf"the {accountant.name} accountant has no price for FixedSizeGaussian"
+        UnsupportedEventError, match=rf"the {accountant.name} accountant does not support FixedSizeGaussian"
     ):
         accountant.compose({FixedSizeGaussian(10, 1000, 2.0): 1})
 

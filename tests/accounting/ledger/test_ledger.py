@@ -21,7 +21,7 @@ from noisette.accounting import (
     RepeatAndSelect,
 )
 from noisette.accounting.ledger.ledger import Tally
-from noisette.accounting.ledger.lines import End, Entry, Kind, mended
+from noisette.accounting.ledger.lines import End, Entry, Kind, repaired
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
@@ -151,7 +151,7 @@ def test_a_line_cut_at_any_byte_is_dropped_and_a_newline_added_where_it_alone_is
     for kept in range(len(content)):
         before = content[: content.rfind(b"\n", 0, kept) + 1]
         whole = kept > len(before) and content[kept : kept + 1] == b"\n"
-        assert mended(content[:kept], small) == (content[: kept + 1] if whole else before)
+        assert repaired(content[:kept], small) == (content[: kept + 1] if whole else before)
 
 
 def test_repair_drops_the_last_line_alone(small, monkeypatch):

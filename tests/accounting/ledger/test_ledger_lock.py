@@ -99,7 +99,7 @@ def test_a_ledger_that_was_read_is_not_written(path):
     with Ledger(path, dataset="digits") as ledger:
         ledger.reserve(EVENT, 4)
     for write in (lambda ledger: ledger.reserve(EVENT, 1), lambda ledger: ledger.charge(EVENT)):
-        with pytest.raises(PrivacyError, match=r"was read to be priced.*dataset='digits'"):
+        with pytest.raises(PrivacyError, match=r"was opened read-only.*dataset='digits'"):
             write(Ledger.read(path))
     assert Ledger.read(path).events == {EVENT: 4}
 
@@ -164,7 +164,7 @@ def test_what_someone_else_wrote_is_noticed(path):
         content = path.read_bytes()
         with path.open("ab") as file:  # a lock binds those alone who ask for it
             file.write(b"x")
-        with pytest.raises(PrivacyError, match="changed by someone else"):
+        with pytest.raises(PrivacyError, match="changed by another process"):
             ledger.reserve(EVENT, 1)
         assert path.read_bytes() == content + b"x"
 
