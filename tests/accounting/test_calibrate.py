@@ -291,9 +291,7 @@ def test_a_spent_budget_pays_for_nothing():
     }
     assert steps_for(sampling_rate=0.01, noise_multiplier=4.0, **spent) == 0
     for ask, other in [(noise_multiplier_for, {"sampling_rate": 0.01}), (sampling_rate_for, {"noise_multiplier": 4.0})]:
-        with pytest.raises(
-            ValueError, match=r"the prior events alone cost epsilon=4\.729, which leaves nothing"
-        ):
+        with pytest.raises(ValueError, match=r"the prior events alone cost epsilon=4\.729, which leaves nothing"):
             ask(steps=10, **other, **spent)
 
 

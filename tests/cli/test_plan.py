@@ -70,7 +70,8 @@ def test_the_tables_and_the_page_say_the_same(tmp_path):
     result = run(one | {"--plot": str(tmp_path / "plan.html")})
     assert result.exit_code == 0, result.stderr
     page = (tmp_path / "plan.html").read_text()
-    for words in ("Least noise multiplier that keeps ε ≤ 0.5", "ε after 60 epochs", "no price", "no guarantee", "5.5"):
+    titles = "Least noise multiplier that keeps ε ≤ 0.5", "ε after 60 epochs"
+    for words in (*titles, "not supported", "no guarantee", "5.5"):
         assert words in result.stdout
         assert words in page
     assert page.count("<svg") == 3
@@ -86,7 +87,7 @@ def test_without_lists_there_are_some(monkeypatch):
         asked[size] = batch_sizes
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["noisette.cli.plan"], "_look", look)
+    monkeypatch.setattr(sys.modules["noisette.cli.plan"], "_compute", look)
     for size in (1, 10, 1000, 60_000):
         result = run({"--size": str(size), "--epsilon": "1", "--delta": "1e-6"})
         assert (result.exit_code, result.stderr) == (130, "Stopped.\n")

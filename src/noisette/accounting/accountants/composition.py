@@ -67,7 +67,7 @@ class _Composition:
     as_printed: bool = False
 
     theorem: ClassVar[str]
-    in_recipes: ClassVar[bool] = False
+    in_recipes = False
 
     @property
     def name(self) -> str:

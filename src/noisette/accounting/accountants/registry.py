@@ -36,15 +36,13 @@ class RegisteredAccountant(Accountant, Protocol):
         ...
 
 
-ACCOUNTANTS: dict[str, RegisteredAccountant] = {
-    accountant.name: accountant
-    for accountant in (
-        PldAccountant(),
-        RdpAccountant(),
-        MomentsAccountant(),
-        StrongComposition(),
-        StrongComposition(as_printed=True),
-        NaiveComposition(),
-        GdpAccountant(),
-    )
-}
+_REGISTERED: tuple[RegisteredAccountant, ...] = (
+    PldAccountant(),
+    RdpAccountant(),
+    MomentsAccountant(),
+    StrongComposition(),
+    StrongComposition(as_printed=True),
+    NaiveComposition(),
+    GdpAccountant(),
+)
+ACCOUNTANTS = {accountant.name: accountant for accountant in _REGISTERED}

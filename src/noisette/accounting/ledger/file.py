@@ -127,9 +127,7 @@ class LedgerFile:
 
     def _check_ours(self, size: int) -> None:
         if not self._finalizer.alive:
-            raise PrivacyError(
-                f"{self.path} was closed and records no more releases; open it again with Ledger(path)"
-            )
+            raise PrivacyError(f"{self.path} was closed and records no more releases; open it again with Ledger(path)")
         if os.getpid() != self._owner:
             raise PrivacyError(
                 f"{self.path} belongs to process {self._owner}, from which this one was forked; use it there"

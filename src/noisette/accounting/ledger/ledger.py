@@ -239,9 +239,7 @@ class Ledger:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "a ledger cannot be copied: releases recorded in the copy would be missing here; share it"
-        )
+        raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
 
     def _spend(self, kind: Kind, event: Event, steps: int) -> None:
         check_events({**self.events, event: steps})  # events of different relations cannot be composed
