@@ -242,13 +242,30 @@ def test_a_ledger_cut_between_two_lines_is_told_by_a_head_kept_elsewhere(written
     assert Ledger.read(written).holds(heads[-2])
 
 
-def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path):
+def sealed(*lines):
+    """A ledger of these kinds with their steps, all digests right."""
     content, end = b"", End()
-    for kind, steps in ((Kind.RESERVE, 3), (Kind.COMMIT, 1), (Kind.RELEASE, 3)):
+    for kind, steps in lines:
         line, end = Entry(kind, "digits", EVENT, steps).line(end)
         content += line
-    path.write_bytes(content)
+    return content
+
+
+def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path):
+    path.write_bytes(sealed((Kind.RESERVE, 3), (Kind.COMMIT, 1), (Kind.RELEASE, 3)))
     with pytest.raises(ValueError, match=r"line 3: .*more than the 3 reserved"):
+        Ledger.read(path)
+    path.write_bytes(sealed((Kind.RESERVE, 3), (Kind.RELEASE, 3)))
+    assert Ledger.read(path).events == {}, "without its commit line the released step would be free"
+
+
+def test_steps_of_an_earlier_lease_that_are_given_back_twice_are_refused(path):
+    lease = (Kind.RESERVE, 4), *[(Kind.COMMIT, 1)] * 4
+    back = (Kind.RESERVE, 4), (Kind.COMMIT, 1), (Kind.RELEASE, 3)
+    path.write_bytes(sealed(*lease, *back))
+    assert Ledger.read(path).events == {EVENT: 5}
+    path.write_bytes(sealed(*lease, *back, (Kind.RELEASE, 3)))
+    with pytest.raises(ValueError, match=r"line 9: .*more than the 8 reserved"):
         Ledger.read(path)
 
 
