@@ -10,6 +10,7 @@ from noisette.accounting import (
     PoissonGaussian,
     RdpAccountant,
     delta_for,
+    epsilon_curve,
     epsilon_for,
     noise_multiplier_for,
     sampling_rate_for,
@@ -122,25 +123,6 @@ def test_whole_oracle_table(batch, size, steps, epsilon, older, rdp, pld):
     check_row(batch, size, steps, epsilon, older, rdp, pld)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "noise"),
-    [
-        (0.05, 57.7707),
-        (0.1, 30.7496),
-        (0.5, 7.0318),
-        (1, 3.7306),
-        (2, 1.9938),
-        (4, 1.0812),
-        (8, 0.6002),
-        (10, 0.4999),
-        (20, 0.2900),
-    ],
-)
-def test_one_release_on_all_records_needs_the_exact_gaussian_noise(epsilon, noise):
-    ours = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=1.0, steps=1)
-    assert noise * (1 - 1e-4) <= ours <= noise * (1 + 2e-3)
-
-
 # noise, noise of the principal components, epsilon: epochs of 100 steps that the budget pays for with the steps alone,
 # beside the principal components, and where two layers each have the noise. From an independent script.
 EPOCHS = [
@@ -245,28 +227,6 @@ def test_epsilon_and_delta_are_those_of_the_accountant():
     assert delta_for(epsilon=1.0, **plan) == pytest.approx(4.253e-6, rel=5e-3)
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "noise", "delta"),
-    [
-        (0.05, 96.8961, 1.29e-9),
-        (0.1, 48.4481, 2.64e-9),
-        (0.5, 9.6896, 1.61e-8),
-        (1, 4.8448, 4.11e-8),
-        (2, 2.4224, 1.34e-7),
-        (4, 1.2112, 6.84e-7),
-        (8, 0.6056, 7.97e-6),
-        (10, 0.4845, 2.27e-5),
-        (20, 0.2422, 1.53e-3),
-    ],
-)
-def test_delta_at_the_noise_of_the_classical_formula(epsilon, noise, delta):
-    """The classical formula is meant for epsilon below 1; from 10 on it gives less noise than delta 1e-5 asks for."""
-    assert math.sqrt(2 * math.log(1.25 / 1e-5)) / epsilon == pytest.approx(noise, rel=3e-4)
-    ours = delta_for(epsilon=epsilon, sampling_rate=1.0, noise_multiplier=noise, steps=1)
-    assert ours == pytest.approx(delta, rel=2e-2)
-    assert ours >= delta * (1 - 5e-3)
-
-
 def test_a_budget_that_any_noise_keeps_asks_for_hardly_any():
     """The batch is so unlikely to hold a given record that delta covers all of it."""
     noise = noise_multiplier_for(epsilon=2.0, delta=1e-2, sampling_rate=1e-6, steps=1, accountant=PldAccountant(200.0))
@@ -354,3 +314,35 @@ def test_bad_numbers_are_refused_by_name(ask, good):
     for value in BAD["prior_events"]:
         with pytest.raises((ValueError, TypeError), match=r"times|event"):
             ask(**good, prior_events=value)
+
+
+@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.004, 1.3, 5000), (0.15, 4.0, 270)])
+def test_the_epsilon_curve_is_never_below_the_default_accountant_and_close_to_it(rate, noise, steps):
+    release = PoissonGaussian(rate, noise)
+    checkpoints = [1, steps // 10, steps // 3, steps]
+    curve = epsilon_curve(release, checkpoints=checkpoints, delta=1e-5)
+    prices = [PldAccountant().compose({release: n}).epsilon(delta=1e-5) for n in checkpoints]
+    for on_the_curve, price in zip(curve, prices, strict=True):
+        assert price <= on_the_curve <= price * 1.003
+    assert curve == sorted(curve)
+
+
+@pytest.mark.parametrize("accountant", [RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
+def test_the_epsilon_curve_of_other_accountants_is_exact(accountant):
+    release = PoissonGaussian(0.01, 4.0)
+    curve = epsilon_curve(release, checkpoints=[10, 10_000], delta=1e-5, accountant=accountant)
+    assert curve == [accountant.compose({release: n}).epsilon(delta=1e-5) for n in (10, 10_000)]
+
+
+def test_checkpoints_are_numbers_of_steps():
+    with pytest.raises(ValueError, match="checkpoints"):
+        epsilon_curve(PoissonGaussian(0.01, 4.0), checkpoints=[0, 10], delta=1e-5)
+
+
+def test_the_epsilon_curve_counts_prior_events():
+    release = PoissonGaussian(0.01, 4.0)
+    before = {PoissonGaussian(1.0, 16.0): 1, release: 500}
+    (together,) = epsilon_curve(release, checkpoints=[1000], delta=1e-5, prior_events=before)
+    whole = {PoissonGaussian(1.0, 16.0): 1, release: 1500}
+    assert together == PldAccountant(coarseness=4).compose(whole).epsilon(delta=1e-5)
+    assert before == {PoissonGaussian(1.0, 16.0): 1, release: 500}

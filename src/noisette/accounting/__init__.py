@@ -9,11 +9,11 @@ from noisette.accounting.accountants.moments import MomentsAccountant as Moments
 from noisette.accounting.accountants.pld import PldAccountant as PldAccountant
 from noisette.accounting.accountants.rdp import RdpAccountant as RdpAccountant
 from noisette.accounting.calibrate import delta_for as delta_for
+from noisette.accounting.calibrate import epsilon_curve as epsilon_curve
 from noisette.accounting.calibrate import epsilon_for as epsilon_for
 from noisette.accounting.calibrate import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
-from noisette.accounting.epsilon_curve import epsilon_curve as epsilon_curve
 from noisette.accounting.events import Event as Event
 from noisette.accounting.events import Events as Events
 from noisette.accounting.events import FixedSizeGaussian as FixedSizeGaussian

@@ -46,14 +46,7 @@ class RunParameters:
 
     def facts(self) -> dict[str, Any]:
         """The parameters as plain values."""
-        return {
-            "event": facts_of(self.event),
-            "expected_batch_size": self.expected_batch_size,
-            "steps": self.steps,
-            "delta": self.delta,
-            "epsilon": self.epsilon,
-            "before": self.before,
-        }
+        return vars(self) | {"event": facts_of(self.event)}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:

@@ -10,26 +10,17 @@ import typer
 from noisette._internal import checks
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PldAccountant, PoissonGaussian
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.cli import options
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import (
-    DELTA,
-    NOISE_MULTIPLIER,
-    STEPS,
-    AccountantName,
-    AsJson,
-    PlotFile,
-    SamplingRate,
-    check_plot,
-)
 from noisette.cli.privacy_cost import PrivacyCost
 
 
 @plain_errors()
 def account(
     *,
-    noise_multiplier: Annotated[float, NOISE_MULTIPLIER],
-    steps: Annotated[int, STEPS],
-    sampling_rate: SamplingRate = None,
+    noise_multiplier: Annotated[float, options.NOISE_MULTIPLIER],
+    steps: Annotated[int, options.STEPS],
+    sampling_rate: options.SamplingRate = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -38,7 +29,7 @@ def account(
         ),
     ] = None,
     size: Annotated[int | None, typer.Option(help="Records in the data set, for --batch-size.")] = None,
-    delta: Annotated[float | None, DELTA] = None,
+    delta: Annotated[float | None, options.DELTA] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Compute delta at this epsilon, instead of epsilon at a delta: above 0.")
     ] = None,
@@ -46,9 +37,9 @@ def account(
         int,
         typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them."),
     ] = 1,
-    accountant: AccountantName = PldAccountant.name,
-    as_json: AsJson = False,
-    plot: PlotFile = None,
+    accountant: options.AccountantName = PldAccountant.name,
+    as_json: options.AsJson = False,
+    plot: options.PlotFile = None,
 ) -> None:
     """Compute the privacy cost of a training run: epsilon at a delta, or delta at an epsilon.
 
@@ -61,7 +52,7 @@ def account(
         partial(checks.exactly_one, delta=delta, epsilon=epsilon),
         lambda: delta is None or checks.open_fraction(delta=delta),
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
-        partial(check_plot, plot),
+        partial(options.check_plot, plot),
     )
     event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy
     if sampling_rate is None:

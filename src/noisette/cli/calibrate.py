@@ -17,18 +17,8 @@ from noisette.accounting import (
     steps_for,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.cli import options
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import (
-    DELTA,
-    EPSILON,
-    NOISE_MULTIPLIER,
-    STEPS,
-    AccountantName,
-    AsJson,
-    PlotFile,
-    SamplingRate,
-    check_plot,
-)
 from noisette.cli.privacy_cost import PrivacyCost
 
 _SOLVERS: dict[str, Callable[..., float]] = {
@@ -43,14 +33,14 @@ _SOLVERS: dict[str, Callable[..., float]] = {
 @plain_errors()
 def calibrate(
     *,
-    epsilon: Annotated[float | None, EPSILON] = None,
-    delta: Annotated[float | None, DELTA] = None,
-    sampling_rate: SamplingRate = None,
-    noise_multiplier: Annotated[float | None, NOISE_MULTIPLIER] = None,
-    steps: Annotated[int | None, STEPS] = None,
-    accountant: AccountantName = PldAccountant.name,
-    as_json: AsJson = False,
-    plot: PlotFile = None,
+    epsilon: Annotated[float | None, options.EPSILON] = None,
+    delta: Annotated[float | None, options.DELTA] = None,
+    sampling_rate: options.SamplingRate = None,
+    noise_multiplier: Annotated[float | None, options.NOISE_MULTIPLIER] = None,
+    steps: Annotated[int | None, options.STEPS] = None,
+    accountant: options.AccountantName = PldAccountant.name,
+    as_json: options.AsJson = False,
+    plot: options.PlotFile = None,
 ) -> None:
     """Solve for the missing parameter: give four of epsilon, delta, sampling rate, noise multiplier and steps.
 
@@ -73,7 +63,7 @@ def calibrate(
         lambda: noise_multiplier is None or checks.positive(noise_multiplier=noise_multiplier),
         lambda: steps is None or checks.count(steps=steps),
         partial(_check_keeps_budgets, accountant),
-        partial(check_plot, plot),
+        partial(options.check_plot, plot),
     )
     _solve(given, accountant).show(as_json=as_json, plot=plot, command="calibrate")
 

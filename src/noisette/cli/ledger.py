@@ -28,8 +28,8 @@ from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.accounting.events import Event, check_events
 from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.accounting.serialization import facts_of
+from noisette.cli import options
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import DELTA, AsJson, OneOrAllAccountants
 from noisette.cli.privacy_cost import accountant_facts, rounded_down, rounded_up
 from noisette.errors import UnsupportedEventError
 
@@ -51,7 +51,7 @@ GroupSize = Annotated[
 
 @ledger.command()
 @plain_errors()
-def show(place: Place, *, as_json: AsJson = False) -> None:
+def show(place: Place, *, as_json: options.AsJson = False) -> None:
     """Show a ledger: each mechanism, and how often it was reserved, committed and given back.
 
     Example: noisette ledger show run
@@ -86,10 +86,10 @@ def show(place: Place, *, as_json: AsJson = False) -> None:
 def price(
     place: Place,
     *,
-    delta: Annotated[float, DELTA],
-    accountant: OneOrAllAccountants = None,
+    delta: Annotated[float, options.DELTA],
+    accountant: options.OneOrAllAccountants = None,
     group_size: GroupSize = 1,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute the privacy cost of all releases in a ledger: every run, query and projection on its data set.
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
 from noisette._internal import checks
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.accounting.plan import Setting, with_noise, within_budget
+from noisette.cli import options
 from noisette.cli.errors import INTERRUPTED, plain_errors
-from noisette.cli.options import EPSILON, AsJson, PlotFile, check_plot
 from noisette.cli.privacy_cost import PrivacyCost, accountant_facts, json_number, rounded_up
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _DIGITS = 4  # the accuracy of these epsilons
 def plan(
     *,
     size: Annotated[int, typer.Option(help="Public number of training records. It need not be exact.")],
-    epsilon: Annotated[float, EPSILON],
+    epsilon: Annotated[float, options.EPSILON],
     delta: Annotated[
         float, typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1 / size.")
     ],
@@ -46,8 +46,8 @@ def plan(
     noise: Annotated[
         str, typer.Option(metavar="F,F,..", help="Noise multipliers whose epsilon is computed.")
     ] = "0.5,0.7,1,1.4,2,2.8,4,5.6,8",
-    as_json: AsJson = False,
-    plot: PlotFile = None,
+    as_json: options.AsJson = False,
+    plot: options.PlotFile = None,
 ) -> None:
     """Show the noise that a budget needs, by batch size and epochs, and the epsilon of every noise multiplier.
 
@@ -62,7 +62,7 @@ def plan(
         partial(_batch_sizes, batch_sizes, size),
         partial(_numbers, "epochs", epochs),
         partial(_numbers, "noise", noise),
-        partial(check_plot, plot),
+        partial(options.check_plot, plot),
     )
     try:
         found = _compute(
@@ -225,24 +225,14 @@ def _compute(
     noise_multipliers: Sequence[float],
 ) -> _Found:
     """Compute all settings, with a progress bar on standard error."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(24),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    bar = partial(track, console=Console(stderr=True), transient=True)
     batch_size, middle = batch_sizes[len(batch_sizes) // 2], epochs[len(epochs) // 2]
     searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=batch_sizes, epochs=epochs)
     costs = with_noise(
         size=size, delta=delta, batch_sizes=batch_sizes, epochs=middle, noise_multipliers=noise_multipliers
     )
-    with progress:
-        affordable = list(progress.track(searches, len(batch_sizes) * len(epochs), description="noise for the budget"))
-        by_noise = list(
-            progress.track(costs, len(batch_sizes) * len(noise_multipliers), description="epsilon by noise")
-        )
+    affordable = list(bar(searches, "noise for the budget", len(batch_sizes) * len(epochs)))
+    by_noise = list(bar(costs, "epsilon by noise", len(batch_sizes) * len(noise_multipliers)))
     chosen = next(s for s in affordable if (s.batch_size, s.epochs) == (batch_size, middle))
     return _Found(size, epsilon, delta, affordable, by_noise, chosen)
 

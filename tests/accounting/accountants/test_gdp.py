@@ -12,6 +12,8 @@ from noisette.accounting import (
     GroupPrivacy,
     PoissonGaussian,
     RepeatAndSelect,
+    delta_for,
+    noise_multiplier_for,
 )
 from noisette.errors import UnsupportedEventError
 
@@ -65,8 +67,15 @@ def test_epsilon_of_the_oracle_table(noise, times, epsilon):
     ],
 )
 def test_one_release_of_the_oracle_table(epsilon, classical, exact, delta):
+    """The classical formula is meant for epsilon below 1; from 10 on it gives less noise than delta 1e-5 needs."""
     assert price(Gaussian(classical)).delta(epsilon=float(epsilon)) == pytest.approx(delta, rel=5e-3)
     assert price(Gaussian(exact)).epsilon(delta=1e-5) == pytest.approx(epsilon, rel=2e-4)
+    assert math.sqrt(2 * math.log(1.25 / 1e-5)) / epsilon == pytest.approx(classical, rel=3e-4)
+    by_default = delta_for(epsilon=epsilon, sampling_rate=1.0, noise_multiplier=classical, steps=1)
+    assert by_default == pytest.approx(delta, rel=2e-2)
+    assert by_default >= delta * (1 - 5e-3)
+    needed = noise_multiplier_for(epsilon=epsilon, delta=1e-5, sampling_rate=1.0, steps=1)
+    assert exact * (1 - 1e-4) <= needed <= exact * (1 + 2e-3)
 
 
 mus = st.floats(-3, 1.5).map(lambda x: 10**x)

@@ -365,28 +365,17 @@ def test_runs_that_take_turns_on_one_ledger_commit_their_own_steps():
     assert ledger.events == {EVENT: 1, OTHER: 1}
 
 
-def test_a_step_whose_commit_failed_is_not_given_back(path, monkeypatch):
+@pytest.mark.parametrize(("record", "counted"), [(Ledger.commit, 1), (Ledger.release, 4)], ids=["commit", "release"])
+def test_steps_whose_release_failed_are_not_given_back_later(path, monkeypatch, record, counted):
     ledger = Ledger(path)
     ledger.reserve(EVENT, 4)
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
     with pytest.raises(OSError, match=r"ledger\.jsonl"):
-        ledger.commit()
+        record(ledger)
     monkeypatch.undo()
     ledger.release()
-    assert ledger.events == Ledger.read(path).events == {EVENT: 1}
-
-
-def test_steps_whose_release_failed_are_not_given_back_later(path, monkeypatch):
-    ledger = Ledger(path)
-    ledger.reserve(EVENT, 4)
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
-    with pytest.raises(OSError, match=r"ledger\.jsonl"):
-        ledger.release()
-    monkeypatch.undo()
-    ledger.release()
-    assert ledger.events == Ledger.read(path).events == {EVENT: 4}
+    assert ledger.events == Ledger.read(path).events == {EVENT: counted}
 
 
 def test_an_event_that_would_leave_the_ledger_without_a_price_is_refused(path):

@@ -29,20 +29,12 @@ class CompositionCurve:
     theorem: Callable[[float], float]
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta; ``inf`` below a delta of 1e-300.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
-        """
+        """Epsilon at this delta; ``inf`` below a delta of 1e-300."""
         open_fraction(delta=delta)
         return self.theorem(delta) if delta >= LEAST_DELTA else math.inf
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, not below 1e-300.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
-        """
+        """Delta at this epsilon, not below 1e-300."""
         from scipy.optimize import root_scalar  # imported here because the import takes a third of a second
 
         positive(epsilon=epsilon)

@@ -23,11 +23,7 @@ class GdpCurve:
     mu: float
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta: exact, rounded upwards in the last digits.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
-        """
+        """Epsilon at this delta: exact, rounded upwards in the last digits."""
         open_fraction(delta=delta)
         if math.isinf(self.mu):
             return math.inf
@@ -44,11 +40,7 @@ class GdpCurve:
         return high
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon: exact, rounded upwards in the last digits.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
-        """
+        """Delta at this epsilon: exact, rounded upwards in the last digits."""
         positive(epsilon=epsilon)
         if math.isinf(self.mu):
             return 1.0

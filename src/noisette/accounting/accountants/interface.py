@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
+from noisette._internal.checks import positive
 from noisette.accounting.events import (
     Event,
     Events,
@@ -28,11 +30,19 @@ class PrivacyCurve(Protocol):
     """
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta, 0 or more; ``inf`` where the accountant has no finite bound."""
+        """Epsilon at this delta, 0 or more; ``inf`` where the accountant has no finite bound.
+
+        Raises:
+            TypeError, ValueError: ``delta`` is not in (0, 1).
+        """
         ...
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, from 0 to 1."""
+        """Delta at this epsilon, from 0 to 1.
+
+        Raises:
+            TypeError, ValueError: ``epsilon`` is not above 0.
+        """
         ...
 
 
@@ -47,6 +57,22 @@ class Accountant(Protocol):
     def compose(self, events: Events) -> PrivacyCurve:
         """The curve of all these events together, in any order."""
         ...
+
+
+def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
+    """The orders of an accountant.
+
+    Raises:
+        TypeError, ValueError: there is no order, or one is not a finite number above the limit.
+    """
+    orders = tuple(orders)
+    if not orders:
+        raise ValueError("expected at least one order, got none")
+    for order in orders:
+        positive(order=order)
+        if order <= above:
+            raise ValueError(f"expected order > {above}, got order={order}")
+    return orders
 
 
 def resolved_noise(event: Sampled | FixedSizeGaussian) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
 
 from noisette._internal.checks import open_fraction, positive
-from noisette.accounting.accountants.interface import require_sampled, resolved_noise
+from noisette.accounting.accountants.interface import require_sampled, resolved_noise, valid_orders
 from noisette.accounting.events import Events, Sampled
 
 ORDERS = (*range(1, 64), 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
@@ -102,9 +102,6 @@ class MomentsCurve:
         """Epsilon at this delta: the smallest (alpha - ln delta) / order.
 
         Source: Abadi et al. 2016, Theorem 2.2.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
         """
         open_fraction(delta=delta)
         if not self.log_moments.any():
@@ -115,9 +112,6 @@ class MomentsCurve:
         """Delta at this epsilon: the smallest exp(alpha - order * epsilon).
 
         Source: Abadi et al. 2016, Theorem 2.2.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
         """
         positive(epsilon=epsilon)
         if not self.log_moments.any():
@@ -151,11 +145,7 @@ class MomentsAccountant:
     orders: Sequence[float] = ORDERS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "orders", tuple(self.orders))
-        if not self.orders:
-            raise ValueError("expected at least one order, got none")
-        for order in self.orders:
-            positive(order=order)
+        object.__setattr__(self, "orders", valid_orders(self.orders, above=0))
 
     def compose(self, events: Events) -> MomentsCurve:
         """The curve of these events: their log-moments add up.

@@ -51,9 +51,6 @@ class PldCurve:
         Guarantee: the larger of both directions (added, removed), rounded upwards on the grid. Where the distribution
         cannot resolve so small a delta, or a single release may lose more than 500, the answer is that of
         :class:`RdpAccountant`.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
         """
         open_fraction(delta=delta)
         known = self.renyi.epsilon(delta=delta)
@@ -67,11 +64,7 @@ class PldCurve:
         return known
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, under the same guarantee; that of :class:`RdpAccountant` for an epsilon above 500.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
-        """
+        """Delta at this epsilon, under the same guarantee; that of :class:`RdpAccountant` for an epsilon above 500."""
         positive(epsilon=epsilon)
         known = self.renyi.delta(epsilon=epsilon)
         if not self.events or epsilon > LARGEST_EPSILON or not self._is_feasible(self.renyi.epsilon(delta=0.5)):

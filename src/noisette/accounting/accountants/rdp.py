@@ -14,7 +14,7 @@ import numpy as np
 
 from noisette._internal.checks import open_fraction, positive
 from noisette.accounting.accountants.group_privacy import Mixture, group_divergences
-from noisette.accounting.accountants.interface import resolved_noise, unsupported
+from noisette.accounting.accountants.interface import resolved_noise, unsupported, valid_orders
 from noisette.accounting.events import (
     Event,
     Events,
@@ -55,9 +55,6 @@ class RdpCurve:
         """Epsilon at this delta.
 
         Source: Canonne, Kamath and Steinke 2020, Proposition 12; the classic conversion is Mironov 2017, Proposition 3.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
         """
         open_fraction(delta=delta)
         if not self.improved:
@@ -68,11 +65,7 @@ class RdpCurve:
             return float(compute_epsilon(self.orders, self.divergences.tolist(), delta)[0])
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, by the same conversion.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
-        """
+        """Delta at this epsilon, by the same conversion."""
         positive(epsilon=epsilon)
         if not self.improved:
             return float(np.exp(min(0.0, np.min((np.array(self.orders) - 1) * (self.divergences - epsilon)))))
@@ -117,13 +110,7 @@ class RdpAccountant:
     orders: Sequence[float] = ORDERS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "orders", tuple(self.orders))
-        if not self.orders:
-            raise ValueError("expected at least one order, got none")
-        for order in self.orders:
-            positive(order=order)
-            if order <= 1:
-                raise ValueError(f"expected order > 1, got order={order}")
+        object.__setattr__(self, "orders", valid_orders(self.orders, above=1))
 
     def compose(self, events: Events) -> RdpCurve:
         """The curve of these events: their divergences add up, order by order.

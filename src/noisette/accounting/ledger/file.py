@@ -7,7 +7,6 @@ import os
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from noisette._internal import atomic_files
 from noisette.errors import PrivacyError
@@ -146,9 +145,6 @@ class LedgerFile:
         except OSError:
             self.close()
             raise
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self.path} is open for writing and cannot be copied; copy the result of Ledger.read")
 
 
 def _lock(descriptor: int) -> None:
