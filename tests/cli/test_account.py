@@ -1,7 +1,9 @@
+import importlib
 import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -10,10 +12,12 @@ from typer.testing import CliRunner
 
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian, RdpAccountant
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.cli import options
 from noisette.cli.account import account
 from noisette.cli.errors import plain_errors
 from noisette.cli.privacy_cost import rounded_down, rounded_up
 from noisette.errors import PrivacyError
+from noisette.training.recipe.constraints import check_accountant
 
 app = typer.Typer()
 app.command()(account)
@@ -232,3 +236,39 @@ def test_pricing_and_its_plots_need_no_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", script, *words, "--plot", str(tmp_path / "curve.html")], check=False)
     assert done.returncode == 0
     assert (tmp_path / "curve.html").exists()
+
+
+@pytest.fixture
+def dummy(monkeypatch):
+    """An accountant that is registered while a test runs: epsilon is the number of releases."""
+
+    class Dummy:
+        name, description, method = "dummy", "counts releases", "counting (DUMMY)"
+        upper_bound, in_recipes = True, True
+
+        def compose(self, events):
+            return SimpleNamespace(epsilon=lambda *, delta: float(sum(events.values())), delta=lambda *, epsilon: 0.5)
+
+    monkeypatch.setitem(ACCOUNTANTS, "dummy", Dummy())
+    importlib.reload(options)
+    yield
+    monkeypatch.undo()
+    importlib.reload(options)
+
+
+@pytest.mark.usefixtures("dummy")
+def test_a_registered_accountant_is_offered_everywhere():
+    assert facts(PLAN, "--accountant", "dummy")["epsilon"] == 10_000
+    assert "dummy (counts releases)" in run(PLAN, "--accountant", "dummy").stdout
+    shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["--help"]).stdout
+    assert "naive|gdp|dummy]" in shown
+    assert "dummy:" in shown
+    check_accountant("dummy")
+
+
+def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are():
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["--accountant", "dummy"])
+    assert result.exit_code == 2
+    assert "'dummy' is not one of pld, rdp, moments, strong, strong-paper, naive, gdp" in result.stderr
+    with pytest.raises(ValueError, match="one of pld, rdp, moments, got 'dummy'"):
+        check_accountant("dummy")

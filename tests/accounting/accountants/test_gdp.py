@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noisette.accounting import (
-    FixedSizeGaussian,
     Gaussian,
     GdpAccountant,
     GroupPrivacy,
@@ -119,7 +118,6 @@ def test_releases_over_all_records_are_one_whatever_they_are_called():
     [
         (PoissonGaussian(0.5, 1.0), "pld"),
         (GroupPrivacy(PoissonGaussian(0.5, 1.0), 2), "pld or the rdp"),
-        (FixedSizeGaussian(10, 10, 1.0), "rdp"),
         (RepeatAndSelect(((Gaussian(1.0), 1),), 2.0, 1.0), "rdp"),
     ],
 )

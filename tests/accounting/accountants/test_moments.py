@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisette.accounting import FixedSizeGaussian, Gaussian, MomentsAccountant, PoissonGaussian
+from noisette.accounting import Gaussian, MomentsAccountant, PoissonGaussian
 from noisette.accounting.accountants.moments import _quadrature, log_moment
-from noisette.errors import UnsupportedEventError
 
 PAPER = MomentsAccountant(orders=range(1, 33))
 
@@ -239,10 +238,3 @@ def test_no_noise_to_speak_of_promises_nothing():
 def test_orders_are_numbers_above_zero(orders):
     with pytest.raises((ValueError, TypeError), match="order"):
         MomentsAccountant(orders=orders)
-
-
-def test_an_event_of_another_kind_is_refused_by_name():
-    with pytest.raises(
-        UnsupportedEventError, match=r"moments accountant does not support FixedSizeGaussian\(batch_size=10"
-    ):
-        MomentsAccountant().compose({FixedSizeGaussian(10, 1000, 2.0): 1})
