@@ -85,7 +85,7 @@ def test_bad_numbers_are_refused_by_name(rate, noise, named):
         (lambda: RepeatAndSelect(((RELEASE, 1),), 2.0, "many"), "shape"),
     ],
 )
-def test_events_that_cannot_be_are_refused_by_name(make, named):
+def test_invalid_events_are_refused_by_name(make, named):
     with pytest.raises((ValueError, TypeError), match=named):
         make()
 

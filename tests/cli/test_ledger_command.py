@@ -55,7 +55,7 @@ def test_show_lists_each_mechanism_with_its_counts(folder):
     assert Ledger.read(folder / "ledger.jsonl").head in words
 
 
-def test_show_says_all_as_one_object(folder):
+def test_show_prints_one_json_object(folder):
     shown = facts("show", folder / "ledger.jsonl")
     assert shown["dataset"] == "mnist"
     assert shown["neighbouring"] == ["add or remove one record"]
@@ -79,7 +79,7 @@ def test_show_says_all_as_one_object(folder):
     ],
     ids=["fixed-size", "group", "search", "rounding"],
 )
-def test_show_has_words_for_every_event(tmp_path, event, words):
+def test_show_describes_every_event(tmp_path, event, words):
     with Ledger(tmp_path / "any.jsonl") as ledger:
         ledger.charge(event)
     result = CliRunner().invoke(app, ["show", str(tmp_path / "any.jsonl")], env={"COLUMNS": "200"})
@@ -88,7 +88,7 @@ def test_show_has_words_for_every_event(tmp_path, event, words):
     facts("show", tmp_path / "any.jsonl")
 
 
-def test_price_is_that_of_all_releases_together_by_all_accountants(folder):
+def test_price_is_the_cost_of_all_releases_by_all_accountants(folder):
     priced = facts("price", folder, "--delta", "1e-5")
     epsilon = {row["accountant"]: row["epsilon"] for row in priced["prices"]}
     events = {PROJECTION: 1, FIRST: 3, SECOND: 50}
@@ -122,7 +122,7 @@ def test_price_by_one_accountant(folder):
     assert [(row["accountant"], row["epsilon"]) for row in priced["prices"]] == [("rdp", expected)]
 
 
-def test_price_of_a_group_costs_more_and_says_so(folder):
+def test_price_of_a_group_is_larger_and_names_the_relation(folder):
     options = ("price", folder, "--delta", "1e-5", "--accountant", "pld", "--group-size")
     one, three = facts(*options, 1), facts(*options, 3)
     assert three["neighbouring"] == "add or remove a group of 3 records"
@@ -130,7 +130,7 @@ def test_price_of_a_group_costs_more_and_says_so(folder):
     assert "not supported" in run("price", folder, "--delta", "1e-5", "--group-size", 3).stdout
 
 
-def test_an_accountant_without_a_price_is_refused_with_the_way_out(folder):
+def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_out(folder):
     result = run("price", folder, "--delta", "1e-5", "--group-size", 3, "--accountant", "moments")
     assert result.exit_code == 2
     assert "pld" in result.stderr
@@ -159,7 +159,7 @@ def test_all_bad_numbers_are_named_at_once(folder, words, problems):
     assert all(problem in result.stderr for problem in problems)
 
 
-def test_an_event_that_has_no_price_for_groups_is_refused_by_name(tmp_path):
+def test_an_event_that_does_not_support_groups_is_refused_by_name(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
         ledger.charge(FixedSizeGaussian(100, 10_000, 2.0))
     result = run("price", tmp_path, "--delta", "1e-5", "--group-size", 2)
@@ -199,7 +199,7 @@ def test_what_no_crash_leaves_is_not_repaired(folder):
     assert path.read_bytes() == before
 
 
-def test_a_ledger_in_use_is_shown_and_priced_but_not_repaired(folder):
+def test_a_ledger_in_use_is_read_but_not_repaired(folder):
     with Ledger(folder / "ledger.jsonl", dataset="mnist"):
         assert run("show", folder).exit_code == 0
         assert run("price", folder, "--delta", "1e-5", "--accountant", "rdp").exit_code == 0
@@ -208,7 +208,7 @@ def test_a_ledger_in_use_is_shown_and_priced_but_not_repaired(folder):
         assert "open for writing elsewhere" in refused.stderr
 
 
-def test_it_needs_no_torch():
+def test_the_ledger_commands_need_no_torch():
     import subprocess
     import sys
 

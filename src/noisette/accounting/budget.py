@@ -57,7 +57,7 @@ class PrivacyBudget:
         if delta is not None and self._tail > TAIL_SHARE * delta:
             raise PrivacyError(
                 f"noise_multiplier={event.noise_multiplier:.4g} is so small that the tail of the noise generator alone "
-                f"costs delta={self._tail:.2g}, more than {TAIL_SHARE:.0%} of delta={delta:.2g}; ask for more noise"
+                f"costs delta={self._tail:.2g}, more than {TAIL_SHARE:.0%} of delta={delta:.2g}; use more noise"
             )
 
     def epsilon(self, *, delta: float, more_steps: int = 0) -> float:

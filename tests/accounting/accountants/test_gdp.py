@@ -22,7 +22,7 @@ def price(*releases, times=1):
 
 
 def exact_delta(mu, epsilon):
-    """Balle and Wang's formula, at far more digits than cancel."""
+    """Balle and Wang's formula, with far more digits than cancellation loses."""
     with mpmath.workdps(60):
         m, e = mpmath.mpf(mu), mpmath.mpf(epsilon)
         return mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
@@ -50,7 +50,7 @@ def test_epsilon_of_the_oracle_table(noise, times, epsilon):
     assert price(Gaussian(float(noise)), times=times).epsilon(delta=1e-5) == pytest.approx(epsilon, abs=digits)
 
 
-# epsilon: the classical noise for delta 1e-5, the exact noise, and the delta that the classical noise really has.
+# epsilon: the classical noise for delta 1e-5, the exact noise, and the true delta of the classical noise.
 @pytest.mark.parametrize(
     ("epsilon", "classical", "exact", "delta"),
     [
@@ -103,7 +103,7 @@ def test_epsilon_is_exact_and_never_too_small(mu, delta):
         assert exact_delta(mu, ours * (1 - 1e-9)) > delta
 
 
-def test_releases_over_all_records_are_one_whatever_they_are_called():
+def test_releases_over_all_records_are_one_for_every_kind_of_event():
     one = price(Gaussian(1.0)).epsilon(delta=1e-6)
     assert price(PoissonGaussian(1.0, 10.0), times=100).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
     assert price(GroupPrivacy(Gaussian(5.0), records=5)).epsilon(delta=1e-6) == pytest.approx(one, rel=1e-12)
@@ -129,13 +129,13 @@ def test_sampled_releases_are_refused_by_name(event, way_out):
     assert way_out in str(refusal.value)
 
 
-def test_extremes_have_a_price():
+def test_extreme_parameters_have_a_cost():
     for noise in (1e-300, 1e-4):
         assert price(Gaussian(noise)).epsilon(delta=1e-5) == math.inf
         assert price(Gaussian(noise)).delta(epsilon=1.0) == 1
     assert price(Gaussian(1e-3), times=10**9).epsilon(delta=1e-300) >= 5e14
     assert price(Gaussian(1e300)).epsilon(delta=1e-5) == 0
-    assert price(Gaussian(1e300)).epsilon(delta=1e-12) > 0  # noise beyond 1e6 is priced as 1e6
+    assert price(Gaussian(1e300)).epsilon(delta=1e-12) > 0  # noise above 1e6 counts as 1e6
     assert 0 < price(Gaussian(1.0)).delta(epsilon=1e6) < 1e-300
     assert price().epsilon(delta=1e-300) == 0
     assert price().delta(epsilon=1e-300) == 0

@@ -156,14 +156,14 @@ def test_a_real_order_lies_on_a_convex_curve_between_whole_ones(rate, noise, ord
 
 
 @pytest.mark.parametrize("noise", [1e-3, 0.01])
-def test_a_real_order_that_no_quadrature_resolves_is_paid_as_the_next_whole_one(noise):
+def test_a_real_order_that_no_quadrature_resolves_is_bounded_by_the_next_whole_one(noise):
     event = PoissonGaussian(0.01, noise)
     assert log_moment(event, 500.5) == log_moment(event, 501)
     assert log_e1(event, 500.5) is None
 
 
 @pytest.mark.parametrize("moment", [log_e1, log_moment])
-def test_the_moment_of_no_noise_to_speak_of_is_infinite(moment):
+def test_the_moment_of_negligible_noise_is_infinite(moment):
     assert moment(PoissonGaussian(0.01, 1e-200), 1.5) == math.inf
 
 
@@ -187,7 +187,7 @@ def test_real_orders_of_the_four_hundred_epochs_in_the_paper():
         assert alone == pytest.approx(epsilon, abs=5e-5)
 
 
-def test_orders_of_an_older_library_give_its_prices():
+def test_orders_of_an_older_library_give_its_epsilons():
     """Those of TF-Privacy in early 2020, which counts orders from 1 higher."""
     theirs = (1.25, 1.5, 1.75, 2, 2.25, 2.5, 3, 3.5, 4, 4.5, *range(5, 64), 128, 256, 512)
     older = MomentsAccountant(orders=[order - 1 for order in theirs])
@@ -219,7 +219,7 @@ def test_log_of_the_original_code():
 
 
 def test_two_layers_on_one_lot_are_one_release_with_less_noise():
-    """Charging them one by one, as the original code does, would be a little less than they cost."""
+    """Composing them one by one, as the original code does, would underestimate the cost slightly."""
     both = PoissonGaussian.joint(0.01, {"hidden layer": 4.0, "top layer": 4.0})
     for steps, epsilon, one_by_one in [(10, 0.6988, 0.6987), (1000, 0.9046, 0.8954), (10_000, 1.9709, 1.9366)]:
         run = PAPER.compose({Gaussian(7.0): 1, both: steps})
@@ -228,7 +228,7 @@ def test_two_layers_on_one_lot_are_one_release_with_less_noise():
         assert run.epsilon(delta=1e-5) == pytest.approx(one_by_one, abs=1e-4)
 
 
-def test_no_noise_to_speak_of_promises_nothing():
+def test_negligible_noise_has_no_guarantee():
     run = MomentsAccountant().compose({PoissonGaussian(0.01, 1e-200): 1})
     assert run.epsilon(delta=1e-5) == math.inf
     assert run.delta(epsilon=5.0) == 1

@@ -112,7 +112,7 @@ def test_a_hopeless_grid_is_no_worse_than_rdp():
     assert hopeless.delta(epsilon=0.1) == RdpAccountant().compose(events).delta(epsilon=0.1)
 
 
-def test_pricing_changes_nothing():
+def test_composing_keeps_no_state():
     events = {PoissonGaussian(0.02, 1.5): 300}
     run = PldAccountant().compose(events)
     first = run.epsilon(delta=1e-5)
@@ -122,7 +122,7 @@ def test_pricing_changes_nothing():
     assert PldAccountant().compose({PoissonGaussian(0.02, 1.5): 300}).epsilon(delta=1e-5) == first
 
 
-def test_what_the_distribution_cannot_resolve_is_priced_by_rdp():
+def test_what_the_distribution_cannot_resolve_is_bounded_by_rdp():
     """Rounding changes the distribution's delta by more than this delta, so its own answer would mean nothing."""
     events = {PoissonGaussian(0.01, 4.0): 10_000}
     for delta in (1e-13, 1e-30):
@@ -136,7 +136,7 @@ def test_what_the_distribution_cannot_resolve_is_priced_by_rdp():
     assert PldAccountant().compose(huge).delta(epsilon=1.0) == 1
 
 
-def test_a_rare_great_loss_is_priced_by_its_distribution():
+def test_a_rare_large_loss_uses_its_distribution():
     """Every divergence is in the thousands; yet the group is in a batch less often than delta."""
     rare = {GroupPrivacy(PoissonGaussian(1e-4, 0.5), records=60): 1}
     assert RdpAccountant().compose(rare).epsilon(delta=0.01) > 500
@@ -158,7 +158,7 @@ def test_coarseness_is_positive(coarseness):
         PldAccountant(coarseness=coarseness)
 
 
-def test_ten_million_releases_of_much_noise_have_a_price():
+def test_ten_million_releases_of_much_noise_have_a_cost():
     """The computation would not end if the library composed so small a distribution in one call."""
     release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=300.0)
     price = PldAccountant().compose({release: 10**7}).epsilon(delta=1e-5)
