@@ -30,10 +30,10 @@ QUICK = 10
 
 Excess: TypeAlias = Callable[[int], float]
 
-NOTHING: Events = MappingProxyType({})
+NO_EVENTS: Events = MappingProxyType({})
 
 
-def together(prior_events: Events, event: Event, times: int) -> Events:
+def with_releases(prior_events: Events, event: Event, times: int) -> Events:
     """The earlier events and this many further releases of one event."""
     return {**prior_events, event: prior_events.get(event, 0) + times}
 
@@ -45,7 +45,7 @@ def noise_multiplier_for(
     sampling_rate: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
     """The least noise multiplier with which these steps stay within the budget, within one part in a thousand.
 
@@ -71,8 +71,8 @@ def noise_multiplier_for(
     probability(sampling_rate=sampling_rate)
     count(steps=steps)
     grid = _Grid(LEAST_NOISE, MOST_NOISE)
-    guess = 1 / math.sqrt(math.log1p((budget.distance_left / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
-    place = budget.last_affordable(
+    guess = 1 / math.sqrt(math.log1p((budget.remaining_distance / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
+    place = budget.last_within_budget(
         lambda place: (PoissonGaussian(sampling_rate, grid.downwards(place)), steps),
         most=grid.places,
         guess=grid.places + 1 - grid.place(guess),
@@ -90,7 +90,7 @@ def sampling_rate_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
     """The largest sampling rate with which these steps stay within the budget, within one part in a thousand.
 
@@ -116,10 +116,10 @@ def sampling_rate_for(
     positive(noise_multiplier=noise_multiplier)
     count(steps=steps)
     grid = _Grid(LEAST_RATE, 1.0)
-    place = budget.last_affordable(
+    place = budget.last_within_budget(
         lambda place: (PoissonGaussian(grid.upwards(place), noise_multiplier), steps),
         most=grid.places,
-        guess=grid.place(budget.distance_left / math.sqrt(steps * _divergence(1.0, noise_multiplier))),
+        guess=grid.place(budget.remaining_distance / math.sqrt(steps * _divergence(1.0, noise_multiplier))),
         stride=TENTH,
     )
     if not place:
@@ -134,7 +134,7 @@ def steps_for(
     sampling_rate: float,
     noise_multiplier: float,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> int:
     """The number of steps that the budget allows; 0 where it does not allow one.
 
@@ -157,8 +157,8 @@ def steps_for(
     """
     budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    guess = int(min(budget.distance_left**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
-    return budget.last_affordable(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
+    guess = int(min(budget.remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
+    return budget.last_within_budget(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
 
 
 def epsilon_for(
@@ -168,7 +168,7 @@ def epsilon_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
     """Epsilon of these steps and of the prior events together: an upper bound, like every epsilon of the accountant.
 
@@ -187,7 +187,7 @@ def epsilon_for(
     0.947
     """
     count(steps=steps)
-    run = together(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    run = with_releases(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
     return (accountant or PldAccountant()).compose(run).epsilon(delta=delta)
 
 
@@ -198,7 +198,7 @@ def delta_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
     """Delta of these steps and of the prior events together: an upper bound, like every delta of the accountant.
 
@@ -217,7 +217,7 @@ def delta_for(
     '4.25e-06'
     """
     count(steps=steps)
-    run = together(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    run = with_releases(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
     return (accountant or PldAccountant()).compose(run).delta(epsilon=epsilon)
 
 
@@ -227,7 +227,7 @@ def epsilon_curve(
     checkpoints: Sequence[int],
     delta: float,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> list[float]:
     """Epsilon after each of these numbers of steps, all of the same event.
 
@@ -250,7 +250,7 @@ def epsilon_curve(
     """
     accountant = PldAccountant(coarseness=4) if accountant is None else accountant
     count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
-    return [accountant.compose(together(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]
+    return [accountant.compose(with_releases(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ class _Budget:
         return self.accountant.compose(self.prior_events).epsilon(delta=self.delta) if self.prior_events else 0.0
 
     @cached_property
-    def distance_left(self) -> float:
+    def remaining_distance(self) -> float:
         """The distance between two Gaussians of standard deviation 1 that the rest of the budget allows.
 
         For a first guess: only many small releases together are close to a single Gaussian mechanism.
@@ -280,7 +280,7 @@ class _Budget:
         whole, spent = _distance(self.epsilon, self.delta), _distance(self.spent, self.delta)
         return math.sqrt(max(whole**2 - spent**2, 1e-6 * whole**2))
 
-    def last_affordable(
+    def last_within_budget(
         self, plan: Callable[[int], tuple[PoissonGaussian, int]], *, most: int, guess: int, stride: int
     ) -> int:
         """The last of the plans 1 to ``most`` that keeps the budget, or 0; each plan costs more than the one before.
@@ -309,7 +309,7 @@ class _Budget:
 
         @cache
         def excess(number: int) -> float:
-            epsilon = accountant.compose(together(self.prior_events, *plan(number))).epsilon(delta=self.delta)
+            epsilon = accountant.compose(with_releases(self.prior_events, *plan(number))).epsilon(delta=self.delta)
             logarithm = math.log(min(max(epsilon / self.epsilon, 0.1), 10.0))
             return logarithm if epsilon <= self.epsilon else max(logarithm, 1e-16)  # the quotient may round to 1
 
