@@ -21,7 +21,7 @@ def delta_left_for_noise(delta: float, ledger: Ledger) -> float:
     left = delta * (1 - TAIL_SHARE) - earlier
     if left <= 0:
         raise ValueError(
-            f"delta={delta:g} is too small for this ledger: the noise tail of its releases takes up to {earlier:.2g}; "
+            f"delta={delta:g} is too small for this ledger: the tail of its noise alone takes up to {earlier:.2g}; "
             "choose a larger delta, or declare noise_multiplier instead of epsilon"
         )
     return left
