@@ -365,14 +365,14 @@ def test_runs_that_take_turns_on_one_ledger_commit_their_own_steps():
     assert ledger.events == {EVENT: 1, OTHER: 1}
 
 
-@pytest.mark.parametrize(("record", "counted"), [(Ledger.commit, 1), (Ledger.release, 4)], ids=["commit", "release"])
+@pytest.mark.parametrize(("record", "counted"), [("commit", 1), ("release", 4)])
 def test_steps_whose_release_failed_are_not_given_back_later(path, monkeypatch, record, counted):
     ledger = Ledger(path)
     ledger.reserve(EVENT, 4)
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
     with pytest.raises(OSError, match=r"ledger\.jsonl"):
-        record(ledger)
+        getattr(ledger, record)()
     monkeypatch.undo()
     ledger.release()
     assert ledger.events == Ledger.read(path).events == {EVENT: counted}
