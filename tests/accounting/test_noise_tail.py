@@ -31,7 +31,7 @@ def test_oracle_table(noise):
 @pytest.mark.parametrize("noise", [0.05, 0.1, 0.5, 1.0, 8.0])
 @pytest.mark.parametrize("dimensions", [1, 2, 500])
 def test_against_every_number_of_elements(noise, dimensions):
-    """The grid leaves out some numbers of elements; the doubling covers what that misses many times over."""
+    """The grid leaves out some numbers of elements; the doubling exceeds the error by far."""
     radius = mpmath.sqrt(2 * 53 * mpmath.log(2))
 
     def unreachable(k):
@@ -91,7 +91,7 @@ def test_tail_of_a_ledger_is_the_sum_of_its_events():
     ids=lambda value: type(value).__name__,
 )
 def test_tail_of_each_kind_of_event(event, noise, rate, times):
-    """Two examples exchanged move a sum by two bounds, a group by its size; repeated runs are counted as expected."""
+    """Replacing an example doubles the sensitivity, a group multiplies it; repeated runs count by their mean."""
     expected = tail_delta(noise_multiplier=noise, sampling_rate=rate, steps=times, dimensions=1000)
     assert tail_delta_of({event: 1}, dimensions=1000) == pytest.approx(expected, rel=1e-9)
     assert tail_delta_of({event: 1}) > expected

@@ -32,7 +32,7 @@ def test_every_event_comes_back_from_a_line_of_json(event):
 
 
 @given(sampled | fixed_size | groups | searches)
-def test_facts_say_what_kind_of_promise_an_event_is_part_of(event):
+def test_facts_contain_mechanism_relation_and_sampling(event):
     facts = facts_of(event)
     assert facts["mechanism"] == event.mechanism
     assert facts["neighbouring"] == event.relation
@@ -53,7 +53,7 @@ def test_facts_say_what_kind_of_promise_an_event_is_part_of(event):
         {"mechanism": "repeated runs", "mean": 2.0, "shape": "1.0", "run": []},
     ],
 )
-def test_facts_of_no_event_are_refused(facts):
+def test_facts_that_describe_no_event_are_refused(facts):
     with pytest.raises((KeyError, TypeError, ValueError)):
         event_of(facts)
 

@@ -11,9 +11,9 @@ import pytest
 
 from noisette.accounting import Ledger, RdpAccountant, noise_multiplier_for
 from noisette.accounting.budget import PrivacyBudget
+from noisette.accounting.ledger.event_tally import Tally
 from noisette.accounting.ledger.file import LedgerFile
 from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
-from noisette.accounting.ledger.tally import Tally
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
@@ -170,7 +170,7 @@ def amplified_twice(patch: pytest.MonkeyPatch) -> None:
 def repaired_by_dropping(patch: pytest.MonkeyPatch) -> None:
     """Mending drops every line from the first bad one on, also reservations that were used."""
 
-    def mended(content: bytes, path: Path) -> bytes:
+    def repaired(content: bytes, path: Path) -> bytes:
         lines = content.splitlines(keepends=True)
         while lines:
             try:
@@ -181,7 +181,7 @@ def repaired_by_dropping(patch: pytest.MonkeyPatch) -> None:
                 lines.pop()
         return b"".join(lines)
 
-    patch.setattr("noisette.accounting.ledger.ledger.mended", mended)
+    patch.setattr("noisette.accounting.ledger.ledger.repaired", repaired)
 
 
 MUTANTS = [

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RdpAccountant
+from noisette.accounting.ledger.compaction import Tail
 from noisette.accounting.ledger.lines import End, Entry, Kind
-from noisette.accounting.ledger.shortening import Tail
 from noisette.errors import PrivacyError
 
 EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ends of eight lines are long."""
-    monkeypatch.setattr("noisette.accounting.ledger.shortening.MOST_LINES", 8)
+    monkeypatch.setattr("noisette.accounting.ledger.compaction.MOST_LINES", 8)
 
 
 def steps(ledger: Ledger, number: int, *, lease: int = 4) -> None:
@@ -262,9 +262,9 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from noisette.accounting import Ledger, PoissonGaussian
-from noisette.accounting.ledger import shortening
+from noisette.accounting.ledger import compaction
 
-shortening.MOST_LINES = 8
+compaction.MOST_LINES = 8
 os.fsync = lambda descriptor: None
 EVENT = PoissonGaussian(0.01, 1.1)
 

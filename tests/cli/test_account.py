@@ -1,7 +1,9 @@
+import importlib
 import json
 import math
 import subprocess
 import sys
+from types import SimpleNamespace
 from xml.etree import ElementTree as Xml
 
 import pytest
@@ -9,11 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian, RdpAccountant
+from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.cli import options
 from noisette.cli.account import account
-from noisette.cli.accountants import AccountantName
 from noisette.cli.errors import plain_errors
-from noisette.cli.prices import rounded_down, rounded_up
+from noisette.cli.privacy_cost import rounded_down, rounded_up
 from noisette.errors import PrivacyError
+from noisette.training.recipe.constraints import check_accountant
 
 app = typer.Typer()
 app.command()(account)
@@ -44,7 +48,7 @@ def facts(options, *flags):
         ("strong-paper", 9.339, 1e-4),
     ],
 )
-def test_account_prices_a_run(name, epsilon, tolerance):
+def test_epsilon_of_a_run(name, epsilon, tolerance):
     found = facts(PLAN, "--accountant", name)
     assert found.pop("epsilon") == pytest.approx(epsilon, rel=tolerance)
     assert found == {
@@ -75,12 +79,12 @@ def test_the_accountants_come_in_their_order():
 
 
 @pytest.mark.parametrize(("noise", "steps", "epsilon"), [("16", 1, 0.2041), ("10", 100, 4.3772), ("5", 10, 2.5944)])
-def test_full_batches_have_an_exact_price(noise, steps, epsilon):
+def test_full_batches_have_an_exact_cost(noise, steps, epsilon):
     full = {"--sampling-rate": "1", "--noise-multiplier": noise, "--steps": str(steps), "--delta": "1e-5"}
     assert facts(full, "--accountant", "gdp")["epsilon"] == pytest.approx(epsilon, abs=6e-5)
 
 
-def test_an_accountant_without_a_price_is_refused_with_the_way_out():
+def test_an_accountant_that_does_not_support_the_events_is_refused_with_the_way_out():
     result = run(PLAN, "--accountant", "gdp")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "gdp" in result.stderr
@@ -95,7 +99,7 @@ def test_an_epsilon_gives_a_delta_instead(name, delta):
     assert found["delta"] == pytest.approx(delta, rel=1e-3)
 
 
-def test_batches_of_a_fixed_size_are_priced_for_replacing_one_record():
+def test_batches_of_a_fixed_size_are_for_replacing_one_record():
     found = facts(FIXED, "--accountant", "rdp")
     release = FixedSizeGaussian(600, 60_000, 4.0)
     assert found["epsilon"] == RdpAccountant().compose({release: 100}).epsilon(delta=1e-5)
@@ -105,7 +109,7 @@ def test_batches_of_a_fixed_size_are_priced_for_replacing_one_record():
     assert all(words in shown for words in ("600 of 60,000 records", "replace one record", "× clipping norm"))
 
 
-def test_a_group_is_priced_as_a_whole():
+def test_a_group_is_protected_as_a_whole():
     found = facts(PLAN | {"--group-size": "3", "--accountant": "rdp"})
     release = GroupPrivacy(PoissonGaussian(0.01, 4.0), 3)
     assert found["epsilon"] == RdpAccountant().compose({release: 10_000}).epsilon(delta=1e-5)
@@ -113,14 +117,14 @@ def test_a_group_is_priced_as_a_whole():
     assert found["noise_multiplier"] == 4
 
 
-def test_the_table_names_what_the_number_rests_on():
+def test_the_table_names_all_parameters():
     result = run(PLAN)
     assert result.exit_code == 0
     for fact in ("0.947", "1e-05", "10,000", "Poisson", "add or remove one record", "pld"):
         assert fact in result.stdout
 
 
-def test_what_is_printed_is_never_less_than_what_is_meant():
+def test_printed_epsilon_is_never_less_than_the_exact_one():
     options = PLAN | {"--noise-multiplier": "3.3333333"}
     printed = float(run(options).stdout.split()[1])
     exact = facts(options)["epsilon"]
@@ -133,7 +137,7 @@ def test_rounding_goes_one_way_for_every_size_of_number(value):
     assert float(rounded_up(value)) == pytest.approx(value, rel=1.1e-4)
 
 
-def test_a_promise_of_nothing_is_still_json():
+def test_infinite_epsilon_is_valid_json():
     found = facts(PLAN | {"--noise-multiplier": "0.0001"})
     assert float(found["epsilon"]) == math.inf
 
@@ -195,11 +199,10 @@ def test_a_plot_is_written_whole_beside_the_answer(suffix, tmp_path):
     assert file.read_bytes().startswith(start)
 
 
-def test_a_plot_names_every_accountant_that_has_a_price(tmp_path):
+def test_a_plot_names_every_accountant_that_supports_the_run(tmp_path):
     run(PLAN | {"--accountant": "moments", "--plot": str(tmp_path / "curve.svg")})
     shown = "".join(Xml.fromstring((tmp_path / "curve.svg").read_text()).itertext())
-    names = [name.value for name in AccountantName if name is not AccountantName.GDP]
-    assert all(f"{name} " in shown for name in names)
+    assert all(f"{name} " in shown for name in ACCOUNTANTS if name != "gdp")
     assert "gdp" not in shown
     assert "moments 1.2586" in shown
 
@@ -211,7 +214,7 @@ def test_a_refused_run_leaves_no_plot(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ValueError, TypeError, FileNotFoundError, PermissionError, PrivacyError])
-def test_a_refusal_becomes_a_message(error, capsys):
+def test_an_error_of_the_library_becomes_a_message(error, capsys):
     with pytest.raises(typer.Exit) as exit_, plain_errors():
         raise error("the batch is too large; make it smaller")
     assert exit_.value.exit_code == 2
@@ -223,7 +226,7 @@ def test_a_defect_keeps_its_traceback():
         raise ZeroDivisionError
 
 
-def test_pricing_and_its_plots_need_no_torch(tmp_path):
+def test_account_and_its_plots_need_no_torch(tmp_path):
     script = (
         "import sys\nfrom noisette.cli import app\n"
         "app(sys.argv[1:], standalone_mode=False)\n"
@@ -233,3 +236,39 @@ def test_pricing_and_its_plots_need_no_torch(tmp_path):
     done = subprocess.run([sys.executable, "-c", script, *words, "--plot", str(tmp_path / "curve.html")], check=False)
     assert done.returncode == 0
     assert (tmp_path / "curve.html").exists()
+
+
+@pytest.fixture
+def dummy(monkeypatch):
+    """An accountant that is registered while a test runs: epsilon is the number of releases."""
+
+    class Dummy:
+        name, description, method = "dummy", "counts releases", "counting (DUMMY)"
+        upper_bound, in_recipes = True, True
+
+        def compose(self, events):
+            return SimpleNamespace(epsilon=lambda *, delta: float(sum(events.values())), delta=lambda *, epsilon: 0.5)
+
+    monkeypatch.setitem(ACCOUNTANTS, "dummy", Dummy())
+    importlib.reload(options)
+    yield
+    monkeypatch.undo()
+    importlib.reload(options)
+
+
+@pytest.mark.usefixtures("dummy")
+def test_a_registered_accountant_is_offered_everywhere():
+    assert facts(PLAN, "--accountant", "dummy")["epsilon"] == 10_000
+    assert "dummy (counts releases)" in run(PLAN, "--accountant", "dummy").stdout
+    shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["--help"]).stdout
+    assert "naive|gdp|dummy]" in shown
+    assert "dummy:" in shown
+    check_accountant("dummy")
+
+
+def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are():
+    result = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["--accountant", "dummy"])
+    assert result.exit_code == 2
+    assert "'dummy' is not one of pld, rdp, moments, strong, strong-paper, naive, gdp" in result.stderr
+    with pytest.raises(ValueError, match="one of pld, rdp, moments, got 'dummy'"):
+        check_accountant("dummy")

@@ -1,9 +1,9 @@
-"""What a budget buys: noise, steps, sampling rate, epsilon or delta, each from the others."""
+"""Solve for one of noise multiplier, steps, sampling rate, epsilon and delta, given the other four."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from types import MappingProxyType
@@ -12,28 +12,29 @@ from typing import TypeAlias
 import numpy as np
 
 from noisette._internal.checks import count, open_fraction, positive, probability
-from noisette.accounting.accountants.accountant import LEAST_NOISE, MOST_NOISE, Accountant
+from noisette.accounting.accountants.interface import LEAST_NOISE, MOST_NOISE, Accountant
 from noisette.accounting.accountants.pld import PldAccountant
 from noisette.accounting.events import Event, Events, PoissonGaussian
 
-# Noise multipliers and sampling rates are within this part of the least and of the largest that keep the budget.
+# The relative tolerance of noise multipliers and sampling rates, against the least and the largest within the budget.
 TOLERANCE = 1e-3
-# They are looked for on a geometric grid that is finer than that, so a search is one over whole numbers, as for steps.
+# They are searched on a geometric grid finer than that, so that every search is over integers, as for steps.
 RATIO = 1 + TOLERANCE / 4
 TENTH = int(math.log(1.1) / math.log(RATIO))
-# The ends of the searches: a run beyond them is none that anybody makes.
+# The limits of the searches, far beyond any real run.
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9
 
-# The default accountant is asked on a so much coarser grid first. It is dearer there, by nearly the same everywhere.
+# The default accountant first searches on a grid coarser by this factor. Epsilon is larger on it, by nearly the same
+# factor everywhere.
 QUICK = 10
 
 Excess: TypeAlias = Callable[[int], float]
 
-NOTHING: Events = MappingProxyType({})
+NO_EVENTS: Events = MappingProxyType({})
 
 
-def together(prior_events: Events, event: Event, times: int) -> Events:
-    """All these events: the same event on both sides happens so many times more."""
+def with_releases(prior_events: Events, event: Event, times: int) -> Events:
+    """The earlier events and this many further releases of one event."""
     return {**prior_events, event: prior_events.get(event, 0) + times}
 
 
@@ -44,23 +45,23 @@ def noise_multiplier_for(
     sampling_rate: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
-    """The noise multiplier with which these steps stay within the budget, and hardly more.
+    """The least noise multiplier with which these steps stay within the budget, within one part in a thousand.
 
     Args:
         epsilon: the budget, above 0.
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
-        accountant: prices the releases; :class:`PldAccountant` unless given.
-        prior_events: what else is released about the same records, and paid from the same budget.
+        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
+        prior_events: other releases about the same records, which count towards the same budget.
 
-    Guarantee: the accountant prices the result at ``epsilon`` or less. With one part in a thousand less noise it would
-    be more; where the budget is kept at any noise, the result is the least noise that can be priced, 0.001.
+    Guarantee: by this accountant the result costs ``epsilon`` or less. With one part in a thousand less noise it would
+    cost more; where the budget is kept at any noise, the result is the least noise that accountants resolve, 0.001.
 
     Raises:
-        TypeError, ValueError: a number is outside its range, or no noise keeps the budget by this accountant.
+        TypeError, ValueError: an argument is outside its range, or no noise keeps the budget by this accountant.
 
     >>> sigma = noise_multiplier_for(epsilon=3.0, delta=1e-5, sampling_rate=0.01, steps=6000)
     >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
@@ -70,8 +71,8 @@ def noise_multiplier_for(
     probability(sampling_rate=sampling_rate)
     count(steps=steps)
     grid = _Grid(LEAST_NOISE, MOST_NOISE)
-    guess = 1 / math.sqrt(math.log1p((budget.distance_left / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
-    place = budget.last_affordable(
+    guess = 1 / math.sqrt(math.log1p((budget.remaining_distance / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
+    place = budget.last_within_budget(
         lambda place: (PoissonGaussian(sampling_rate, grid.downwards(place)), steps),
         most=grid.places,
         guess=grid.places + 1 - grid.place(guess),
@@ -89,23 +90,23 @@ def sampling_rate_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
-    """The largest sampling rate with which these steps stay within the budget, or hardly less.
+    """The largest sampling rate with which these steps stay within the budget, within one part in a thousand.
 
     Args:
         epsilon: the budget, above 0.
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
-        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
         steps: number of releases, at least 1.
-        accountant: prices the releases; :class:`PldAccountant` unless given.
-        prior_events: what else is released about the same records, and paid from the same budget.
+        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
+        prior_events: other releases about the same records, which count towards the same budget.
 
-    Guarantee: the accountant prices the result at ``epsilon`` or less. With a rate one part in a thousand larger it
-    would be more, unless the result is 1.
+    Guarantee: by this accountant the result costs ``epsilon`` or less. With a rate one part in a thousand larger it
+    would cost more, unless the result is 1.
 
     Raises:
-        TypeError, ValueError: a number is outside its range, or no rate keeps the budget by this accountant.
+        TypeError, ValueError: an argument is outside its range, or no rate keeps the budget by this accountant.
 
     >>> rate = sampling_rate_for(epsilon=1.0, delta=1e-5, noise_multiplier=4.0, steps=10_000)
     >>> round(rate, 4)
@@ -115,10 +116,10 @@ def sampling_rate_for(
     positive(noise_multiplier=noise_multiplier)
     count(steps=steps)
     grid = _Grid(LEAST_RATE, 1.0)
-    place = budget.last_affordable(
+    place = budget.last_within_budget(
         lambda place: (PoissonGaussian(grid.upwards(place), noise_multiplier), steps),
         most=grid.places,
-        guess=grid.place(budget.distance_left / math.sqrt(steps * _divergence(1.0, noise_multiplier))),
+        guess=grid.place(budget.remaining_distance / math.sqrt(steps * _divergence(1.0, noise_multiplier))),
         stride=TENTH,
     )
     if not place:
@@ -133,31 +134,31 @@ def steps_for(
     sampling_rate: float,
     noise_multiplier: float,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> int:
-    """How many steps the budget pays for; 0 where it does not pay for one.
+    """The number of steps that the budget allows; 0 where it does not allow one.
 
     Args:
         epsilon: the budget, above 0.
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
         sampling_rate: probability in (0, 1] that an example is in a batch.
-        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
-        accountant: prices the releases; :class:`PldAccountant` unless given.
-        prior_events: what else is released about the same records, and paid from the same budget.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
+        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
+        prior_events: other releases about the same records, which count towards the same budget.
 
-    Guarantee: the accountant prices so many steps at ``epsilon`` or less, and one step more above it. A billion steps
-    are the most that it answers.
+    Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
+    result is a billion, the most that it returns.
 
     Raises:
-        TypeError, ValueError: a number is outside its range.
+        TypeError, ValueError: an argument is outside its range.
 
     >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, accountant=PldAccountant(4.0))
     11005
     """
     budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
-    guess = int(min(budget.distance_left**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
-    return budget.last_affordable(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
+    guess = int(min(budget.remaining_distance**2 / _divergence(sampling_rate, noise_multiplier), MOST_STEPS))
+    return budget.last_within_budget(lambda steps: (release, steps), most=MOST_STEPS, guess=guess, stride=guess // 10)
 
 
 def epsilon_for(
@@ -167,26 +168,26 @@ def epsilon_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
-    """Epsilon of these steps and of what is released prior_events: an upper bound, like every price of the accountant.
+    """Epsilon of these steps and of the prior events together: an upper bound, like every epsilon of the accountant.
 
     Args:
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
         sampling_rate: probability in (0, 1] that an example is in a batch.
-        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
         steps: number of releases, at least 1.
-        accountant: prices the releases; :class:`PldAccountant` unless given.
-        prior_events: what else is released about the same records.
+        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
+        prior_events: other releases about the same records.
 
     Raises:
-        TypeError, ValueError: a number is outside its range.
+        TypeError, ValueError: an argument is outside its range.
 
     >>> round(epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000), 3)
     0.947
     """
     count(steps=steps)
-    run = together(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    run = with_releases(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
     return (accountant or PldAccountant()).compose(run).epsilon(delta=delta)
 
 
@@ -197,32 +198,64 @@ def delta_for(
     noise_multiplier: float,
     steps: int,
     accountant: Accountant | None = None,
-    prior_events: Events = NOTHING,
+    prior_events: Events = NO_EVENTS,
 ) -> float:
-    """Delta of these steps and of what is released prior_events: an upper bound, like every price of the accountant.
+    """Delta of these steps and of the prior events together: an upper bound, like every delta of the accountant.
 
     Args:
-        epsilon: the bound whose probability to fail is asked for, above 0.
+        epsilon: the bound whose probability of failure is computed, above 0.
         sampling_rate: probability in (0, 1] that an example is in a batch.
-        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
         steps: number of releases, at least 1.
-        accountant: prices the releases; :class:`PldAccountant` unless given.
-        prior_events: what else is released about the same records.
+        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
+        prior_events: other releases about the same records.
 
     Raises:
-        TypeError, ValueError: a number is outside its range.
+        TypeError, ValueError: an argument is outside its range.
 
     >>> f"{delta_for(epsilon=1.0, sampling_rate=0.01, noise_multiplier=4.0, steps=10_000):.2e}"
     '4.25e-06'
     """
     count(steps=steps)
-    run = together(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
+    run = with_releases(prior_events, PoissonGaussian(sampling_rate, noise_multiplier), steps)
     return (accountant or PldAccountant()).compose(run).delta(epsilon=epsilon)
+
+
+def epsilon_curve(
+    event: Event,
+    *,
+    checkpoints: Sequence[int],
+    delta: float,
+    accountant: Accountant | None = None,
+    prior_events: Events = NO_EVENTS,
+) -> list[float]:
+    """Epsilon after each of these numbers of steps, all of the same event.
+
+    Args:
+        event: the release of one step.
+        checkpoints: numbers of steps, each at least 1.
+        delta: the probability with which the bound on epsilon may fail, in (0, 1).
+        accountant: ``PldAccountant(coarseness=4)`` unless given: quick, and up to 0.3 % above the default accountant.
+        prior_events: releases before these steps, which count towards epsilon too.
+
+    Guarantee: each value is an upper bound, like every epsilon of the accountant.
+
+    Raises:
+        TypeError, ValueError: a parameter is outside its range.
+
+    >>> from noisette.accounting import PoissonGaussian
+    >>> release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
+    >>> [round(epsilon, 2) for epsilon in epsilon_curve(release, checkpoints=[100, 1000, 10_000], delta=1e-5)]
+    [0.08, 0.27, 0.95]
+    """
+    accountant = PldAccountant(coarseness=4) if accountant is None else accountant
+    count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
+    return [accountant.compose(with_releases(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]
 
 
 @dataclass(frozen=True)
 class _Budget:
-    """An epsilon and a delta, what is paid from them already, and by whose prices."""
+    """A budget of epsilon at a delta, the accountant that measures it, and the prior events that it covers."""
 
     epsilon: float
     delta: float
@@ -235,60 +268,73 @@ class _Budget:
 
     @cached_property
     def spent(self) -> float:
-        """Epsilon of what is released prior_events."""
+        """Epsilon of the prior events."""
         return self.accountant.compose(self.prior_events).epsilon(delta=self.delta) if self.prior_events else 0.0
 
     @cached_property
-    def distance_left(self) -> float:
-        """Distance between the means of the two Gaussians, of deviation 1, that the rest of the budget allows.
+    def remaining_distance(self) -> float:
+        """The distance between two Gaussians of standard deviation 1 that the rest of the budget allows.
 
-        For a first guess: that all releases together are like one Gaussian is true of many small ones only.
+        For a first guess: only many small releases together are close to a single Gaussian mechanism.
         """
         whole, spent = _distance(self.epsilon, self.delta), _distance(self.spent, self.delta)
         return math.sqrt(max(whole**2 - spent**2, 1e-6 * whole**2))
 
-    def last_affordable(
+    def last_within_budget(
         self, plan: Callable[[int], tuple[PoissonGaussian, int]], *, most: int, guess: int, stride: int
     ) -> int:
-        """The last of the plans 1 to ``most``, each dearer than the last, that the budget pays for; 0 for none."""
+        """The last of the plans 1 to ``most`` that keeps the budget, or 0; each plan costs more than the one before.
+
+        With the default accountant the search runs twice on a coarse grid: plainly, and then with the ratio of the
+        coarse to the exact epsilon at the result taken off. The exact accountant then needs only a few plans.
+
+        Args:
+            plan: from the number of a plan to its event and number of steps.
+            most: the number of the last plan.
+            guess: the number at which the search starts.
+            stride: the first distance that the search moves by.
+        """
         excess = self._excess(plan, self.accountant)
         if excess(1) > 0:
             return 0
         if isinstance(self.accountant, PldAccountant):
             coarse = self._excess(plan, replace(self.accountant, coarseness=QUICK * self.accountant.coarseness))
             guess = _last_within(coarse, most, guess, stride)
-            dearer = coarse(guess) - excess(guess)
-            guess, stride = _last_within(lambda number: coarse(number) - dearer, most, guess, stride), 1
+            surplus = coarse(guess) - excess(guess)
+            guess, stride = _last_within(lambda number: coarse(number) - surplus, most, guess, stride), 1
         return _last_within(excess, most, guess, stride)
 
     def _excess(self, plan: Callable[[int], tuple[PoissonGaussian, int]], accountant: Accountant) -> Excess:
-        """The logarithm of what a plan costs as a part of the budget; finite, and within bounds."""
+        """The function from a plan to the logarithm of its epsilon over the budget, limited to a factor of ten."""
 
         @cache
         def excess(number: int) -> float:
-            price = accountant.compose(together(self.prior_events, *plan(number))).epsilon(delta=self.delta)
-            logarithm = math.log(min(max(price / self.epsilon, 0.1), 10.0))
-            return logarithm if price <= self.epsilon else max(logarithm, 1e-16)  # where the quotient is rounded to 1
+            epsilon = accountant.compose(with_releases(self.prior_events, *plan(number))).epsilon(delta=self.delta)
+            logarithm = math.log(min(max(epsilon / self.epsilon, 0.1), 10.0))
+            return logarithm if epsilon <= self.epsilon else max(logarithm, 1e-16)  # the quotient may round to 1
 
         return excess
 
     def refusal(self, plan: str) -> str:
+        """The message for a plan that cannot keep the budget."""
         if self.spent > self.epsilon:
             return (
-                f"the {self.accountant.name} accountant prices what was released before at epsilon={self.spent:.4g}, "
-                f"which leaves nothing of epsilon={self.epsilon} at delta={self.delta}; ask for a larger epsilon"
+                f"by the {self.accountant.name} accountant the prior events alone cost epsilon={self.spent:.4g}, "
+                f"which leaves nothing of epsilon={self.epsilon} at delta={self.delta}; choose a larger epsilon"
             )
-        beside = " beside what was released before" if self.prior_events else ""
+        added = " together with the prior events" if self.prior_events else ""
         return (
-            f"the {self.accountant.name} accountant cannot promise epsilon={self.epsilon} at delta={self.delta} for "
-            f"{plan}{beside}; ask for a larger epsilon or delta, or another accountant"
+            f"the {self.accountant.name} accountant cannot guarantee epsilon={self.epsilon} at delta={self.delta} for "
+            f"{plan}{added}; choose a larger epsilon or delta, or another accountant"
         )
 
 
 def _last_within(excess: Excess, most: int, guess: int, stride: int) -> int:
-    """The last number from 1 to ``most`` whose excess is 0 or less, as that of 1 is known to be; the excess rises.
+    """The last number from 1 to ``most`` with an excess of 0 or less. The excess increases; that of 1 is at most 0.
 
-    From the guess it strides, ever further, until the answer lies between two numbers; then it interpolates.
+    First the search doubles its stride from the guess until the answer is between ``within`` and ``beyond``. Then it
+    is a false-position search by the Illinois rule: the next number is where the line between the two ends is zero,
+    and an end that stays twice in a row has its excess halved, since otherwise it might never move.
     """
     stride = max(stride, 1)
     within = beyond = min(max(guess, 1), most)
@@ -303,7 +349,6 @@ def _last_within(excess: Excess, most: int, guess: int, stride: int) -> int:
     while beyond - within > 1:
         between = within + int((beyond - within) * below / (below - above))
         between = min(max(between, within + 1), beyond - 1)
-        # An end that stays twice in a row counts half, or it would stay for ever.
         if excess(between) <= 0:
             within, below, above, rose = between, excess(between), above / 2 if rose is True else above, True
         else:
@@ -313,7 +358,7 @@ def _last_within(excess: Excess, most: int, guess: int, stride: int) -> int:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Numbers from the least to the most, each by the same small ratio above the one before; places count from 1."""
+    """A geometric grid of numbers from the least to the most; its places count from 1."""
 
     least: float
     most: float
@@ -333,9 +378,9 @@ class _Grid:
         return self.least * RATIO ** (self.places - place)
 
 
-# For first guesses, so numbers are kept to where no arithmetic overflows.
+# Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
 def _distance(epsilon: float, delta: float) -> float:
-    """Between the means of the two Gaussians, of deviation 1, that are (epsilon, delta)-close."""
+    """The distance between the means of two Gaussians of standard deviation 1 that are (epsilon, delta)-close."""
     from dp_accounting import get_sigma_gaussian
 
     with np.errstate(all="ignore"):
@@ -343,6 +388,6 @@ def _distance(epsilon: float, delta: float) -> float:
 
 
 def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
-    """Chi-square divergence of one release: the square of such a distance, for many small ones together."""
+    """Chi-square divergence of one release: its share of the squared distance of many small ones together."""
     noise = min(max(noise_multiplier, LEAST_NOISE), MOST_NOISE)
     return max(sampling_rate, LEAST_RATE) ** 2 * math.expm1(min(noise**-2, 700.0))

@@ -1,4 +1,4 @@
-"""What was released, as plain facts. Accountants price them; an event itself knows no epsilon."""
+"""Events: which mechanism was released, with its parameters. Accountants compute what events cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from noisette._internal.checks import count, positive, probability
 
 
 class Neighbouring(enum.Enum):
-    """The pairs of data sets that a guarantee makes hard to tell apart."""
+    """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish."""
 
     ADD_OR_REMOVE_ONE = "add or remove one record"
     REPLACE_ONE = "replace one record"
@@ -20,21 +20,21 @@ class Neighbouring(enum.Enum):
 
 
 Parts: TypeAlias = tuple[tuple[str, float], ...]
-"""What one release consists of, each part with its share of the budget. Shares add up to 1; no parts: a gradient."""
+"""The parts of one release, each with its share of the budget. Shares add up to 1; without parts: a gradient."""
 
 
 class Event:
-    """A fact of what was released; two equal events are one and the same key."""
+    """A released mechanism with its parameters; equal events are the same key of a mapping."""
 
     mechanism: ClassVar[str]
-    """What the ledger calls this kind of event."""
+    """The name of this kind of event in the ledger."""
     neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_ONE
     sampling: ClassVar[str]
-    """How the records of a release are chosen, in a word."""
+    """How the records of a release are chosen, in a few words."""
 
     @property
     def relation(self) -> str:
-        """The neighbouring relation in words; events of one run have one relation."""
+        """The neighbouring relation in words. All events of one run have the same."""
         return self.neighbouring.value
 
 
@@ -43,9 +43,8 @@ class Gaussian(Event):
     """One release: a sum over all records, plus Gaussian noise.
 
     Args:
-        noise_multiplier: standard deviation of the noise in units of the bound, that is of the most one record can
-            move the sum. Above 0.
-        parts: what the release consists of, where it is more than a gradient or something else.
+        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
+        parts: the parts of the release, where it is not a gradient alone.
 
     Raises:
         TypeError: a value is not a number.
@@ -77,10 +76,9 @@ class PoissonGaussian(Event):
     Args:
         sampling_rate: probability, in (0, 1], with which each example enters the batch, independently of all others.
             1 is the whole data set.
-        noise_multiplier: standard deviation of the noise in units of the bound, that is of the most one example can
-            move the sum. Above 0.
-        parts: what the release consists of, each part with its share of the budget, where it is more than a gradient.
-            Shares add up to 1. They are written down and change no price: the parts are one Gaussian mechanism.
+        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one example. Above 0.
+        parts: the parts of the release, each with its share of the budget, where it is not a gradient alone. Shares
+            add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
 
     Raises:
         TypeError: a value is not a number.
@@ -104,14 +102,14 @@ class PoissonGaussian(Event):
 
     @classmethod
     def joint(cls, sampling_rate: float, noise_multipliers: Mapping[str, float]) -> Self:
-        """Several releases on one batch, each with a noise multiplier of its own: together one Gaussian mechanism.
+        """Several releases on one batch, each with its own noise multiplier: together one Gaussian mechanism.
 
-        In units of its noise one example moves part i by at most 1 / sigma_i, and so all of them by at most
-        1 / sigma_eff = sqrt(sum of 1 / sigma_i^2). Pricing the parts one by one would count the batch's sampling as if
-        it were drawn anew for each.
+        In units of the noise the sensitivity of part i is 1 / sigma_i, and that of all parts together
+        1 / sigma_eff = sqrt(sum of 1 / sigma_i^2). Composing the parts as separate events would treat the batch as if
+        it were sampled anew for each part.
 
         Raises:
-            ValueError: there is no part, or a number is outside its range.
+            ValueError: there is no part, or a value is outside its range.
 
         >>> round(PoissonGaussian.joint(0.01, {"hidden layer": 4.0, "top layer": 4.0}).noise_multiplier, 4)
         2.8284
@@ -125,12 +123,12 @@ class PoissonGaussian(Event):
 
     @classmethod
     def quantile_query(cls, sampling_rate: float, count_deviation: float) -> Self:
-        """A noisy count of the examples on one side of a threshold, as quantiles are estimated.
+        """A noisy count of the examples on one side of a threshold, from which quantiles are estimated.
 
-        The count is taken as plus and minus one half, so one example moves it by at most 1/2.
+        Each example adds plus or minus one half to the count, so its sensitivity is 1/2.
 
         Args:
-            sampling_rate: probability in (0, 1] that an example is asked.
+            sampling_rate: probability in (0, 1] that an example is in the batch.
             count_deviation: standard deviation of the noise on the count, in examples.
 
         Source: Andrew et al. 2021, algorithm 1.
@@ -149,7 +147,7 @@ class PoissonGaussian(Event):
 
 
 Sampled: TypeAlias = Gaussian | PoissonGaussian
-"""A release over a Poisson batch; all records are the batch of rate 1."""
+"""A release over a Poisson batch; a release over all records is one of rate 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +156,9 @@ class FixedSizeGaussian(Event):
 
     Args:
         batch_size: records in each batch, at most ``size``.
-        size: records in the data set. It is public under this relation, which never changes it.
-        noise_multiplier: standard deviation of the noise in units of the norm that each example is clipped to. One
-            record replaced moves the sum by up to twice that norm, which the price allows for. Above 0.
+        size: records in the data set. It is public under this relation, which keeps the number of records.
+        noise_multiplier: standard deviation of the noise in units of the clipping norm. Replacing one record changes
+            the sum by up to twice that norm, which accountants take into account. Above 0.
 
     Raises:
         TypeError: a value is not a number.
@@ -187,7 +185,7 @@ class FixedSizeGaussian(Event):
 
 @dataclass(frozen=True, slots=True)
 class GroupPrivacy(Event):
-    """Another event, as it looks when a whole group of records is added or removed at once.
+    """Another event, with the guarantee for a whole group of records that is added or removed at once.
 
     Args:
         event: a release over all records or over a Poisson batch.
@@ -213,7 +211,7 @@ class GroupPrivacy(Event):
 
     @property
     def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """That of the event."""
+        """The sampling of the event."""
         return self.event.sampling
 
     @property
@@ -224,15 +222,15 @@ class GroupPrivacy(Event):
 
 @dataclass(frozen=True, slots=True)
 class RepeatAndSelect(Event):
-    """A search: the same run repeated a random number of times, of which the best result alone is released.
+    """A search: the same run repeated a random number of times, of which only the best result is released.
 
     The number of runs is drawn from a truncated negative binomial distribution before the search; ``shape=0`` is the
     logarithmic distribution, ``shape=1`` the geometric one, ``shape=inf`` the Poisson distribution.
 
     Args:
-        run: the releases of one run, as pairs of an event and how many times it happens.
+        run: the releases of one run, as pairs of an event and the number of times that it happens.
         mean: expected number of runs, at least 1.
-        shape: of the distribution, 0 or more.
+        shape: shape parameter of the distribution, 0 or more.
 
     Raises:
         TypeError, ValueError: a value lies outside its range, or a run holds another kind of event or none.
@@ -265,14 +263,14 @@ class RepeatAndSelect(Event):
 
 
 Events: TypeAlias = Mapping[Event, int]
-"""Which releases were made, and how many times each. Their order costs nothing."""
+"""Which releases were made, and how many times each. Their order does not matter."""
 
 
 def check_events(events: Events) -> None:
-    """Each key is an event, each value a whole number of at least one, and all have one neighbouring relation.
+    """Check that keys are events of one neighbouring relation and values are integers of at least one.
 
     Raises:
-        TypeError, ValueError: what is not so, by name.
+        TypeError, ValueError: they are not; the message names what is wrong.
     """
     relations: dict[str, Event] = {}
     for event, times in events.items():
@@ -282,7 +280,7 @@ def check_events(events: Events) -> None:
         relations.setdefault(event.relation, event)
     if len(relations) > 1:
         listed = "; ".join(f"{event!r}: {relation}" for relation, event in relations.items())
-        raise ValueError(f"events of different neighbouring relations have no price together: {listed}")
+        raise ValueError(f"events of different neighbouring relations cannot be composed: {listed}")
 
 
 def _check_parts(parts: Parts) -> None:

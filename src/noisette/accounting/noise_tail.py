@@ -1,4 +1,4 @@
-"""What a noise generator that cannot reach the far tail of the Gaussian adds to delta."""
+"""The part of delta that a noise generator costs because it cannot reach the far tail of the Gaussian."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from noisette.accounting.events import (
     RepeatAndSelect,
 )
 
-# The largest magnitude that Box-Muller makes of a uniform number with 53 random bits, in standard deviations.
+# The largest value that Box-Muller returns for a uniform number of 53 random bits, in standard deviations.
 RADIUS = math.sqrt(2 * 53 * math.log(2))
 
-# The part of delta that a run sets aside for this.
+# The part of delta that a run reserves for this.
 TAIL_SHARE = 0.01
 
-# Taken for the dimensions of a release of which a ledger does not tell them: no process noises so many elements.
+# The dimensions assumed for a release in a ledger, which does not record them: far more than any release has.
 MOST_DIMENSIONS = 2**40
 
 
 def tail_delta(*, noise_multiplier: float, sampling_rate: float, steps: int, dimensions: int) -> float:
-    """The part of delta that goes to the tail of the noise, which 53 random bits cannot reach.
+    """The part of delta that the tail of the noise takes, which 53 random bits cannot reach.
 
-    One example that shifts k elements equally moves each by 1 / (noise multiplier * sqrt(k)) standard deviations, and
-    with it the edge of what can come out. Neither one element nor all of them need be the worst, so all k are tried
-    (on a geometric grid), and the result is doubled, because a real generator is lumpy near its edge.
+    One example that shifts k elements equally shifts each by 1 / (noise multiplier * sqrt(k)) standard deviations, and
+    with it the limits of the possible outcomes. Neither one element nor all of them need be the worst case, so all k
+    are tried (on a geometric grid). The result is doubled, because a real generator is uneven near its limits.
 
     Args:
-        noise_multiplier: standard deviation of the noise in units of the bound, above 0.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
         sampling_rate: probability in (0, 1] that an example is in a batch.
         steps: number of releases, at least 1.
-        dimensions: number of elements that are noised, at least 1.
+        dimensions: number of elements with noise, at least 1.
 
-    Guarantee: the run is (epsilon, delta + tail_delta)-private if it were (epsilon, delta)-private with noise from the
-    whole Gaussian.
+    Guarantee: the run is (epsilon, delta + tail_delta)-private if it would be (epsilon, delta)-private with exact
+    Gaussian noise.
 
     Raises:
-        TypeError, ValueError: a number is outside its range.
+        TypeError, ValueError: an argument is outside its range.
 
     >>> f"{tail_delta(noise_multiplier=1.0, sampling_rate=0.01, steps=10_000, dimensions=10**6):.1e}"
     '8.9e-12'
@@ -60,13 +60,13 @@ def tail_delta(*, noise_multiplier: float, sampling_rate: float, steps: int, dim
 
 
 def tail_delta_of(events: Events, *, dimensions: int = MOST_DIMENSIONS) -> float:
-    """The part of delta that goes to the tail of the noise in all these releases together.
+    """The part of delta that the tail of the noise takes in all these releases together.
 
     Args:
-        events: what a ledger holds; the shares of a release with several parts are one noise.
-        dimensions: number of elements that each release noised, at most.
+        events: the events of a ledger; the parts of one release share one noise.
+        dimensions: the most elements with noise in any release.
 
-    Guarantee: as that of :func:`tail_delta`, for all of them together.
+    Guarantee: that of :func:`tail_delta`, for all of them together.
 
     >>> tail_delta_of({PoissonGaussian(0.01, 1.0): 10_000}) < 1e-8
     True
@@ -80,9 +80,9 @@ def _tail_of_one(event: Event, dimensions: int) -> float:
             noise, rate = event.noise_multiplier, 1.0
         case PoissonGaussian():
             noise, rate = event.noise_multiplier, event.sampling_rate
-        case FixedSizeGaussian():  # one example goes and another comes
+        case FixedSizeGaussian():  # one example is replaced by another: twice the sensitivity
             noise, rate = event.noise_multiplier / 2, event.batch_size / event.size
-        case GroupPrivacy():  # all of a group at once is the most that a step can see of it
+        case GroupPrivacy():  # at worst all records of the group are in the batch
             release, rate = event.event, 1.0
             if isinstance(release, PoissonGaussian):
                 rate = min(1.0, event.records * release.sampling_rate)

@@ -1,4 +1,4 @@
-"""Ways to train on a declared number of records: the noise that a budget asks for, and what a noise costs."""
+"""Settings for training on a declared number of records: the noise for a budget, and the cost of a given noise."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.accounting.events import PoissonGaussian
 from noisette.accounting.sampling_plan import schedule
 
-# Several times quicker than the default and at most 0.3 % above it.
+# Several times quicker than the default accountant, and its epsilon at most 0.3 % larger.
 ACCOUNTANT = PldAccountant(coarseness=4)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train, and its price: an upper bound, at most 0.3 % above that of the default accountant.
+    """One way to train with its epsilon: an upper bound, at most 0.3 % above that of the default accountant.
 
     Args:
         batch_size: expected size of a Poisson batch, in records.
         epochs: passes over the declared size.
         sampling_rate: probability that a record is in a batch.
         steps: number of batches.
-        noise_multiplier: standard deviation of the noise in units of the bound.
-        epsilon: its price at the delta of the plan.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity.
+        epsilon: its epsilon at the delta of the plan.
     """
 
     batch_size: int
@@ -39,12 +39,12 @@ class Setting:
 def within_budget(
     *, size: int, epsilon: float, delta: float, batch_sizes: Sequence[int], epochs: Sequence[float]
 ) -> Iterator[Setting]:
-    """For every batch size with every number of epochs, the least noise that keeps the budget.
+    """The least noise that keeps the budget, for every batch size with every number of epochs.
 
     Guarantee: no setting costs more than ``epsilon``.
 
     Raises:
-        TypeError, ValueError: a number is outside its range, a batch is larger than ``size``, or no noise keeps the
+        TypeError, ValueError: an argument is outside its range, a batch is larger than ``size``, or no noise keeps the
             budget.
 
     >>> settings = within_budget(size=60_000, epsilon=1.0, delta=1e-5, batch_sizes=[600], epochs=[10, 100])
@@ -56,18 +56,18 @@ def within_budget(
         noise = noise_multiplier_for(
             epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps, accountant=ACCOUNTANT
         )
-        yield _priced(batch_size, passes, sampling_rate, steps, noise, delta)
+        yield _setting(batch_size, passes, sampling_rate, steps, noise, delta)
 
 
 def with_noise(
     *, size: int, delta: float, batch_sizes: Sequence[int], epochs: float, noise_multipliers: Sequence[float]
 ) -> Iterator[Setting]:
-    """For every batch size with every noise, the price of so many epochs.
+    """Epsilon of this many epochs, for every batch size with every noise multiplier.
 
-    Guarantee: each price is an upper bound.
+    Guarantee: each epsilon is an upper bound.
 
     Raises:
-        TypeError, ValueError: a number is outside its range, or a batch is larger than ``size``.
+        TypeError, ValueError: an argument is outside its range, or a batch is larger than ``size``.
 
     >>> settings = with_noise(size=60_000, delta=1e-5, batch_sizes=[600], epochs=100, noise_multipliers=[2.0, 4.0])
     >>> [round(setting.epsilon, 2) for setting in settings]
@@ -75,10 +75,10 @@ def with_noise(
     """
     for batch_size, noise in product(batch_sizes, noise_multipliers):
         sampling_rate, steps = schedule(batch_size, None, None, size, epochs)
-        yield _priced(batch_size, epochs, sampling_rate, steps, noise, delta)
+        yield _setting(batch_size, epochs, sampling_rate, steps, noise, delta)
 
 
-def _priced(
+def _setting(
     batch_size: int, epochs: float, sampling_rate: float, steps: int, noise_multiplier: float, delta: float
 ) -> Setting:
     curve = ACCOUNTANT.compose({PoissonGaussian(sampling_rate, noise_multiplier): steps})

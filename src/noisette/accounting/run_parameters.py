@@ -1,4 +1,4 @@
-"""The terms of a run: what was declared before its first step, and holds until its last, whoever resumes it."""
+"""The parameters of a run: declared before its first step and fixed until its last, also when it is resumed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from noisette.accounting.serialization import event_of, facts_of
 
 @dataclass(frozen=True)
 class RunParameters:
-    """What a run may do, and what was spent before it began.
+    """What a run is allowed to release, and what the ledger held before it began.
 
     Args:
         event: the release of one step.
         expected_batch_size: the constant that the noised sum is divided by, in examples.
         steps: number of steps.
         delta: probability with which the bound on epsilon may fail, if declared.
-        epsilon: the budget, if there is one: of everything in the ledger.
-        before: how often ``event`` stood in the ledger when the run began.
+        epsilon: the budget of everything in the ledger, if there is one.
+        before: how often the ledger held ``event`` when the run began.
     """
 
     event: PoissonGaussian
@@ -32,11 +32,11 @@ class RunParameters:
     before: int = 0
 
     def spent(self, events: Events) -> int:
-        """How many steps of this run stand in a ledger: taken, reserved, or lost with a process that died."""
+        """How many steps of this run a ledger holds: taken, reserved, or lost in a crash."""
         return events.get(self.event, 0) - self.before
 
     def beside(self, events: Events) -> dict[Any, int]:
-        """What stands in a ledger beside this run."""
+        """The events in a ledger that are not of this run, with how often each happens."""
         own = min(max(self.spent(events), 0), self.steps)
         return {
             event: times - own * (event == self.event)
@@ -45,22 +45,15 @@ class RunParameters:
         }
 
     def facts(self) -> dict[str, Any]:
-        """The terms as plain values."""
-        return {
-            "event": facts_of(self.event),
-            "expected_batch_size": self.expected_batch_size,
-            "steps": self.steps,
-            "delta": self.delta,
-            "epsilon": self.epsilon,
-            "before": self.before,
-        }
+        """The parameters as plain values."""
+        return vars(self) | {"event": facts_of(self.event)}
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Self:
-        """The terms that these facts were written of.
+        """The parameters that these facts were written from.
 
         Raises:
-            KeyError, TypeError, ValueError: they are the facts of no run.
+            KeyError, TypeError, ValueError: they do not describe a run.
         """
         event = event_of(facts["event"])
         if not isinstance(event, PoissonGaussian):

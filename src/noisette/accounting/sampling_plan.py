@@ -1,4 +1,4 @@
-"""The public numbers of a run: all of them are declared, and none is read from the records."""
+"""The public parameters of a run: all of them are declared, and none is computed from the records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_numbers(
     noise_multiplier: float | None,
     delta: float | None,
 ) -> None:
-    """Every number is in its domain, and each choice is made once.
+    """Check that every parameter is in its range, and that alternatives are not given together.
 
     Raises:
         ValueError: all problems at once.
@@ -54,7 +54,7 @@ def schedule(
     public_size: int | None,
     epochs: float | None,
 ) -> tuple[float, int]:
-    """Sampling rate and steps, as declared or from the declared size and epochs."""
+    """Sampling rate and steps: as declared, or computed from the declared size and epochs."""
     if sampling_rate is None:
         assert public_size is not None
         sampling_rate = expected_batch_size / public_size
@@ -69,10 +69,10 @@ def schedule(
 
 
 def check_delta(delta: float | None, one_over_size: float, allow_large_delta: bool) -> None:
-    """Delta is below one over the declared size, or allowed not to be.
+    """Check that delta is below one over the declared size, unless a larger one is allowed.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is larger, and that is not allowed.
     """
     if delta is not None and delta >= one_over_size and not allow_large_delta:
         raise ValueError(

@@ -1,8 +1,9 @@
-"""An event as plain values for a line of JSON, and back."""
+"""Events as plain values for a line of JSON, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from noisette.accounting.events import (
@@ -15,77 +16,68 @@ from noisette.accounting.events import (
     Sampled,
 )
 
+_EVENTS = {
+    event.mechanism: event for event in (Gaussian, PoissonGaussian, FixedSizeGaussian, GroupPrivacy, RepeatAndSelect)
+}
+
 
 def facts_of(event: Event) -> dict[str, Any]:
-    """What a ledger writes down of an event: its mechanism and relation, and every number it was made with.
+    """The plain values that a ledger stores of an event: its mechanism and relation, and all its parameters.
 
     >>> facts_of(PoissonGaussian(0.01, 4.0))["mechanism"]
     'Poisson Gaussian'
     """
-    return {"mechanism": event.mechanism, "neighbouring": event.relation, "sampling": event.sampling, **_numbers(event)}
+    if not isinstance(event, tuple(_EVENTS.values())):
+        raise TypeError(f"expected an event of this package, got {event!r}")
+    facts = {"mechanism": event.mechanism, "neighbouring": event.relation, "sampling": event.sampling}
+    for field in fields(event):
+        value = getattr(event, field.name)
+        if field.name != "parts" or value:  # lines without parts are as they were before events had parts
+            facts[field.name] = _TO_PLAIN.get(field.name, _unchanged)(value)
+    return facts
 
 
 def event_of(facts: Mapping[str, Any]) -> Event:
-    """The event that these facts were written of.
+    """The event that these facts were written from.
 
     Raises:
-        KeyError, TypeError, ValueError: they are the facts of no event.
+        KeyError, TypeError, ValueError: they do not describe an event.
 
     >>> event_of(facts_of(PoissonGaussian(0.01, 4.0)))
     PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
     """
-    match facts["mechanism"]:
-        case Gaussian.mechanism:
-            return Gaussian(facts["noise_multiplier"], _parts(facts))
-        case PoissonGaussian.mechanism:
-            return PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"], _parts(facts))
-        case FixedSizeGaussian.mechanism:
-            return FixedSizeGaussian(facts["batch_size"], facts["size"], facts["noise_multiplier"])
-        case GroupPrivacy.mechanism:
-            return GroupPrivacy(_release_of(facts["event"]), facts["records"])
-        case RepeatAndSelect.mechanism:
-            run = tuple((_release_of(of_one), times) for of_one, times in facts["run"])
-            return RepeatAndSelect(run, facts["mean"], float(facts["shape"]))
-        case unknown:
-            raise ValueError(f"no event has the mechanism {unknown!r}")
+    if (mechanism := facts["mechanism"]) not in _EVENTS:
+        raise ValueError(f"no event has the mechanism {mechanism!r}")
+    facts = {"parts": {}, **facts}
+    kind = _EVENTS[mechanism]
+    return kind(**{f.name: _FROM_PLAIN.get(f.name, _unchanged)(facts[f.name]) for f in fields(kind)})
 
 
-def _numbers(event: Event) -> dict[str, Any]:
-    match event:
-        case Gaussian():
-            return {"noise_multiplier": float(event.noise_multiplier), **_written(event)}
-        case PoissonGaussian():
-            return {
-                "sampling_rate": float(event.sampling_rate),
-                "noise_multiplier": float(event.noise_multiplier),
-                **_written(event),
-            }
-        case FixedSizeGaussian():
-            return {
-                "batch_size": event.batch_size,
-                "size": event.size,
-                "noise_multiplier": float(event.noise_multiplier),
-            }
-        case GroupPrivacy():
-            return {"event": facts_of(event.event), "records": event.records}
-        case RepeatAndSelect():
-            run = [[facts_of(of_one), times] for of_one, times in event.run]
-            # An infinite shape is no JSON number; float() reads the word.
-            return {"run": run, "mean": float(event.mean), "shape": str(float(event.shape))}
-        case _:
-            raise TypeError(f"expected an event of this package, got {event!r}")
+def _unchanged(value: Any) -> Any:
+    return value
 
 
-def _written(event: Sampled) -> dict[str, Any]:
-    return {"parts": dict(event.parts)} if event.parts else {}
-
-
-def _parts(facts: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    return tuple(dict(facts.get("parts", {})).items())
-
-
-def _release_of(facts: Mapping[str, Any]) -> Sampled:
+def _sampled_of(facts: Mapping[str, Any]) -> Sampled:
     event = event_of(facts)
     if not isinstance(event, Sampled):
         raise ValueError(f"expected the facts of a Gaussian or a PoissonGaussian, got those of {event!r}")
     return event
+
+
+# How the fields of events are converted, where JSON would change them. An infinite shape is not a JSON number, so it is
+# written as a string, which float() reads.
+_TO_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "sampling_rate": float,
+    "noise_multiplier": float,
+    "mean": float,
+    "shape": lambda shape: str(float(shape)),
+    "parts": dict,
+    "event": facts_of,
+    "run": lambda run: [[facts_of(event), times] for event, times in run],
+}
+_FROM_PLAIN: dict[str, Callable[[Any], Any]] = {
+    "shape": float,
+    "parts": lambda parts: tuple(dict(parts).items()),
+    "event": _sampled_of,
+    "run": lambda run: tuple((_sampled_of(facts), times) for facts, times in run),
+}

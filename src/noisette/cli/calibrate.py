@@ -1,4 +1,4 @@
-"""``noisette calibrate``: all but one of a run's five numbers in, the missing one out."""
+"""``noisette calibrate``: solve for one of the five parameters of a run, given the other four."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 
 from noisette._internal import checks
 from noisette.accounting import (
+    PldAccountant,
     PoissonGaussian,
     delta_for,
     epsilon_for,
@@ -15,12 +16,12 @@ from noisette.accounting import (
     sampling_rate_for,
     steps_for,
 )
-from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
+from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.cli import options
 from noisette.cli.errors import plain_errors
-from noisette.cli.plot import PlotFile, check_plot
-from noisette.cli.prices import DELTA, EPSILON, NOISE_MULTIPLIER, SAMPLING_RATE, STEPS, AccountantChoice, AsJson, Price
+from noisette.cli.privacy_cost import PrivacyCost
 
-_FINDERS: dict[str, Callable[..., float]] = {
+_SOLVERS: dict[str, Callable[..., float]] = {
     "noise_multiplier": noise_multiplier_for,
     "steps": steps_for,
     "sampling_rate": sampling_rate_for,
@@ -32,18 +33,19 @@ _FINDERS: dict[str, Callable[..., float]] = {
 @plain_errors()
 def calibrate(
     *,
-    epsilon: Annotated[float | None, EPSILON] = None,
-    delta: Annotated[float | None, DELTA] = None,
-    sampling_rate: Annotated[float | None, SAMPLING_RATE] = None,
-    noise_multiplier: Annotated[float | None, NOISE_MULTIPLIER] = None,
-    steps: Annotated[int | None, STEPS] = None,
-    accountant: AccountantChoice = AccountantName.PLD,
-    as_json: AsJson = False,
-    plot: PlotFile = None,
+    epsilon: Annotated[float | None, options.EPSILON] = None,
+    delta: Annotated[float | None, options.DELTA] = None,
+    sampling_rate: options.SamplingRate = None,
+    noise_multiplier: Annotated[float | None, options.NOISE_MULTIPLIER] = None,
+    steps: Annotated[int | None, options.STEPS] = None,
+    accountant: options.AccountantName = PldAccountant.name,
+    as_json: options.AsJson = False,
+    plot: options.PlotFile = None,
 ) -> None:
-    """Find the number that is missing: give all of epsilon, delta, sampling rate, noise multiplier and steps but one.
+    """Solve for the missing parameter: give four of epsilon, delta, sampling rate, noise multiplier and steps.
 
-    The least noise, the most steps or the largest sampling rate that keep the budget; or the least epsilon or delta.
+    The result is the least noise, the most steps or the largest sampling rate that keep the budget, or the least
+    epsilon or delta.
     Example: noisette calibrate --epsilon 3 --delta 1e-5 --sampling-rate 0.01 --steps 6000
     """
     given: dict[str, float | None] = {
@@ -61,41 +63,41 @@ def calibrate(
         lambda: noise_multiplier is None or checks.positive(noise_multiplier=noise_multiplier),
         lambda: steps is None or checks.count(steps=steps),
         partial(_check_keeps_budgets, accountant),
-        partial(check_plot, plot),
+        partial(options.check_plot, plot),
     )
-    _found(given, accountant).show(as_json=as_json, plot=plot, command="calibrate")
+    _solve(given, accountant).show(as_json=as_json, plot=plot, command="calibrate")
 
 
 def _check_one_missing(given: Mapping[str, float | None]) -> None:
     missing = [name for name, value in given.items() if value is None]
     if not missing:
-        raise ValueError(f"all of {', '.join(given)} are given; leave out the one to be found")
+        raise ValueError(f"all of {', '.join(given)} are given; leave out the one to solve for")
     if len(missing) > 1:
-        raise ValueError(f"{', '.join(missing)} are missing; give all of them but the one to be found")
+        raise ValueError(f"{', '.join(missing)} are missing; give all of them but the one to solve for")
 
 
-def _check_keeps_budgets(accountant: AccountantName) -> None:
-    if accountant in OPTIMISTIC:
+def _check_keeps_budgets(accountant: str) -> None:
+    if not ACCOUNTANTS[accountant].upper_bound:
         raise ValueError(
-            f"{accountant.value} is optimistic: what it finds keeps no budget; choose another accountant, or see its "
-            "price with noisette account"
+            f"{accountant} is no upper bound: its result keeps no budget; choose another accountant, or compute its "
+            "epsilon with noisette account"
         )
 
 
-def _found(given: Mapping[str, float | None], name: AccountantName) -> Price:
-    """The run with its missing number, and its price: never above the budget."""
-    accountant = ACCOUNTANTS[name][0]
-    missing = next(number for number, value in given.items() if value is None)
-    known = {number: value for number, value in given.items() if value is not None}
-    run = known | {missing: _FINDERS[missing](**known, accountant=accountant)}
+def _solve(given: Mapping[str, float | None], name: str) -> PrivacyCost:
+    """The run with its missing parameter, and its privacy cost: never above the budget."""
+    accountant = ACCOUNTANTS[name]
+    missing = next(parameter for parameter, value in given.items() if value is None)
+    known = {parameter: value for parameter, value in given.items() if value is not None}
+    run = known | {missing: _SOLVERS[missing](**known, accountant=accountant)}
     steps = int(run["steps"])
     if steps == 0:
         raise ValueError(
-            f"by the {name.value} accountant one step costs more than epsilon={run['epsilon']} at delta="
+            f"by the {name} accountant one step costs more than epsilon={run['epsilon']} at delta="
             f"{run['delta']}; give more noise, a smaller sampling rate or a larger budget"
         )
     event = PoissonGaussian(run["sampling_rate"], run["noise_multiplier"])
     if missing in ("epsilon", "delta"):
-        return Price(event, steps, name, run["epsilon"], run["delta"], missing)
+        return PrivacyCost(event, steps, name, run["epsilon"], run["delta"], missing)
     epsilon = accountant.compose({event: steps}).epsilon(delta=run["delta"])
-    return Price(event, steps, name, epsilon, run["delta"], missing, budget=run["epsilon"])
+    return PrivacyCost(event, steps, name, epsilon, run["delta"], missing, budget=run["epsilon"])

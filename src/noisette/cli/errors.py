@@ -1,4 +1,4 @@
-"""How a command speaks of bad input: in one plain message, with exit code 2 and without a traceback."""
+"""Errors of a command: bad input gives one plain message and exit code 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import typer
 from noisette.errors import PrivacyError
 
 EXIT_CODE = 2
-INTERRUPTED = 130  # what shells expect of a command that was stopped with Ctrl-C
-TERMINATED = 143  # and with SIGTERM
+INTERRUPTED = 130  # the exit code that shells expect after Ctrl-C
+TERMINATED = 143  # and after SIGTERM
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turns the errors by which the library refuses its input into a message on standard error and exit code 2.
+    """Turn the errors by which the library refuses input into a message on standard error and exit code 2.
 
-    A context manager, and a decorator for a whole command.
+    It is a context manager, and also a decorator for a whole command.
     """
     try:
         yield

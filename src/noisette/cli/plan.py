@@ -1,4 +1,4 @@
-"""``noisette plan``: what batch size, epochs and noise a budget allows for a declared number of records."""
+"""``noisette plan``: the batch sizes, epochs and noise that a budget allows for a declared number of records."""
 
 from __future__ import annotations
 
@@ -13,29 +13,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import track
 from rich.table import Table
 
 from noisette._internal import checks
-from noisette.accounting import PoissonGaussian
+from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.accounting.plan import Setting, with_noise, within_budget
-from noisette.cli.accountants import OPTIMISTIC, AccountantName
+from noisette.cli import options
 from noisette.cli.errors import INTERRUPTED, plain_errors
-from noisette.cli.plot import PlotFile, check_plot
-from noisette.cli.prices import EPSILON, AsJson, Price, json_number, rounded_up
+from noisette.cli.privacy_cost import PrivacyCost, accountant_facts, json_number, rounded_up
 
 if TYPE_CHECKING:
     from noisette.training.report.plan_figures import Line, Panel
     from noisette.training.report.plot import Cells
 
-_DIGITS = 4  # the prices are no finer
+_DIGITS = 4  # the accuracy of these epsilons
 
 
 @plain_errors()
 def plan(
     *,
-    size: Annotated[int, typer.Option(help="Public number of training records; need not be exact.")],
-    epsilon: Annotated[float, EPSILON],
+    size: Annotated[int, typer.Option(help="Public number of training records. It need not be exact.")],
+    epsilon: Annotated[float, options.EPSILON],
     delta: Annotated[
         float, typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1 / size.")
     ],
@@ -45,15 +44,15 @@ def plan(
     ] = None,
     epochs: Annotated[str, typer.Option(metavar="F,F,..", help="Passes over the declared size.")] = "10,20,40,80",
     noise: Annotated[
-        str, typer.Option(metavar="F,F,..", help="Noise multipliers that are priced.")
+        str, typer.Option(metavar="F,F,..", help="Noise multipliers whose epsilon is computed.")
     ] = "0.5,0.7,1,1.4,2,2.8,4,5.6,8",
-    as_json: AsJson = False,
-    plot: PlotFile = None,
+    as_json: options.AsJson = False,
+    plot: options.PlotFile = None,
 ) -> None:
-    """Show the noise that a budget asks for, by batch size and epochs, and what every noise costs.
+    """Show the noise that a budget needs, by batch size and epochs, and the epsilon of every noise multiplier.
 
-    The middle number of epochs is priced with every noise, and at the middle batch size by every accountant. Example:
-    noisette plan --size 60000 --epsilon 3 --delta 1e-5
+    Epsilon is computed at the middle number of epochs for every noise multiplier, and at the middle batch size by every
+    accountant. Example: noisette plan --size 60000 --epsilon 3 --delta 1e-5
     """
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
     checks.all_of(
@@ -63,10 +62,10 @@ def plan(
         partial(_batch_sizes, batch_sizes, size),
         partial(_numbers, "epochs", epochs),
         partial(_numbers, "noise", noise),
-        partial(check_plot, plot),
+        partial(options.check_plot, plot),
     )
     try:
-        found = _look(
+        found = _compute(
             size, epsilon, delta, _batch_sizes(batch_sizes, size), _numbers("epochs", epochs), _numbers("noise", noise)
         )
     except KeyboardInterrupt:
@@ -81,7 +80,7 @@ def plan(
 
 
 def _usual_batch_sizes(size: int) -> str:
-    """Powers of two from about the square root of the size, each four times the one before."""
+    """Powers of two from about the square root of the size, each four times the previous one."""
     least = round(math.log2(max(size, 1)) / 2)
     sizes = [2 ** (least + 2 * k) for k in range(4)]
     return ",".join(str(number) for number in sizes if number <= size) or "1"
@@ -115,20 +114,20 @@ def _numbers(option: str, given: str) -> list[float]:
 
 @dataclass(frozen=True)
 class _Found:
-    """Settings that keep the budget, settings with every noise, and the one of the first that is looked at closely."""
+    """Settings that keep the budget, settings with every noise, and one setting with its cost by every accountant."""
 
     size: int
     epsilon: float
     delta: float
     affordable: Sequence[Setting]
-    priced: Sequence[Setting]
+    by_noise: Sequence[Setting]
     chosen: Setting
 
     @property
-    def _price(self) -> Price:
+    def _cost(self) -> PrivacyCost:
         event = PoissonGaussian(self.chosen.sampling_rate, self.chosen.noise_multiplier)
-        price = self.chosen.epsilon
-        return Price(event, self.chosen.steps, AccountantName.PLD, price, self.delta, "epsilon", budget=self.epsilon)
+        steps, epsilon = self.chosen.steps, self.chosen.epsilon
+        return PrivacyCost(event, steps, PldAccountant.name, epsilon, self.delta, "epsilon", budget=self.epsilon)
 
     @property
     def _of_chosen(self) -> str:
@@ -136,30 +135,23 @@ class _Found:
         return f"batch {self.chosen.batch_size:,}, {self.chosen.epochs:g} epochs, noise {noise}"
 
     def facts(self) -> dict[str, Any]:
-        """Everything, for JSON."""
-        price = self._price
+        """All results, for JSON."""
+        cost = self._cost
         return {
             "size": self.size,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "accountant": price.accountant.value,
-            "neighbouring": price.event.relation,
-            "sampling": price.event.sampling,
+            "accountant": cost.accountant,
+            "neighbouring": cost.event.relation,
+            "sampling": cost.event.sampling,
             "within_budget": [asdict(setting) for setting in self.affordable],
-            "by_noise": [asdict(setting) | {"epsilon": json_number(setting.epsilon)} for setting in self.priced],
+            "by_noise": [asdict(setting) | {"epsilon": json_number(setting.epsilon)} for setting in self.by_noise],
             "chosen": asdict(self.chosen),
-            "by_accountant": [
-                {
-                    "accountant": name.value,
-                    "epsilon": value and json_number(value),
-                    "upper_bound": name not in OPTIMISTIC,
-                }
-                for name, value in price.values().items()
-            ],
+            "by_accountant": [accountant_facts(name, value) for name, value in cost.values().items()],
         }
 
     def print(self) -> None:
-        """The tables, on standard output."""
+        """Print the tables on standard output."""
         console = Console(highlight=False, soft_wrap=True)
         for caption, headings, rows in self._tables():
             table = Table(title=caption, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -171,13 +163,13 @@ class _Found:
             console.print()
 
     def draw(self, path: Path) -> None:
-        """The figure, or the page with figure and tables."""
+        """Write the figure, or the page with figure and tables."""
         from noisette.training.report.plot import Plot
 
-        title = f"What ε = {self.epsilon:g} buys with {self.size:,} records"
+        title = f"Noise for ε = {self.epsilon:g} with {self.size:,} records"
         lead = (
-            f"Poisson batches; {self._price.event.relation}; δ = {self.delta:g}. Prices are those of the accountant "
-            f"pld; the others stand beside it for {self._of_chosen}."
+            f"Poisson batches; {self._cost.event.relation}; δ = {self.delta:g}. Computed by the accountant "
+            f"{PldAccountant.name}, and by the others for {self._of_chosen}."
         )
         Plot("plan", title, lead, self._panels(), self._tables()).write(path)
 
@@ -191,15 +183,16 @@ class _Found:
             )
             for row in _by_batch(self.affordable)
         ]
-        batches = _by_batch(self.priced)
-        priced = [
+        batches = _by_batch(self.by_noise)
+        sizes = [f"batch {row[0].batch_size:,}" for row in batches]
+        by_noise = [
             (f"{row[0].noise_multiplier:g}", *(rounded_up(setting.epsilon, _DIGITS) for setting in row))
             for row in zip(*batches, strict=True)
         ]
-        _, headings, by_accountant = self._price.by_accountant()
+        _, headings, by_accountant = self._cost.by_accountant()
         return [
             (self._affordable_title, ("batch size", "sampling rate", *epochs), affordable),
-            (self._priced_title, ("noise multiplier", *(f"batch {row[0].batch_size:,}" for row in batches)), priced),
+            (self._by_noise_title, ("noise multiplier", *sizes), by_noise),
             (f"ε by every accountant: {self._of_chosen}", headings, by_accountant),
         ]
 
@@ -208,22 +201,22 @@ class _Found:
         return f"Least noise multiplier that keeps ε ≤ {self.epsilon:g}"
 
     @property
-    def _priced_title(self) -> str:
+    def _by_noise_title(self) -> str:
         return f"ε after {self.chosen.epochs:g} epochs, by noise multiplier"
 
     def _panels(self) -> list[Panel]:
         from noisette.training.report.plan_figures import Panel
 
-        priced = _lines(self.priced, lambda setting: (setting.noise_multiplier, setting.epsilon))
+        by_noise = _lines(self.by_noise, lambda setting: (setting.noise_multiplier, setting.epsilon))
         noise = _lines(self.affordable, lambda setting: (setting.epochs, setting.noise_multiplier))
         return [
-            Panel(self._priced_title, "noise multiplier", "ε", priced, self.epsilon),
+            Panel(self._by_noise_title, "noise multiplier", "ε", by_noise, self.epsilon),
             Panel(self._affordable_title, "epochs", "noise multiplier", noise),
-            self._price.course(),
+            self._cost.curve(),
         ]
 
 
-def _look(
+def _compute(
     size: int,
     epsilon: float,
     delta: float,
@@ -231,27 +224,17 @@ def _look(
     epochs: Sequence[float],
     noise_multipliers: Sequence[float],
 ) -> _Found:
-    """Price everything, with a progress bar on standard error."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(24),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
+    """Compute all settings, with a progress bar on standard error."""
+    bar = partial(track, console=Console(stderr=True), transient=True)
     batch_size, middle = batch_sizes[len(batch_sizes) // 2], epochs[len(epochs) // 2]
-    cheap = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=batch_sizes, epochs=epochs)
-    noisy = with_noise(
+    searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=batch_sizes, epochs=epochs)
+    costs = with_noise(
         size=size, delta=delta, batch_sizes=batch_sizes, epochs=middle, noise_multipliers=noise_multipliers
     )
-    with progress:
-        affordable = list(progress.track(cheap, len(batch_sizes) * len(epochs), description="noise for the budget"))
-        priced = list(
-            progress.track(noisy, len(batch_sizes) * len(noise_multipliers), description="price of the noise")
-        )
+    affordable = list(bar(searches, "noise for the budget", len(batch_sizes) * len(epochs)))
+    by_noise = list(bar(costs, "epsilon by noise", len(batch_sizes) * len(noise_multipliers)))
     chosen = next(s for s in affordable if (s.batch_size, s.epochs) == (batch_size, middle))
-    return _Found(size, epsilon, delta, affordable, priced, chosen)
+    return _Found(size, epsilon, delta, affordable, by_noise, chosen)
 
 
 def _by_batch(settings: Sequence[Setting]) -> list[list[Setting]]:
@@ -260,7 +243,7 @@ def _by_batch(settings: Sequence[Setting]) -> list[list[Setting]]:
 
 
 def _lines(settings: Sequence[Setting], point: Callable[[Setting], tuple[float, float]]) -> list[Line]:
-    """A line for each batch size, in stronger colour the larger it is."""
+    """A line for each batch size; larger sizes have a stronger colour."""
     from noisette.training.report.plan_figures import Line
 
     rows = _by_batch(settings)

@@ -20,7 +20,7 @@ from noisette.accounting.accountants.rdp import ORDERS
 
 
 def improved_conversion(divergence, delta):
-    """Epsilon from divergences at many orders, written anew."""
+    """Epsilon from divergences at many orders, by an independent implementation."""
     return min(
         divergence(a) + math.log((a - 1) / a) - (math.log(delta) + math.log(a)) / (a - 1)
         for a in np.arange(1.2, 200, 0.05)
@@ -56,12 +56,12 @@ def test_delta_of_the_oracle_table():
     assert run.delta(epsilon=1.26) == pytest.approx(1.836e-7, rel=2e-3)
 
 
-def test_a_tiny_price_is_not_rounded_to_zero():
+def test_a_tiny_cost_is_not_rounded_to_zero():
     """At so small a delta, one release at so small a rate does cost something; the library alone says 0."""
     assert RdpAccountant().compose({PoissonGaussian(1e-9, 1e4): 1}).epsilon(delta=1e-12) > 0
 
 
-def test_the_library_is_silenced_and_only_for_the_moment(caplog, capfd, monkeypatch):
+def test_warnings_of_the_library_are_off_only_while_it_computes(caplog, capfd, monkeypatch):
     monkeypatch.setattr(logging.getLogger("absl"), "level", logging.INFO)
     RdpAccountant().compose({PoissonGaussian(0.5, 10.0): 10}).epsilon(delta=1e-5)
     assert caplog.text == ""
@@ -130,7 +130,7 @@ def divergence_of_mixtures(rate, first, second, noise, order):
 @pytest.mark.parametrize("noise", [0.7, 1.0, 2.0, 5.0, 20.0])
 @pytest.mark.parametrize("size", [2, 20, 1000])
 def test_a_batch_of_fixed_size_costs_at_least_what_two_data_sets_show(size, noise, order):
-    """The replaced example moves the sum from one side to the other, or joins the others on one side.
+    """The replaced example shifts the sum from one side to the other, or joins the others on one side.
 
     Had the price taken the noise in units of a replaced record's sensitivity, it would be below at little noise.
     """
@@ -186,7 +186,7 @@ def test_a_search_against_the_printed_formula():
 @pytest.mark.parametrize(("shape", "mean"), [(1.0, 5.0), (1.0, 100.0), (math.inf, 3.0), (0.0, 20.0)])
 @pytest.mark.parametrize("shift", [0.5, -0.5])
 def test_a_search_costs_at_least_what_its_best_run_shows(shape, mean, shift):
-    """Each run releases a score with Gaussian noise and the highest is kept: its exact delta at our epsilon.
+    """Each run releases a score with Gaussian noise and the highest is released: its exact delta at our epsilon.
 
     The highest of a random number of scores is distributed as the generating function of that number, at the normal
     distribution of one score.
@@ -209,7 +209,7 @@ def test_a_search_costs_at_least_what_its_best_run_shows(shape, mean, shift):
     assert run.epsilon(delta=1e-3) > one.epsilon(delta=1e-3)
 
 
-def test_prices_of_different_kinds_add_up_in_any_order():
+def test_events_of_different_kinds_compose_in_any_order():
     search = RepeatAndSelect(((PoissonGaussian(0.01, 4.0), 100), (Gaussian(20.0), 1)), 3.0, 0.5)
     events = {search: 1, PoissonGaussian(0.02, 3.0): 200, Gaussian(30.0): 2}
     prices = [
@@ -226,6 +226,6 @@ def test_low_orders_are_exact_where_the_library_finds_no_sum(rate, order):
     assert ours == pytest.approx(truth, rel=1e-8, abs=5e-12)  # what the sum over the grid resolves
 
 
-def test_fixed_size_batches_with_hardly_any_noise_have_no_finite_price():
+def test_fixed_size_batches_with_hardly_any_noise_have_no_finite_cost():
     event = FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=5e-4)
     assert RdpAccountant().compose({event: 10}).epsilon(delta=1e-5) == math.inf

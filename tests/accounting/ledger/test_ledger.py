@@ -21,7 +21,7 @@ from noisette.accounting import (
     RepeatAndSelect,
 )
 from noisette.accounting.ledger.ledger import Tally
-from noisette.accounting.ledger.lines import End, Entry, Kind, mended
+from noisette.accounting.ledger.lines import End, Entry, Kind, repaired
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
@@ -83,10 +83,10 @@ def test_the_reservation_is_on_disk_before_reserve_returns(path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor)))
     ledger = Ledger(path)
     ledger.reserve(EVENT, 2)
-    assert [stat.S_ISDIR(s.st_mode) for s in synced] == [False, True]  # the file, and the folder that now names it
+    assert [stat.S_ISDIR(s.st_mode) for s in synced] == [False, True]  # the file, and its directory entry
     assert synced[0].st_size == path.stat().st_size > 0
     ledger.commit()
-    assert len(synced) == 2  # a commit may be lost: it does not change the price
+    assert len(synced) == 2  # a commit may be lost: it does not change the cost
     ledger.release()
     assert len(synced) == 3
 
@@ -104,7 +104,7 @@ def test_only_its_owner_may_read_it(written):
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
 
 
-def test_it_reads_back_what_was_written(written):
+def test_a_ledger_is_read_back_as_it_was_written(written):
     ledger = Ledger.read(written)
     assert (ledger.events, ledger.committed, ledger.dataset) == ({EVENT: 3, OTHER: 1}, 4, "digits")
 
@@ -117,7 +117,7 @@ def test_a_crash_keeps_the_reservation(path):
     second = Ledger(path)
     second.reserve(EVENT, 5)
     second.commit()
-    second.release()  # its own 4, never the 15 of the process that died
+    second.release()  # its own 4 steps, never the 15 of the crashed process
     assert second.events == Ledger.read(path).events == {EVENT: 17}
 
 
@@ -151,7 +151,7 @@ def test_a_line_cut_at_any_byte_is_dropped_and_a_newline_added_where_it_alone_is
     for kept in range(len(content)):
         before = content[: content.rfind(b"\n", 0, kept) + 1]
         whole = kept > len(before) and content[kept : kept + 1] == b"\n"
-        assert mended(content[:kept], small) == (content[: kept + 1] if whole else before)
+        assert repaired(content[:kept], small) == (content[: kept + 1] if whole else before)
 
 
 def test_repair_drops_the_last_line_alone(small, monkeypatch):
@@ -230,7 +230,7 @@ def test_repair_makes_no_file(path):
     assert not path.exists()
 
 
-def test_a_ledger_cut_between_two_lines_is_told_by_a_head_kept_elsewhere(written):
+def test_a_ledger_cut_between_two_lines_is_detected_by_a_head_stored_elsewhere(written):
     ledger = Ledger.read(written)
     heads = ["", *(json.loads(line)["digest"] for line in written.read_text().splitlines())]
     assert ledger.head == heads[-1]
@@ -242,13 +242,30 @@ def test_a_ledger_cut_between_two_lines_is_told_by_a_head_kept_elsewhere(written
     assert Ledger.read(written).holds(heads[-2])
 
 
-def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path):
+def sealed(*lines):
+    """A ledger of these kinds with their steps, all digests right."""
     content, end = b"", End()
-    for kind, steps in ((Kind.RESERVE, 3), (Kind.COMMIT, 1), (Kind.RELEASE, 3)):
+    for kind, steps in lines:
         line, end = Entry(kind, "digits", EVENT, steps).line(end)
         content += line
-    path.write_bytes(content)
+    return content
+
+
+def test_more_commits_than_reservations_are_refused_though_the_digests_fit(path):
+    path.write_bytes(sealed((Kind.RESERVE, 3), (Kind.COMMIT, 1), (Kind.RELEASE, 3)))
     with pytest.raises(ValueError, match=r"line 3: .*more than the 3 reserved"):
+        Ledger.read(path)
+    path.write_bytes(sealed((Kind.RESERVE, 3), (Kind.RELEASE, 3)))
+    assert Ledger.read(path).events == {}, "without its commit line the released step would be free"
+
+
+def test_steps_of_an_earlier_lease_that_are_given_back_twice_are_refused(path):
+    lease = (Kind.RESERVE, 4), *[(Kind.COMMIT, 1)] * 4
+    back = (Kind.RESERVE, 4), (Kind.COMMIT, 1), (Kind.RELEASE, 3)
+    path.write_bytes(sealed(*lease, *back))
+    assert Ledger.read(path).events == {EVENT: 5}
+    path.write_bytes(sealed(*lease, *back, (Kind.RELEASE, 3)))
+    with pytest.raises(ValueError, match=r"line 9: .*more than the 8 reserved"):
         Ledger.read(path)
 
 
@@ -321,7 +338,7 @@ def test_charges_are_on_disk_before_they_happen_and_are_never_given_back(path, m
         ledger.charge(QUERY, times=3)
         ledger.reserve(EVENT, 2)
         ledger.release()
-    assert synced[:3] == [1, 1, 2]  # the file, the folder that now names it, the file
+    assert synced[:3] == [1, 1, 2]  # the file, its directory entry, the file
     assert ledger.events == Ledger.read(path).events == {QUERY: 4}
     assert ledger.tallies == Ledger.read(path).tallies == {QUERY: Tally(charged=4), EVENT: Tally(2, given_back=2)}
     assert ledger.committed == 0
@@ -339,7 +356,7 @@ def test_runs_that_take_turns_on_one_ledger_commit_their_own_steps():
     ledger.reserve(EVENT, 1)
     ledger.reserve(OTHER, 4)
     with pytest.raises(PrivacyError, match=r"2 events.*commit\(event\)"):
-        ledger.commit()  # a guess would give back a step that happened
+        ledger.commit()  # guessing could give back a step that happened
     ledger.commit(EVENT)
     with pytest.raises(PrivacyError, match="no reserved step"):
         ledger.commit(EVENT)
@@ -348,31 +365,20 @@ def test_runs_that_take_turns_on_one_ledger_commit_their_own_steps():
     assert ledger.events == {EVENT: 1, OTHER: 1}
 
 
-def test_a_step_whose_commit_failed_is_not_given_back(path, monkeypatch):
+@pytest.mark.parametrize(("record", "counted"), [("commit", 1), ("release", 4)])
+def test_steps_whose_release_failed_are_not_given_back_later(path, monkeypatch, record, counted):
     ledger = Ledger(path)
     ledger.reserve(EVENT, 4)
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
     with pytest.raises(OSError, match=r"ledger\.jsonl"):
-        ledger.commit()
+        getattr(ledger, record)()
     monkeypatch.undo()
     ledger.release()
-    assert ledger.events == Ledger.read(path).events == {EVENT: 1}
+    assert ledger.events == Ledger.read(path).events == {EVENT: counted}
 
 
-def test_steps_whose_release_failed_are_not_given_back_later(path, monkeypatch):
-    ledger = Ledger(path)
-    ledger.reserve(EVENT, 4)
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:40]))
-    with pytest.raises(OSError, match=r"ledger\.jsonl"):
-        ledger.release()
-    monkeypatch.undo()
-    ledger.release()
-    assert ledger.events == Ledger.read(path).events == {EVENT: 4}
-
-
-def test_an_event_that_would_leave_the_ledger_without_a_price_is_refused(path):
+def test_an_event_that_cannot_be_composed_with_the_ledger_is_refused(path):
     replaced = FixedSizeGaussian(batch_size=10, size=100, noise_multiplier=2.0)
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4)
@@ -409,7 +415,7 @@ def test_a_number_of_steps_is_a_whole_number(path, steps):
 PARTS = PoissonGaussian(0.01, 1.1, (("gradient", 0.99), ("clipping count", 0.01)))
 
 
-def test_parts_of_an_event_are_written_down_and_read_back(path):
+def test_parts_of_an_event_are_written_and_read_back(path):
     ledger = Ledger(path)
     ledger.reserve(PARTS, 3)
     ledger.reserve(EVENT, 1)
@@ -438,12 +444,12 @@ def test_altered_parts_are_refused(path):
 
 
 @pytest.mark.parametrize("accountant", [PldAccountant(), RdpAccountant(), MomentsAccountant()], ids=lambda a: a.name)
-def test_parts_change_no_price(accountant):
+def test_parts_do_not_change_the_cost(accountant):
     assert accountant.compose({PARTS: 30}).epsilon(delta=1e-5) == accountant.compose({EVENT: 30}).epsilon(delta=1e-5)
 
 
 @pytest.mark.parametrize("parts", [(("a", 0.5),), (("a", 0.5), ("b", 0.6)), (("a", 0.0), ("b", 1.0)), (("a", "1"),)])
-def test_parts_that_are_no_parts_of_one_are_refused(parts):
+def test_parts_that_do_not_add_up_to_one_are_refused(parts):
     with pytest.raises((ValueError, TypeError), match="share"):
         PoissonGaussian(0.01, 1.1, parts)
 

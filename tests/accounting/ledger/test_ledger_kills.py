@@ -63,7 +63,7 @@ for seed in range(int(sys.argv[2])):
     os.waitpid(child, 0)
 """
 
-# Dies as the so-manieth line of the ledger's own code begins; exits 0 where there is no such line any more.
+# Killed at the line of the ledger's code with this number; exits 0 where there are fewer lines.
 AT_EVERY_LINE = """
 def at_line(number):
     def kill(folder):
@@ -81,14 +81,14 @@ def at_line(number):
         run(folder, leases=1)
     return kill
 
-os.fsync = lambda descriptor: None  # what a kill leaves does not depend on the disk, and this is quicker
+os.fsync = lambda descriptor: None  # the result of a kill does not depend on the disk, and this is quicker
 for number in range(10**6):
     child = killed(Path(sys.argv[1]) / str(number), at_line(number))
     if os.waitpid(child, 0)[1] == 0:
         break
 """
 
-# Dies as the so-manieth write is done in part, at a byte of which there are a few for every write.
+# Killed within the write with this number, after a part of its bytes; there are several parts for every write.
 WITHIN_WRITES = """
 def within(number, share):
     def kill(folder):
@@ -117,7 +117,7 @@ for number in range(10**6):
 
 
 def check(folder):
-    """Whether it had to be mended; fails where the ledger counts less than what happened."""
+    """Whether the ledger needed a repair; fails where it counts less than what happened."""
     path = folder / "ledger.jsonl"
     calls = (folder / "calls").read_bytes() if (folder / "calls").exists() else b""
     if not path.exists():
@@ -143,7 +143,7 @@ def test_a_kill_at_random_never_hides_a_call(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_hundred_kills_at_random_never_make_the_price_too_small(tmp_path):
+def test_two_hundred_kills_at_random_never_make_epsilon_too_small(tmp_path):
     accountant, steps = RdpAccountant(), []
     for folder in in_a_child(AT_RANDOM, tmp_path, 200):
         check(folder)
@@ -154,7 +154,7 @@ def test_two_hundred_kills_at_random_never_make_the_price_too_small(tmp_path):
         true = accountant.compose(happened).epsilon(delta=1e-5)
         assert accountant.compose(Ledger.read(path).events).epsilon(delta=1e-5) >= true > 0
         steps.append(sum(happened.values()))
-        with Ledger(path) as ledger:  # and the next process goes on from it
+        with Ledger(path) as ledger:  # and the next process continues from it
             ledger.reserve(EVENT, 1)
     assert len(steps) > 100
     assert len(set(steps)) > 5
@@ -176,7 +176,7 @@ def test_a_kill_within_any_write_leaves_what_can_be_mended(tmp_path):
 
 
 class Failing:
-    """A system call that fails from the so-manieth use on, or at that use alone, before or after its work."""
+    """A system call that fails from a given use on, or at that use alone, before or after its work."""
 
     def __init__(self, name, *, at, once, after, error):
         self.call, self.left, self.once, self.after, self.error = getattr(os, name), at, once, after, error
@@ -191,7 +191,7 @@ class Failing:
 
 
 def run_in_spite_of(path, failures):
-    """What happened in a run whose owner goes on after each failure, and lets go of its lease at the end."""
+    """The releases of a run that continues after each failure, and gives back unused steps at its end."""
     calls = {EVENT: 0, OTHER: 0}
     with suppress(failures, PrivacyError), Ledger(path) as ledger:
         for _ in range(2):

@@ -85,7 +85,7 @@ def test_a_file_that_is_refused_is_not_left_locked(path, content):
     assert refusal.tb, "the traceback, which keeps the ledger alive, was still there"
 
 
-def test_a_closed_ledger_is_priced_and_not_written(path):
+def test_a_closed_ledger_is_read_and_not_written(path):
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4)
     assert ledger.events == {EVENT: 4}
@@ -99,7 +99,7 @@ def test_a_ledger_that_was_read_is_not_written(path):
     with Ledger(path, dataset="digits") as ledger:
         ledger.reserve(EVENT, 4)
     for write in (lambda ledger: ledger.reserve(EVENT, 1), lambda ledger: ledger.charge(EVENT)):
-        with pytest.raises(PrivacyError, match=r"was read to be priced.*dataset='digits'"):
+        with pytest.raises(PrivacyError, match=r"was opened read-only.*dataset='digits'"):
             write(Ledger.read(path))
     assert Ledger.read(path).events == {EVENT: 4}
 
@@ -137,7 +137,7 @@ if child == 0:
         ledger.commit()
     except PrivacyError as refusal:
         print(refusal, flush=True)
-    ledger.close()  # lets go of the child's own descriptor, not of the parent's lock
+    ledger.close()  # closes the child's own descriptor and keeps the parent's lock
     os.write(tell, b"closed")
     os._exit(0)
 os.read(done, 6)
@@ -148,7 +148,7 @@ except PrivacyError as refusal:
 ledger.commit()
 ledger.close()
 try:
-    Ledger(path).reserve(event, 1)  # though the keeper lives on, with a copy of what was open
+    Ledger(path).reserve(event, 1)  # though the keeper is still running, with a copy of the open descriptor
 finally:
     os.kill(keeper, signal.SIGKILL)
 """
@@ -158,18 +158,18 @@ finally:
     assert (Ledger.read(path).events, Ledger.read(path).committed) == ({EVENT: 4}, 1)
 
 
-def test_what_someone_else_wrote_is_noticed(path):
+def test_a_write_by_another_process_is_detected(path):
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4)
         content = path.read_bytes()
-        with path.open("ab") as file:  # a lock binds those alone who ask for it
+        with path.open("ab") as file:  # the lock is advisory
             file.write(b"x")
-        with pytest.raises(PrivacyError, match="changed by someone else"):
+        with pytest.raises(PrivacyError, match="changed by another process"):
             ledger.reserve(EVENT, 1)
         assert path.read_bytes() == content + b"x"
 
 
-def test_a_ledger_that_was_removed_is_noticed(path):
+def test_a_removed_ledger_is_detected(path):
     with Ledger(path) as ledger:
         ledger.reserve(EVENT, 4)
         path.unlink()

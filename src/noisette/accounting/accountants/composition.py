@@ -1,8 +1,8 @@
-"""The composition theorems that came before the moments accountant: for comparison, in two forms each.
+"""The basic and the strong composition theorem, which are older than the moments accountant: for comparison.
 
-The form that is proved is an upper bound. The printed one, which slides and papers put beside the moments accountant,
-takes q * epsilon for what sampling leaves of epsilon and a formula for the noise beyond where it is proved: its numbers
-are smaller, and no guarantee. ``valid`` and the name tell the two apart.
+Each has two forms. The proved form is an upper bound. The printed form, which slides and papers compare with the
+moments accountant, amplifies epsilon by sampling to q * epsilon and takes a formula for the noise outside the range in
+which it is proved: its values are smaller, and no guarantee. ``upper_bound`` and the name distinguish the two forms.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from noisette._internal.checks import open_fraction, positive
-from noisette.accounting.accountants.accountant import priced_noise, sampled_only
 from noisette.accounting.accountants.gdp import GdpCurve
+from noisette.accounting.accountants.interface import require_sampled, resolved_noise
 from noisette.accounting.events import Events, Sampled
 
 LEAST_DELTA, MOST_DELTA = 1e-300, 1 - 2**-53
@@ -23,26 +24,18 @@ LEAST_DELTA, MOST_DELTA = 1e-300, 1 - 2**-53
 
 @dataclass(frozen=True, eq=False)
 class CompositionCurve:
-    """Epsilon as a theorem gives it for a delta, and delta by looking for it."""
+    """Epsilon as a theorem gives it for a delta; delta by a root search over epsilon."""
 
     theorem: Callable[[float], float]
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta; ``inf`` below a delta of 1e-300.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
-        """
+        """Epsilon at this delta; ``inf`` below a delta of 1e-300."""
         open_fraction(delta=delta)
         return self.theorem(delta) if delta >= LEAST_DELTA else math.inf
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, not below 1e-300.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
-        """
-        from scipy.optimize import root_scalar  # takes a third of a second: paid by those who ask
+        """Delta at this epsilon, not below 1e-300."""
+        from scipy.optimize import root_scalar  # imported here because the import takes a third of a second
 
         positive(epsilon=epsilon)
         if self.theorem(MOST_DELTA) > epsilon:
@@ -54,18 +47,43 @@ class CompositionCurve:
             return min(self.theorem(math.exp(log_delta)), 1e300) - epsilon
 
         log_delta = float(root_scalar(excess, bracket=(math.log(LEAST_DELTA), math.log(MOST_DELTA)), xtol=1e-7).root)
-        while log_delta < 0 and excess(log_delta) > 0:
+        while log_delta < 0 and excess(log_delta) > 0:  # the root may lie on the unsafe side by its tolerance
             log_delta += 1e-6
         return min(1.0, math.exp(log_delta))
 
 
 @dataclass(frozen=True)
-class NaiveComposition:
-    """Adds up the epsilons and the deltas of the releases: what holds for any mechanisms, and costs most.
+class _Composition:
+    """The facts of a composition theorem in its two forms."""
+
+    as_printed: bool = False
+
+    theorem: ClassVar[str]
+    in_recipes = False
+
+    @property
+    def name(self) -> str:
+        """The theorem, followed by ``-paper`` for the printed form."""
+        return f"{self.theorem}-paper" if self.as_printed else self.theorem
+
+    @property
+    def upper_bound(self) -> bool:
+        """Whether the costs are upper bounds: those of the printed form are not."""
+        return not self.as_printed
+
+    @property
+    def method(self) -> str:
+        """The theorem with its form."""
+        return f"{self.theorem} composition{' as printed, which is no guarantee' if self.as_printed else ''}"
+
+
+@dataclass(frozen=True)
+class NaiveComposition(_Composition):
+    """Basic composition: adds up the epsilons and deltas of the releases. Valid for any mechanism, and the loosest.
 
     Args:
         as_printed: the optimistic form, which is no guarantee: q * sqrt(2 ln(1.25 / delta)) / sigma for each release.
-            Unless asked for, the proved form: the exact epsilon of the Gaussian mechanism, which has no upper limit,
+            Otherwise the proved form: the exact epsilon of the Gaussian mechanism, which has no upper limit,
             amplified by sampling to ln(1 + q (e^epsilon - 1)).
 
     Source: Dwork and Roth 2014, Theorem 3.16. Amplification: Balle, Barthe and Gaboardi 2018, Theorem 8.
@@ -76,17 +94,8 @@ class NaiveComposition:
     [223, 143]
     """
 
-    as_printed: bool = False
-
-    @property
-    def name(self) -> str:
-        """``naive``, or ``naive-paper`` for the printed form."""
-        return "naive-paper" if self.as_printed else "naive"
-
-    @property
-    def valid(self) -> bool:
-        """Whether the prices are upper bounds: those of the printed form are not."""
-        return not self.as_printed
+    theorem = "naive"
+    description = "sum of all epsilons"
 
     def compose(self, events: Events) -> CompositionCurve:
         """The curve of these events.
@@ -94,20 +103,20 @@ class NaiveComposition:
         Raises:
             UnsupportedEventError: one of them is no release over a Poisson batch or over all records.
         """
-        run = sampled_only(events, self.name)
+        run = require_sampled(events, self.name)
         losses = _printed_losses if self.as_printed else _proved_losses
         times = np.array(list(run.values()))
         return CompositionCurve(lambda delta: float(times @ losses(run, delta)))
 
 
 @dataclass(frozen=True)
-class StrongComposition:
-    """The strong composition theorem: epsilon grows with the square root of the steps, while each costs little.
+class StrongComposition(_Composition):
+    """The strong composition theorem: epsilon grows with the square root of the steps while each step costs little.
 
     Args:
         as_printed: the optimistic form that is compared with the moments accountant, which is no guarantee: half of
             delta for the theorem, q * sqrt(2 ln(1.25 / delta)) / sigma for each release, and its square for the
-            product of epsilon and e^epsilon - 1. Unless asked for, the proved form: the exact epsilon of the Gaussian
+            product of epsilon and e^epsilon - 1. Otherwise the proved form: the exact epsilon of the Gaussian
             mechanism, which has no upper limit, amplified by sampling to ln(1 + q (e^epsilon - 1)); delta is divided
             in the best way between the releases and the theorem.
 
@@ -120,17 +129,12 @@ class StrongComposition:
     [16.844, 9.339]
     """
 
-    as_printed: bool = False
+    theorem = "strong"
 
     @property
-    def name(self) -> str:
-        """``strong``, or ``strong-paper`` for the printed form."""
-        return "strong-paper" if self.as_printed else "strong"
-
-    @property
-    def valid(self) -> bool:
-        """Whether the prices are upper bounds: those of the printed form are not."""
-        return not self.as_printed
+    def description(self) -> str:
+        """The form of the theorem."""
+        return "the printed, optimistic form: no guarantee" if self.as_printed else "strong composition"
 
     def compose(self, events: Events) -> CompositionCurve:
         """The curve of these events.
@@ -140,7 +144,7 @@ class StrongComposition:
         """
         from scipy.optimize import minimize_scalar
 
-        run = sampled_only(events, self.name)
+        run = require_sampled(events, self.name)
         if self.as_printed:
             return CompositionCurve(lambda delta: _strong(run, _printed_losses(run, delta / 2), delta / 2, np.square))
 
@@ -159,21 +163,21 @@ class StrongComposition:
 
 
 def _strong(run: Mapping[Sampled, int], losses: np.ndarray, slack: float, drift: Callable[..., np.ndarray]) -> float:
-    """Epsilon of all releases with a further delta of ``slack``: what they lose on average, and what by bad luck."""
+    """Epsilon of all releases with a further delta of ``slack``: the deviation term plus the mean privacy loss."""
     times = np.array(list(run.values()))
     with np.errstate(over="ignore"):
         return float(np.sqrt(-2 * math.log(slack) * (times @ losses**2)) + times @ drift(losses))
 
 
 def _proved_losses(run: Mapping[Sampled, int], delta: float) -> np.ndarray:
-    """Epsilon of each release, where their deltas are the same before sampling and add up to this one after it."""
+    """Epsilon of each release, where their deltas are equal before sampling and add up to ``delta`` after it."""
     before = _before_sampling(run, delta)
     return np.array([_amplified(event, before) for event in run])
 
 
 def _amplified(event: Sampled, delta: float) -> float:
-    """ln(1 + q (e^epsilon - 1)), of the exact epsilon without sampling."""
-    q, noise = event.sampling_rate, priced_noise(event)
+    """ln(1 + q (e^epsilon - 1)), where epsilon is the exact one without sampling."""
+    q, noise = event.sampling_rate, resolved_noise(event)
     if delta >= 1:
         return 0.0
     if noise == 0:
@@ -185,12 +189,12 @@ def _amplified(event: Sampled, delta: float) -> float:
 
 
 def _printed_losses(run: Mapping[Sampled, int], delta: float) -> np.ndarray:
-    """The same as it is printed: neither the noise nor the amplification is proved for every epsilon."""
+    """As :func:`_proved_losses`, by the printed formulas: neither noise nor amplification is proved for all epsilon."""
     root = math.sqrt(2 * max(0.0, math.log(1.25 / _before_sampling(run, delta))))
-    noises = [(event.sampling_rate, priced_noise(event)) for event in run]
+    noises = [(event.sampling_rate, resolved_noise(event)) for event in run]
     return np.array([rate * root / noise if noise else math.inf for rate, noise in noises])
 
 
 def _before_sampling(run: Mapping[Sampled, int], delta: float) -> float:
-    """The delta of every release before sampling, which leaves the part of it that is the rate."""
+    """The delta of every release before sampling; sampling at rate q leaves q times as much of it."""
     return delta / math.fsum(times * event.sampling_rate for event, times in run.items()) if run else 1.0

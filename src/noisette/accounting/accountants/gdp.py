@@ -1,4 +1,4 @@
-"""The exact price of runs whose every release sees every record: together they are one Gaussian mechanism."""
+"""The exact privacy cost of releases over all records: together they are one Gaussian mechanism."""
 
 from __future__ import annotations
 
@@ -9,45 +9,38 @@ import numpy as np
 from scipy.special import log_ndtr
 
 from noisette._internal.checks import open_fraction, positive
-from noisette.accounting.accountants.accountant import priced_noise, unpriceable
+from noisette.accounting.accountants.interface import resolved_noise, unsupported
 from noisette.accounting.events import Event, Events, GroupPrivacy, Sampled, check_events
 
-# What rounding moves a logarithm by, as a part of it.
+# The relative error that rounding can cause in a logarithm.
 ROUNDING = 2.0**-50
 
 
 @dataclass(frozen=True)
 class GdpCurve:
-    """One Gaussian mechanism whose two means lie ``mu`` standard deviations apart."""
+    """One Gaussian mechanism whose two output means are ``mu`` standard deviations apart."""
 
     mu: float
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon at this delta: exact, rounded upwards in the last digits.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
-        """
+        """Epsilon at this delta: exact, rounded upwards in the last digits."""
         open_fraction(delta=delta)
         if math.isinf(self.mu):
             return math.inf
         aim = math.log(delta)
         if self._log_delta(0.0) <= aim:
             return 0.0
-        dear, cheap = 0.0, self.mu * (self.mu / 2 + math.sqrt(-2 * aim)) * (1 + ROUNDING)
-        while cheap - dear > 1e-14 * cheap:
-            middle = (dear + cheap) / 2
-            if not dear < middle < cheap:
+        # Bisection: delta(low) > delta >= delta(high). At high, Phi(mu/2 - high/mu) = Phi(-sqrt(-2 ln delta)) < delta.
+        low, high = 0.0, self.mu * (self.mu / 2 + math.sqrt(-2 * aim)) * (1 + ROUNDING)
+        while high - low > 1e-14 * high:
+            middle = (low + high) / 2
+            if not low < middle < high:
                 break
-            dear, cheap = (dear, middle) if self._log_delta(middle) <= aim else (middle, cheap)
-        return cheap
+            low, high = (low, middle) if self._log_delta(middle) <= aim else (middle, high)
+        return high
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon: exact, rounded upwards in the last digits.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
-        """
+        """Delta at this epsilon: exact, rounded upwards in the last digits."""
         positive(epsilon=epsilon)
         if math.isinf(self.mu):
             return 1.0
@@ -68,7 +61,7 @@ class GdpCurve:
 
 @dataclass(frozen=True)
 class GdpAccountant:
-    """The closed form for releases over all records: no bound, no grid, and no sampling.
+    """The closed form for releases over all records: exact, without a grid. It does not support sampled batches.
 
     Source: Balle and Wang 2018, Theorem 8; composition by Dong, Roth and Su 2022, Corollary 3.3.
 
@@ -78,9 +71,13 @@ class GdpAccountant:
     """
 
     name = "gdp"
+    description = "closed form for releases over all records"
+    method = "Gaussian differential privacy (GDP)"
+    upper_bound = True
+    in_recipes = False
 
     def compose(self, events: Events) -> GdpCurve:
-        """The curve of these events: the squares of their distances add up.
+        """The curve of these events: the squares of the distances between their means add up.
 
         Raises:
             UnsupportedEventError: a release is over a sampled batch.
@@ -89,9 +86,9 @@ class GdpAccountant:
         return GdpCurve(math.sqrt(math.fsum(times * self._distance(event) ** 2 for event, times in events.items())))
 
     def _distance(self, event: Event) -> float:
-        """Between the two means, in standard deviations of the noise."""
+        """The distance between the two means, in standard deviations of the noise."""
         release, records = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
         if not isinstance(release, Sampled) or release.sampling_rate < 1:
-            raise unpriceable(event, self.name)
+            raise unsupported(event, self.name)
         with np.errstate(divide="ignore"):
-            return float(np.divide(records, priced_noise(release)))
+            return float(np.divide(records, resolved_noise(release)))

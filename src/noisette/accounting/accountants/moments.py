@@ -1,4 +1,4 @@
-"""The moments accountant: exact for whole orders, by quadrature between them."""
+"""The moments accountant: closed forms for whole orders, quadrature for orders between them."""
 
 from __future__ import annotations
 
@@ -10,63 +10,35 @@ import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
 
 from noisette._internal.checks import open_fraction, positive
-from noisette.accounting.accountants.accountant import priced_noise, sampled_only
+from noisette.accounting.accountants.interface import require_sampled, resolved_noise, valid_orders
 from noisette.accounting.events import Events, Sampled
 
 ORDERS = (*range(1, 64), 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 
-# More points than this are not worth a moment: it takes a tiny noise with a huge order to ask for them.
+# A quadrature of more points is not attempted; only tiny noise at a huge order needs that many.
 MOST_POINTS = 2_000_000
 
-# What the sum over many points may be too small by, as a part of it and of its logarithm; about ten times what is seen.
+# The relative error of a sum over many points, and of its logarithm: about ten times what is observed.
 ROUNDING = 1e-13
 
 
 def log_moment(event: Sampled, order: float) -> float:
     """alpha(order) of one release: the larger of ln E1 and ln E2, which is always ln E2.
 
+    E2 is the mean of (mu / mu0)^order under mu, with the record whose presence turns mu0 into mu. Whole orders have a
+    closed form, others are a quadrature; where that would take millions of points, the result is that of the next
+    whole order, which is larger.
+
     Args:
         event: a release over a Poisson batch or over all records.
-        order: above 0; real orders too.
+        order: any real number above 0.
 
-    Source: Abadi et al. 2016, section 3.2; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
+    Source: Abadi et al. 2016, section 3.2 and appendix; E1 <= E2 by Mironov, Talwar and Zhang 2019, Theorem 5.
 
     >>> from noisette.accounting.events import PoissonGaussian
     >>> round(log_moment(PoissonGaussian(0.01, 4.0), 32), 10)
     0.0034760438
-    """
-    return log_e2(event, order)
-
-
-def log_e1(event: Sampled, order: float) -> float:
-    """ln E1: of the mean of (mu0 / mu)^order under mu0, without the record whose presence makes mu of mu0.
-
-    Raises:
-        ValueError: the noise is so small, and the order so large, that the quadrature would take millions of points.
-
-    Source: Abadi et al. 2016, section 3.2.
-
-    >>> from noisette.accounting.events import PoissonGaussian
-    >>> round(log_e1(PoissonGaussian(0.01, 4.0), 32), 9)
-    0.003332018
-    """
-    positive(order=order)
-    known = _quadrature(event, -order)
-    if known is None:
-        raise ValueError(f"no quadrature of E1 at order {order} for {event!r}; ask for more noise or a lower order")
-    return known
-
-
-def log_e2(event: Sampled, order: float) -> float:
-    """ln E2: of the mean of (mu / mu0)^order under mu, with the record whose presence makes mu of mu0.
-
-    A whole order has a closed form, another is a quadrature; where that would take millions of points, the answer is
-    that of the next whole order, which is larger.
-
-    Source: Abadi et al. 2016, section 3.2 and appendix.
-
-    >>> from noisette.accounting.events import PoissonGaussian
-    >>> [round(log_e2(PoissonGaussian(0.01, 4.0), order), 8) for order in (1, 1.5, 2)]
+    >>> [round(log_moment(PoissonGaussian(0.01, 4.0), order), 8) for order in (1, 1.5, 2)]
     [6.45e-06, 1.21e-05, 1.936e-05]
     """
     positive(order=order)
@@ -83,7 +55,7 @@ def _closed_form(event: Sampled, order: int) -> float:
     The binomial weights sum to 1, so E2 is 1 plus terms that are all positive. Adding up those terms, instead of E2
     itself, keeps a tiny moment exact to the last digits and never negative.
     """
-    n, q, sigma = order + 1, event.sampling_rate, priced_noise(event)
+    n, q, sigma = order + 1, event.sampling_rate, resolved_noise(event)
     if sigma == 0:
         return math.inf
     k = np.arange(2, n + 1)
@@ -97,10 +69,12 @@ def _closed_form(event: Sampled, order: int) -> float:
 def _quadrature(event: Sampled, power: float) -> float | None:
     """ln of the mean of (mu / mu0)^power under mu0, rounded upwards; ``None`` where it takes too many points.
 
+    E2 of an order is the power order + 1; E1 is the power -order.
+
     The integrand is a sum of bumps between 0 and the power, each no wider than the noise. Sums over equal distances
     converge exponentially for it: the ratio of the densities has no zero within pi * sigma^2 of the real line.
     """
-    q, sigma = event.sampling_rate, priced_noise(event)
+    q, sigma = event.sampling_rate, resolved_noise(event)
     if sigma == 0:
         return math.inf
     low, high = min(0.0, power) - 12 * sigma, max(0.0, power) + 12 * sigma
@@ -119,7 +93,7 @@ def _quadrature(event: Sampled, power: float) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class MomentsCurve:
-    """The log-moments of all events together, and the tail bound read both ways."""
+    """The log-moments of all events together; the tail bound converts them to epsilon and to delta."""
 
     orders: np.ndarray
     log_moments: np.ndarray
@@ -128,9 +102,6 @@ class MomentsCurve:
         """Epsilon at this delta: the smallest (alpha - ln delta) / order.
 
         Source: Abadi et al. 2016, Theorem 2.2.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
         """
         open_fraction(delta=delta)
         if not self.log_moments.any():
@@ -141,9 +112,6 @@ class MomentsCurve:
         """Delta at this epsilon: the smallest exp(alpha - order * epsilon).
 
         Source: Abadi et al. 2016, Theorem 2.2.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
         """
         positive(epsilon=epsilon)
         if not self.log_moments.any():
@@ -156,8 +124,8 @@ class MomentsAccountant:
     """The accountant of Abadi et al.: adds up log-moments of the privacy loss.
 
     Args:
-        orders: above 0, real ones too. ``range(1, 33)`` are those of the paper, which cannot certify an epsilon below
-            ln(1/delta)/32; the default goes on to 1024.
+        orders: numbers above 0, whole or not. ``range(1, 33)`` are those of the paper, which cannot certify an epsilon
+            below ln(1/delta)/32; the default goes on to 1024.
 
     Raises:
         TypeError, ValueError: there is no order, or one is not a number above 0.
@@ -169,15 +137,15 @@ class MomentsAccountant:
     """
 
     name = "moments"
+    description = "moments accountant of Abadi et al."
+    method = "log-moments"
+    upper_bound = True
+    in_recipes = True
 
     orders: Sequence[float] = ORDERS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "orders", tuple(self.orders))
-        if not self.orders:
-            raise ValueError("expected at least one order, got none")
-        for order in self.orders:
-            positive(order=order)
+        object.__setattr__(self, "orders", valid_orders(self.orders, above=0))
 
     def compose(self, events: Events) -> MomentsCurve:
         """The curve of these events: their log-moments add up.
@@ -186,6 +154,6 @@ class MomentsAccountant:
             UnsupportedEventError: one of them is no release over a Poisson batch or over all records.
         """
         total = np.zeros(len(self.orders))
-        for event, times in sampled_only(events, self.name).items():
+        for event, times in require_sampled(events, self.name).items():
             total += times * np.array([log_moment(event, order) for order in self.orders])
         return MomentsCurve(np.array(self.orders), total)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from noisette._internal.checks import open_fraction, positive
-from noisette.accounting.accountants.accountant import priced_noise, unpriceable
-from noisette.accounting.accountants.mixture import Mixture, group_divergences
+from noisette.accounting.accountants.group_privacy import Mixture, group_divergences
+from noisette.accounting.accountants.interface import resolved_noise, unsupported, valid_orders
 from noisette.accounting.events import (
     Event,
     Events,
@@ -30,7 +30,7 @@ from noisette.accounting.events import (
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-# The best order is below 1.5 only for large groups. Between integers the library sums absolute values, so it errs
+# The best order is below 1.5 only for large groups. Between integers the library sums absolute values, so its error is
 # upwards only.
 ORDERS = (
     *(tenth / 10 for tenth in range(11, 110)),
@@ -38,8 +38,8 @@ ORDERS = (
     *(80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024),
 )
 
-# Noise whose price, 5e-15 * order, goes on top of each release: more than rounding, which could otherwise turn a tiny
-# price into zero.
+# The divergence of Gaussian noise of this size, 5e-15 * order, is added to each release: it exceeds the rounding error,
+# which could otherwise turn a tiny divergence into zero.
 ROUNDING = 1e7
 
 
@@ -55,43 +55,36 @@ class RdpCurve:
         """Epsilon at this delta.
 
         Source: Canonne, Kamath and Steinke 2020, Proposition 12; the classic conversion is Mironov 2017, Proposition 3.
-
-        Raises:
-            ValueError: ``delta`` is not in (0, 1).
         """
         open_fraction(delta=delta)
         if not self.improved:
             return float(np.min(self.divergences - np.log(delta) / (np.array(self.orders) - 1)))
         from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
-        with _library_is_quiet():
+        with _library_warnings_off():
             return float(compute_epsilon(self.orders, self.divergences.tolist(), delta)[0])
 
     def delta(self, *, epsilon: float) -> float:
-        """Delta at this epsilon, by the same conversion.
-
-        Raises:
-            ValueError: ``epsilon`` is not above 0.
-        """
+        """Delta at this epsilon, by the same conversion."""
         positive(epsilon=epsilon)
         if not self.improved:
             return float(np.exp(min(0.0, np.min((np.array(self.orders) - 1) * (self.divergences - epsilon)))))
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
-        with _library_is_quiet():
+        with _library_warnings_off():
             return float(compute_delta(self.orders, self.divergences.tolist(), epsilon)[0])
 
 
 @dataclass(frozen=True)
 class RdpAccountant:
-    """Adds up Rényi divergences: quick, prices every kind of event, somewhat larger than :class:`PldAccountant`.
+    """Adds up Rényi divergences: quick, supports every kind of event, somewhat looser than :class:`PldAccountant`.
 
-    Fixed-size batches are priced by a bound that holds for every mechanism; it is about twice what the Gaussian needs.
+    Batches of fixed size have a bound that holds for every mechanism; it is about twice what the Gaussian needs.
 
     Args:
-        improved: convert divergences to epsilon and delta by the improved rule; the classic rule, with which older
-            papers were written, is always larger.
-        orders: of the divergences, each above 1.
+        improved: convert divergences to epsilon and delta by the improved rule; the classic rule of older papers gives
+            larger values always.
+        orders: orders of the divergences, each above 1.
 
     Source: Mironov, Talwar and Zhang 2019 (Poisson batches); Wang, Balle and Kasiviswanathan 2019, Theorem 27 (fixed
     size); Papernot and Steinke 2022, Theorems 2 and 6 (repeated runs).
@@ -108,18 +101,16 @@ class RdpAccountant:
     """
 
     name = "rdp"
+    description = "Rényi differential privacy"
+    method = "Rényi divergences (RDP)"
+    upper_bound = True
+    in_recipes = True
 
     improved: bool = True
     orders: Sequence[float] = ORDERS
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "orders", tuple(self.orders))
-        if not self.orders:
-            raise ValueError("expected at least one order, got none")
-        for order in self.orders:
-            positive(order=order)
-            if order <= 1:
-                raise ValueError(f"expected order > 1, got order={order}")
+        object.__setattr__(self, "orders", valid_orders(self.orders, above=1))
 
     def compose(self, events: Events) -> RdpCurve:
         """The curve of these events: their divergences add up, order by order.
@@ -140,22 +131,22 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
     match event:
         case GroupPrivacy():
             return group_divergences(event, orders)
-        case PoissonGaussian() if event.sampling_rate < 1 and priced_noise(event) > 0:
+        case PoissonGaussian() if event.sampling_rate < 1 and resolved_noise(event) > 0:
             return _poisson_divergences(event, orders)
-        case FixedSizeGaussian() if priced_noise(event) == 0:
+        case FixedSizeGaussian() if resolved_noise(event) == 0:
             return np.full(len(orders), math.inf)
         case _:
             return _library_divergences(event, orders)
 
 
 def _poisson_divergences(event: PoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
-    """Those of the library, and an integral for orders below 2 and others where the library's series is poor."""
+    """The library's divergences; an integral for orders below 2 and where the library's series has no finite sum."""
     divergences = np.full(len(orders), math.inf)
     high = np.array(orders) >= 2
     divergences[high] = _library_divergences(event, tuple(order for order in orders if order >= 2))
     mixture = Mixture.of(event)
-    for poor in np.flatnonzero(np.isinf(divergences)):
-        divergences[poor] = mixture.divergence(orders[poor])
+    for missing in np.flatnonzero(np.isinf(divergences)):
+        divergences[missing] = mixture.divergence(orders[missing])
     return divergences
 
 
@@ -165,23 +156,21 @@ def _library_divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
 
     replaced = event.neighbouring is Neighbouring.REPLACE_ONE
     relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
-    with _library_is_quiet():
+    with _library_warnings_off():
         return Renyi(orders, relation).compose(_library_event(event)).rdp
 
 
 def _library_event(event: Event) -> DpEvent:
-    from dp_accounting import (
-        dp_event as library,
-    )  # takes most of a second: paid by those who price, not by those who import noisette
+    from dp_accounting import dp_event as library  # imported here because the import takes most of a second
 
     match event:
         case Gaussian():
-            return library.GaussianDpEvent(priced_noise(event))
+            return library.GaussianDpEvent(resolved_noise(event))
         case PoissonGaussian():
-            return library.PoissonSampledDpEvent(event.sampling_rate, library.GaussianDpEvent(priced_noise(event)))
+            return library.PoissonSampledDpEvent(event.sampling_rate, library.GaussianDpEvent(resolved_noise(event)))
         case FixedSizeGaussian():
-            # The library's noise is in units of what one replaced record moves: twice the norm it is clipped to.
-            noise = library.GaussianDpEvent(priced_noise(event) / 2)
+            # The library's noise is in units of the sensitivity to a replaced record: twice the clipping norm.
+            noise = library.GaussianDpEvent(resolved_noise(event) / 2)
             return library.SampledWithoutReplacementDpEvent(event.size, event.batch_size, noise)
         case RepeatAndSelect():
             rounding = library.GaussianDpEvent(ROUNDING)
@@ -191,12 +180,12 @@ def _library_event(event: Event) -> DpEvent:
                 run.events.append(library.SelfComposedDpEvent(rounded, times))
             return library.RepeatAndSelectDpEvent(run, event.mean, event.shape)
         case _:
-            raise unpriceable(event, RdpAccountant.name)
+            raise unsupported(event, RdpAccountant.name)
 
 
 @contextmanager
-def _library_is_quiet() -> Iterator[None]:
-    """Keeps the library's remarks about single orders, which it leaves out of the minimum, from standard error."""
+def _library_warnings_off() -> Iterator[None]:
+    """Suppresses the library's warnings about single orders, which it leaves out of the minimum."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)

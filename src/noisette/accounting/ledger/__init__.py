@@ -1,1 +1,1 @@
-"""The ledger: every release is written to it before it happens."""
+"""The ledger: an append-only record of all releases, each written before it happens."""

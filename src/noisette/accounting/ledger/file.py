@@ -1,4 +1,4 @@
-"""The file under a ledger: one process appends to it, whole lines at a time."""
+"""The file of a ledger: locked by one process, which appends whole lines to it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 from noisette._internal import atomic_files
 from noisette.errors import PrivacyError
@@ -16,24 +15,24 @@ from noisette.errors import PrivacyError
 class LedgerFile:
     """A file open for appending and locked against every other writer until it is closed or its process ends.
 
-    Made, with mode 0600, where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
+    It is created with mode 0600 where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
 
     Raises:
-        PrivacyError: another process, or another object of this one, has it open.
-        OSError: it cannot be opened or locked.
+        PrivacyError: another process, or another object of this process, has the file open.
+        OSError: the file cannot be opened or locked.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._owner = os.getpid()
-        self._hold(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600))
+        self._adopt(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600))
         try:
             _lock(self._descriptor)
         except BlockingIOError:
             self.close()
             raise PrivacyError(
-                f"{path} is open for writing elsewhere, so its price may change; wait until that run has ended, or "
-                "within one process let the runs share one Ledger. Ledger.read needs no lock"
+                f"{path} is open for writing elsewhere, so its privacy cost may change; wait until that run has ended, "
+                "or within one process let the runs share one Ledger. Ledger.read needs no lock"
             ) from None
         except OSError as error:
             self.close()
@@ -41,22 +40,23 @@ class LedgerFile:
             raise
         atomic_files.clear(path)
 
-    def _hold(self, descriptor: int) -> None:
+    def _adopt(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._let_go = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
+        self._finalizer = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
 
     def content(self) -> bytes:
-        """All that the file holds."""
+        """The whole content of the file."""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             return file.read()
 
     def append(self, line: bytes, *, size: int, durable: bool) -> None:
-        """Add a line to a file of this size, all of it or nothing.
+        """Append a line to a file of this size, completely or not at all.
 
         Raises:
             PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
-            OSError: it cannot be written. After a failed sync the file is closed: nobody knows what reached the disk.
+            OSError: the line cannot be written. After a failed sync the file is closed, since it is unknown what
+                reached the disk.
         """
         self._check_ours(size)
         try:
@@ -67,89 +67,88 @@ class LedgerFile:
         except BaseException as error:
             if isinstance(error, OSError):
                 error.filename = str(self.path)
-            if self._let_go.alive:
+            if self._finalizer.alive:
                 os.ftruncate(self._descriptor, size)
             raise
 
     def cut(self, size: int) -> None:
-        """Keep this many bytes, durably.
+        """Truncate the file to this many bytes, durably.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         os.ftruncate(self._descriptor, size)
         self._sync(new=False)
 
     def replace_end(self, lines: bytes, *, start: int, size: int) -> bool:
-        """Put these lines, durably, in place of all behind ``start`` in a file of this size; tell whether it was.
+        """Replace all bytes after ``start`` in a file of this size by these lines, durably.
 
-        It is not where the disk has no room for it, or the file lies elsewhere by now; the file stays as it was.
+        Returns:
+            Whether that was done. Where the disk has no room, or the file was moved, the file stays as it was.
+
 
         Raises:
             PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
-            OSError: nobody knows which of the two files a crash would leave; the file is closed.
+            OSError: it is unknown which of the two files a crash would leave; the file is closed.
         """
         self._check_ours(size)
-        if not self._lies_at_its_path():
+        if not self._is_at_its_path():
             return False
         descriptor = -1
         try:
             with atomic_files.atomic_write(self.path, mode=0o600) as beside:
                 descriptor = os.open(beside, os.O_RDWR | os.O_APPEND)
-                _lock(descriptor)  # before it has the name, under which others look for it
+                _lock(descriptor)  # before it takes the name under which other processes open it
                 content = self.content()[:start] + lines
                 if os.write(descriptor, content) < len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except BaseException as error:
             if descriptor >= 0:
                 os.close(descriptor)
-            if not self._lies_at_its_path():
+            if not self._is_at_its_path():
                 self.close()
             elif isinstance(error, OSError):
                 return False
             raise
-        let_go = self._let_go
-        self._hold(descriptor)
-        let_go()
+        close_old = self._finalizer
+        self._adopt(descriptor)
+        close_old()
         return True
 
-    def _lies_at_its_path(self) -> bool:
+    def _is_at_its_path(self) -> bool:
         with suppress(FileNotFoundError):
             return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
         return False
 
     def close(self) -> None:
-        """Unlock the file. It is written no more."""
-        self._let_go()
+        """Unlock and close the file. Later writes are refused."""
+        self._finalizer()
 
     def _check_ours(self, size: int) -> None:
-        if not self._let_go.alive:
-            raise PrivacyError(f"{self.path} was closed, so nothing can be spent; open it again with Ledger(path)")
+        if not self._finalizer.alive:
+            raise PrivacyError(f"{self.path} was closed and records no more releases; open it again with Ledger(path)")
         if os.getpid() != self._owner:
             raise PrivacyError(
-                f"{self.path} belongs to process {self._owner}, from which this one was forked; spend there"
+                f"{self.path} belongs to process {self._owner}, from which this one was forked; use it there"
             )
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0 or status.st_size != size:
             raise PrivacyError(
-                f"{self.path} was removed or changed by someone else since it was read; start again from the file"
+                f"{self.path} was removed or changed by another process since it was read; open it again"
             )
 
     def _sync(self, *, new: bool) -> None:
         try:
             os.fsync(self._descriptor)
-            if new:  # a new file is not durable before its name is
+            if new:  # a new file is durable only once its directory entry is
                 atomic_files.sync(self.path.parent)
         except OSError:
             self.close()
             raise
 
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self.path} is open for writing and cannot be copied; copy what Ledger.read gives")
-
 
 def _lock(descriptor: int) -> None:
-    import fcntl  # POSIX alone has it; prices need no lock
+    import fcntl  # only POSIX systems have it, and reading needs no lock
 
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -157,6 +156,6 @@ def _lock(descriptor: int) -> None:
 def _unlock_and_close(descriptor: int, owner: int) -> None:
     import fcntl
 
-    if os.getpid() == owner:  # forked processes share the lock; it ends with its owner, not with the last of them
+    if os.getpid() == owner:  # forked processes share the lock, which ends with its owner
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

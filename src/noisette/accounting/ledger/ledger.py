@@ -1,4 +1,4 @@
-"""The ledger: what was released, written down before it happens."""
+"""The ledger: every release on one data set, recorded before it happens."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from typing import NoReturn, Self
 
 from noisette._internal.checks import count
 from noisette.accounting.events import Event, check_events
+from noisette.accounting.ledger.compaction import Tail
+from noisette.accounting.ledger.event_tally import Tally
 from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.lines import End, Entry, Kind, mended, sealed_entries
-from noisette.accounting.ledger.shortening import Tail
-from noisette.accounting.ledger.tally import Tally
+from noisette.accounting.ledger.lines import End, Entry, Kind, repaired, sealed_entries
 from noisette.errors import PrivacyError
 
 LEDGER_FILE = "ledger.jsonl"
-"""What the ledger in a run folder is called."""
+"""The name of the ledger in a run folder."""
 
 
 class Ledger:
     """The releases made on one data set, in memory or in an append-only file.
 
-    A run reserves steps before it draws their batches, commits each step before its noise is made, and gives back at
-    its end what it did not use. What counts is what is reserved, so a crash can only make the price larger. The file
+    A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
+    unused steps at its end. Reserved steps count towards the privacy cost, so a crash can only increase it. The file
     holds one JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
 
-    A file cut between two lines is itself a whole ledger. Keep its ``head`` elsewhere, as checkpoints do, and
-    :meth:`holds` tells.
+    A file that was cut between two lines is a valid ledger. To detect that, store its ``head`` elsewhere, as
+    checkpoints do, and check it with :meth:`holds`.
 
     Args:
-        path: the file; made, with mode 0600, or continued if it exists. It is locked for writing until :meth:`close`,
-            the end of a ``with`` block, or the end of the process. ``None`` keeps the ledger in memory.
-        dataset: the declared name of the data set. Runs on one data set share a ledger, so that their prices add up.
+        path: the file; created with mode 0600, or continued if it exists. It is locked for writing until
+            :meth:`close`, the end of a ``with`` block, or the end of the process. ``None`` keeps the ledger in memory.
+        dataset: the declared name of the data set. Runs on one data set share a ledger, so that their costs compose.
 
-    Guarantee: when :meth:`reserve` or :meth:`charge` has returned, what it wrote survives a crash of the machine; a
-    crash at any moment leaves a file that counts no less than what happened.
+    Guarantee: when :meth:`reserve` or :meth:`charge` has returned, its line survives a crash of the machine; a crash at
+    any moment leaves a file that counts no less than what happened.
 
     Raises:
         ValueError: a line of the file was cut or altered, or the file belongs to another data set.
@@ -67,14 +67,14 @@ class Ledger:
         if self._file is not None:
             try:
                 self._replay(self._file.content(), self._file.path)
-                self._name_head()
+                self._keep_head()
             except BaseException:
                 self._file.close()
                 raise
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
-        """The ledger that a file holds, to be priced. It takes no lock and cannot be written.
+        """The ledger in a file, read-only and without a lock.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -90,10 +90,10 @@ class Ledger:
 
     @staticmethod
     def repair(path: Path | str) -> bool:
-        """Drop a last line that a crash cut off, and tell whether there was one. Nothing else is mended.
+        """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
 
-        Guarantee: the price does not fall. What was reserved or charged by a line that never reached the disk whole
-        never happened.
+        Guarantee: the privacy cost does not decrease. Releases that were to be recorded by a line which did not reach
+        the disk completely never happened.
 
         Raises:
             FileNotFoundError: there is no such file.
@@ -106,11 +106,11 @@ class Ledger:
         file = LedgerFile(path)
         try:
             content = file.content()
-            left = mended(content, path)
+            left = repaired(content, path)
             if len(left) > len(content):
                 file.append(left[len(content) :], size=len(content), durable=True)
             elif len(left) < len(content):
-                file.cut(len(left))  # in place: it needs no room on a full disk, and keeps the lock
+                file.cut(len(left))  # in place: this works on a full disk, and keeps the lock
         finally:
             file.close()
         return left != content
@@ -119,37 +119,37 @@ class Ledger:
     def head(self) -> str:
         """The digest of the last line, which seals all lines; empty without a line or without a file.
 
-        From now on this line stays, whatever :meth:`shorten` does.
+        From then on :meth:`shorten` keeps this line.
         """
-        self._name_head()
+        self._keep_head()
         return self._end.head
 
     @property
     def events(self) -> dict[Event, int]:
-        """What must be paid for: all that was reserved or charged, less what was given back."""
+        """The events that count towards the privacy cost: reserved and charged ones, less those given back."""
         return {event: tally.paid for event, tally in self._tallies.items() if tally.paid}
 
     @property
     def tallies(self) -> Mapping[Event, Tally]:
-        """Each event that stands in the ledger, also one that was given back, with how often."""
+        """The counts of each event in the ledger, also of one that was given back."""
         return dict(self._tallies)
 
     @property
     def committed(self) -> int:
-        """How many steps were released, in this run and in earlier ones."""
+        """The number of steps that were released, in this run and in earlier ones."""
         return sum(tally.committed for tally in self._tallies.values())
 
     def holds(self, head: str) -> bool:
-        """Whether this was once the head of the ledger, so that the ledger goes on from there."""
+        """Whether this was once the head of the ledger, so that the ledger continues from there."""
         return head in self._heads or head in self._tail.heads
 
     def reserve(self, event: Event, steps: int) -> None:
-        """Write down, durably, that this many releases may follow. Call it before their batches are drawn.
+        """Record, durably, that this many releases may follow. Call it before their batches are drawn.
 
         Raises:
-            TypeError, ValueError: ``steps`` is not a whole number of at least 1, or the ledger holds events of another
+            TypeError, ValueError: ``steps`` is not an integer of at least 1, or the ledger holds events of another
                 neighbouring relation.
-            PrivacyError: the ledger was closed or only read, or something else has written to the file.
+            PrivacyError: the ledger was closed or is read-only, or another process has written to the file.
             OSError: the file cannot be written; nothing was reserved.
         """
         count(steps=steps)
@@ -157,12 +157,12 @@ class Ledger:
         self._unused[event] += steps
 
     def charge(self, event: Event, times: int = 1) -> None:
-        """Write down, durably, a release that is no step of a run. Call it before it happens; it is never given back.
+        """Record, durably, a release that is not a step of a run. Call it before the release; it is never given back.
 
         Raises:
-            TypeError, ValueError: ``times`` is not a whole number of at least 1, or the ledger holds events of another
+            TypeError, ValueError: ``times`` is not an integer of at least 1, or the ledger holds events of another
                 neighbouring relation.
-            PrivacyError: the ledger was closed or only read, or something else has written to the file.
+            PrivacyError: the ledger was closed or is read-only, or another process has written to the file.
             OSError: the file cannot be written; nothing was charged.
 
         >>> from noisette.accounting import Gaussian
@@ -175,50 +175,50 @@ class Ledger:
         self._spend(Kind.CHARGE, event, times)
 
     def commit(self, event: Event | None = None) -> None:
-        """Write down that one of the reserved steps is released now. Call it before the noise of that step is made.
+        """Record that one of the reserved steps is released now. Call it before the noise of that step is drawn.
 
-        Once it has returned, the step is never given back, whatever interrupts the release; where it fails, nothing may
-        be released. It is not durable: the reservation is.
+        Once it has returned, the step is never given back, even if the release is interrupted; where it raises, nothing
+        may be released. The line is not synced to disk, because the reservation is.
 
         Args:
-            event: of which event; ``None`` where steps of one event alone are reserved.
+            event: the event of the step; ``None`` where only one event has reserved steps.
 
         Raises:
-            PrivacyError: no such step is left, it is not clear which is meant, the ledger was closed or only read, or
-                something else has written to the file.
-            OSError: the file cannot be written; the step stays paid for.
+            PrivacyError: no such step is left, several events have reserved steps, the ledger was closed or is
+                read-only, or another process has written to the file.
+            OSError: the file cannot be written; the step still counts.
         """
         unused = [known for known, steps in self._unused.items() if steps and event in (None, known)]
         if not unused:
             raise PrivacyError("commit() found no reserved step; call reserve(event, steps) before the batch is drawn")
         if len(unused) > 1:
             raise PrivacyError(
-                f"commit() found reserved steps of {len(unused)} events; say which one was released: commit(event)"
+                f"commit() found reserved steps of {len(unused)} events; name the one that is released: commit(event)"
             )
-        self._unused[unused[0]] -= 1  # first: what fails from here on must not look unused
+        self._unused[unused[0]] -= 1  # first: a step whose line fails below must not count as unused
         self._append(Kind.COMMIT, unused[0], 1, durable=False)
 
     def release(self) -> None:
-        """Give back, durably, what this object reserved and did not commit. A reservation of another process stays.
+        """Give back, durably, the steps that this object reserved and did not commit; those of other processes stay.
 
         Raises:
-            PrivacyError: the ledger was closed, or something else has written to the file; the steps stay paid for.
-            OSError: the file cannot be written; the steps stay paid for.
+            PrivacyError: the ledger was closed, or another process has written to the file; the steps still count.
+            OSError: the file cannot be written; the steps still count.
         """
         while self._unused:
-            event, steps = self._unused.popitem()  # first: what was once tried is not given back again
+            event, steps = self._unused.popitem()  # first: a step is given back at most once, also after an error
             if steps:
                 self._append(Kind.RELEASE, event, steps, durable=True)
 
     def shorten(self) -> None:
-        """Put the lines behind the last :attr:`head` that was asked for together in a few with the same totals.
+        """Replace the lines after the last :attr:`head` that was read by a few lines with the same totals, durably.
 
-        So a file does not grow with every step. It is done durably, now and then also unasked, and left undone where
-        the disk has no room for it.
+        So the file does not grow with every step; long tails are also replaced automatically. Nothing changes where the
+        disk has no room.
 
         Raises:
-            PrivacyError: the ledger was closed, or something else has written to the file.
-            OSError: nobody knows what reached the disk, and the ledger is written no more.
+            PrivacyError: the ledger was closed, or another process has written to the file.
+            OSError: it is unknown what reached the disk; later writes are refused.
         """
         if self._file is not None and self._tail.shrinks:
             lines, tail, end = self._tail.shortened(self.dataset)
@@ -226,7 +226,7 @@ class Ledger:
                 self._tail, self._end = tail, end
 
     def close(self) -> None:
-        """Unlock the file. The ledger can still be priced, and is written no more."""
+        """Unlock the file. The ledger can still be read; later writes are refused."""
         if self._file is not None:
             self._file.close()
 
@@ -239,22 +239,22 @@ class Ledger:
         self.close()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a ledger cannot be copied: what is spent in the copy would be missing; share the one there is")
+        raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
 
     def _spend(self, kind: Kind, event: Event, steps: int) -> None:
-        check_events({**self.events, event: steps})  # a mixture would have no price
+        check_events({**self.events, event: steps})  # events of different relations cannot be composed
         if self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, durable=True)
 
-    def _name_head(self) -> None:
+    def _keep_head(self) -> None:
         self._heads.update(self._tail.heads)
         self._tail = Tail(self._end)
 
     def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
         if os.getpid() != self._owner:
             raise PrivacyError(
-                f"the ledger belongs to process {self._owner}, from which this one was forked; spend there"
+                f"the ledger belongs to process {self._owner}, from which this one was forked; use it there"
             )
         entry, end = Entry(kind, self.dataset, event, steps), self._end
         if self._file is not None:
@@ -262,8 +262,8 @@ class Ledger:
             self._file.append(line, size=self._end.size, durable=durable)
         elif self.path is not None:
             raise PrivacyError(
-                f"{self.path} was read to be priced, so nothing can be spent; open it for writing with Ledger(path, "
-                f"dataset={self.dataset!r})"
+                f"{self.path} was opened read-only, so no release can be recorded; open it for writing with "
+                f"Ledger(path, dataset={self.dataset!r})"
             )
         self._count(entry, end)
 
@@ -278,7 +278,7 @@ class Ledger:
             if entry.dataset != self.dataset:
                 raise ValueError(
                     f"{path} is the ledger of data set {entry.dataset!r}, not of {self.dataset!r}; choose another "
-                    "path, or name the data set as the ledger does"
+                    "path, or give the data set the name that the ledger has"
                 )
             try:
                 self._count(entry, end)

@@ -17,7 +17,7 @@ from noisette.accounting.serialization import event_of, facts_of
 
 
 class Kind(Enum):
-    """What a line of the ledger says of its steps."""
+    """What a line of the ledger records about its steps."""
 
     RESERVE = "reserve"
     COMMIT = "commit"
@@ -26,7 +26,7 @@ class Kind(Enum):
 
 
 class End(NamedTuple):
-    """Where a ledger ends: its lines, its bytes, and the digest of its last line, which seals them all."""
+    """The end of a ledger: its number of lines, its size in bytes, and the digest of its last line, which seals all."""
 
     lines: int = 0
     size: int = 0
@@ -35,7 +35,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """What one line says. Its random mark tells two ledgers apart that say the same."""
+    """The content of one line. Its random mark distinguishes two ledgers with otherwise equal lines."""
 
     kind: Kind
     dataset: str
@@ -44,7 +44,7 @@ class Entry:
     mark: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
 
     def line(self, after: End) -> tuple[bytes, End]:
-        """The entry as the line that follows this end of a ledger, and the end it makes."""
+        """The entry as the line that follows this end of a ledger, and the new end."""
         facts = {
             "sequence": after.lines,
             "kind": self.kind.value,
@@ -61,10 +61,10 @@ class Entry:
 
     @classmethod
     def parse(cls, line: bytes) -> Entry:
-        """The entry that a line holds.
+        """The entry in a line.
 
         Raises:
-            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: it holds none.
+            ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds no entry.
         """
         facts = json.loads(line)
         count(steps=facts["steps"])
@@ -72,10 +72,10 @@ class Entry:
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
-    """Each entry of a ledger's content, with the end that it makes.
+    """Each entry of a ledger's content, with the end of the ledger after it.
 
     Raises:
-        ValueError: a line is not as it was written; the message names the first, and this path.
+        ValueError: a line is not as it was written; the message names the first such line, and the path.
     """
     end = End()
     while end.size < len(content):
@@ -84,25 +84,26 @@ def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
             end = found[1]
         elif _lacks_its_newline(end, content) or _is_beginning(end, content):
             raise ValueError(
-                f"{path}, line {end.lines + 1}: this last line was cut off, as a crash leaves it. Nothing was released "
-                f"on its account; mend the file with: noisette ledger repair {path}"
+                f"{path}, line {end.lines + 1}: this last line was cut off, as by a crash. Nothing was released on its "
+                f"account; repair the file with: noisette ledger repair {path}"
             )
         else:
             raise _altered(end, path)
 
 
-def mended(content: bytes, path: Path) -> bytes:
-    """The content without a last line that was cut off; a whole one that lacks only its newline is given it.
+def repaired(content: bytes, path: Path) -> bytes:
+    """The content without a last line that was cut off; a last line that lacks only its newline gets it.
 
-    Guarantee: the price does not fall. A reservation or a charge that was cut off had not reached the disk, so what
-    waited for it never happened; a commit has no price; without the release, what it gave back stays paid for.
+    Guarantee: the privacy cost does not decrease. A reservation or a charge that was cut off had not reached the disk,
+    so the releases that waited for it never happened; a commit does not change the cost; steps whose return was cut
+    off stay counted.
 
     Raises:
-        ValueError: a line is not as it was written in another way than this.
+        ValueError: a line is damaged in any other way.
     """
     whole = content[: content.rfind(b"\n") + 1]
     end = End()
-    for _, end in sealed_entries(whole, path):  # noqa: B007 - the last one is wanted
+    for _, end in sealed_entries(whole, path):  # noqa: B007 - the last end is used
         pass
     if _lacks_its_newline(end, content):
         return content + b"\n"
@@ -112,7 +113,7 @@ def mended(content: bytes, path: Path) -> bytes:
 
 
 def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
-    """The entry on the line that follows this end, if it is as it was written."""
+    """The entry of the line after this end and the new end; ``None`` where the line is not as it was written."""
     line = content[end.size : content.find(b"\n", end.size) + 1]
     try:
         entry = Entry.parse(line)
@@ -127,9 +128,9 @@ def _lacks_its_newline(end: End, content: bytes) -> bool:
 
 
 def _is_beginning(end: End, content: bytes) -> bool:
-    """Whether what follows this end is the beginning of a line: plain text of an object that is not yet closed.
+    """Whether the content after this end is the beginning of a line: plain text of an object that is not closed.
 
-    A whole line with a damaged end is none: it may be a reservation that was used.
+    A whole line with a damaged end is not: it may be a reservation that was used.
     """
     rest = content[end.size :]
     start = f'{{"sequence": {end.lines}, "kind": "'.encode()
@@ -144,6 +145,6 @@ def _is_beginning(end: End, content: bytes) -> bool:
 
 def _altered(end: End, path: Path) -> ValueError:
     return ValueError(
-        f"{path}, line {end.lines + 1}: this line was altered, or lines before it are missing. The price cannot be "
-        "known from this file; restore it from a copy"
+        f"{path}, line {end.lines + 1}: this line was altered, or lines before it are missing. The privacy cost cannot "
+        "be computed from this file; restore it from a copy"
     )

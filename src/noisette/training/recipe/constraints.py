@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from noisette._internal import checks
-from noisette.accounting import Accountant, MomentsAccountant, PldAccountant, RdpAccountant
+from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.training.recipe.sections import (
     DataSection,
     LipschitzSection,
@@ -15,10 +14,6 @@ from noisette.training.recipe.sections import (
     ProjectionSection,
     PublicSection,
 )
-
-ACCOUNTANTS: Mapping[str, Accountant] = {
-    accountant.name: accountant for accountant in (PldAccountant(), RdpAccountant(), MomentsAccountant())
-}
 
 # What may take the place of batch norm, and which of these takes its statistics from public examples.
 NEED_PUBLIC = ("public", "per-example", "per-example-exact", "frozen", "mixture")
@@ -83,8 +78,9 @@ def check_no_guarantee(privacy: PrivacySection, projection: ProjectionSection) -
 
 def check_accountant(name: str) -> None:
     """There is such an accountant."""
-    if name not in ACCOUNTANTS:
-        raise ValueError(f"expected accountant to be one of {', '.join(ACCOUNTANTS)}, got {name!r}")
+    names = [accountant.name for accountant in ACCOUNTANTS.values() if accountant.in_recipes]
+    if name not in names:
+        raise ValueError(f"expected accountant to be one of {', '.join(names)}, got {name!r}")
 
 
 def check_lipschitz(lipschitz: LipschitzSection, model: ModelSection, privacy: PrivacySection) -> None:

@@ -6,11 +6,11 @@ import math
 import textwrap
 from dataclasses import dataclass
 
+from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.training.report.facts import Claim, Facts, LayerBounds
 from noisette.training.report.numbers import power_of_ten, upward
 
 _WIDTH = 88
-_NAMES = {"pld": "privacy loss distributions (PLD)", "rdp": "Rényi divergences (RDP)", "moments": "log-moments"}
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _projection(facts: Facts) -> list[str]:
 
 
 def _price(facts: Facts, claim: Claim) -> Section:
-    method = _NAMES[claim.accountant]
+    method = ACCOUNTANTS[claim.accountant].method
     return Section(
         "How epsilon was computed",
         (

@@ -1,4 +1,4 @@
-"""How often one event stands in a ledger, and for what."""
+"""The counts of one event in a ledger."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from noisette.accounting.ledger.lines import Kind
 
 @dataclass(frozen=True)
 class Tally:
-    """How often one event stands in a ledger.
+    """How often one event is recorded in a ledger.
 
     Args:
-        reserved: times that it was allowed to happen.
-        committed: times that it happened, as far as is known.
-        given_back: times that were reserved and are known not to have happened.
-        charged: times that were paid for on their own, before they happened.
+        reserved: releases that were allowed in advance.
+        committed: reserved releases that happened, as far as is known.
+        given_back: reserved releases that are known not to have happened.
+        charged: releases that were recorded one by one, before they happened.
     """
 
     reserved: int = 0
@@ -25,14 +25,14 @@ class Tally:
 
     @property
     def paid(self) -> int:
-        """What the price counts: all that may have happened."""
+        """The number that counts towards the privacy cost: all releases that may have happened."""
         return self.reserved - self.given_back + self.charged
 
     def after(self, kind: Kind, steps: int) -> Tally:
-        """The tally with a line of this kind added.
+        """The tally after a line of this kind.
 
         Raises:
-            ValueError: more would be committed and given back than was reserved.
+            ValueError: more releases would be committed and given back than were reserved.
         """
         tally = Tally(
             self.reserved + steps * (kind is Kind.RESERVE),

@@ -1,4 +1,4 @@
-"""What a group of records does to a release: how many of them are in the batch is random, so the sum is a mixture."""
+"""Group privacy: the number of a group's records in a batch is random, so the noised sum is a mixture of Gaussians."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from functools import cached_property
 import numpy as np
 from scipy.special import gammaln, log_ndtr, logsumexp, ndtr, xlog1py, xlogy
 
-from noisette.accounting.accountants.accountant import priced_noise
+from noisette.accounting.accountants.interface import resolved_noise
 from noisette.accounting.events import GroupPrivacy, Sampled
 
-# Half the width of the standard Gaussian that is looked at; the mass beyond is 1.5e-23.
+# The standard Gaussian is evaluated up to this many standard deviations; the mass beyond is 1.5e-23.
 REACH = 10.0
 
-# Terms that one integral may take. Where it would take more, the group is priced as if it were in every batch.
+# The most terms of one integral. A group that would need more is treated as if it were in every batch: an upper bound.
 MOST_TERMS = 500_000
 
-# More than rounding takes from a logarithm of such an integral: 9e-16 where it should be 0.
+# Above the rounding error of the logarithm of such an integral, which is 9e-16 where it should be 0.
 ROUNDING = 1e-14
 
-# Points of the table from which the privacy loss is inverted, before it is polished.
+# Points of the table from which the inverse of the privacy loss is interpolated before Newton's steps.
 TABLE = 20_000
 
 
@@ -30,8 +30,8 @@ TABLE = 20_000
 class Mixture:
     """The standard Gaussian, and the same Gaussian moved by one of these shifts with these log probabilities.
 
-    The pair dominates a release that a group of k records can join, because each record that does moves the sum by at
-    most one bound.
+    The pair dominates a release whose batch up to k records of a group can enter, because each of them moves the sum
+    by at most its sensitivity.
 
     Source: Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms", Corollary 4.7.
 
@@ -45,22 +45,22 @@ class Mixture:
 
     @classmethod
     def of(cls, event: Sampled | GroupPrivacy) -> Mixture:
-        """The number of the group's records in the batch is binomial; one record is the smallest group."""
+        """The mixture of a release: the number of the group's records in the batch is binomial; k is 1 without one."""
         release, k = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
         i, q = np.arange(k + 1), release.sampling_rate
         log_binomial = gammaln(k + 1) - gammaln(i + 1) - gammaln(k - i + 1)
         log_weights = log_binomial + xlogy(i, q) + xlog1py(k - i, -q)
-        return cls(log_weights - _log_sum_exp(log_weights), i / priced_noise(release))
+        return cls(log_weights - _log_sum_exp(log_weights), i / resolved_noise(release))
 
     @property
     def likely(self) -> Mixture:
-        """Without shifts whose probability any delta dwarfs: of a large group, nearly all."""
+        """The mixture without shifts of a probability far below any delta: in a large group, nearly all shifts."""
         kept = self.log_probabilities > -(REACH**2) / 2
         return Mixture(self.log_probabilities[kept], self.shifts[kept])
 
     @property
     def ends(self) -> np.ndarray:
-        """Between these two points lies the mixture."""
+        """The two points between which nearly all mass of the mixture lies."""
         return np.array([self.shifts[0] - REACH, self.shifts[-1] + REACH])
 
     @property
@@ -78,29 +78,29 @@ class Mixture:
     def loss(self, u: np.ndarray) -> np.ndarray:
         """ln of the mixture's density over that of the Gaussian, which increases with u."""
         total = np.full_like(u, -np.inf)
-        for log_p, at in self._parts():
+        for log_p, at in self._components():
             np.logaddexp(total, log_p + at * u - at**2 / 2, out=total)
         return total
 
     def delta_removed(self, epsilon: np.ndarray) -> np.ndarray:
-        """Hockey-stick divergence of the mixture from the Gaussian, for losses that it can have."""
-        u = self._where_loss_is(epsilon)
-        mixture = sum(np.exp(log_p) * ndtr(at - u) for log_p, at in self._parts())
+        """Hockey-stick divergence of the mixture from the Gaussian, for losses that occur."""
+        u = self._inverse_loss(epsilon)
+        mixture = sum(np.exp(log_p) * ndtr(at - u) for log_p, at in self._components())
         return np.clip(mixture - np.exp(epsilon + log_ndtr(-u)), 0, 1)
 
     def delta_added(self, epsilon: np.ndarray) -> np.ndarray:
-        """Hockey-stick divergence of the Gaussian from the mixture, for losses that it can have."""
-        u = self._where_loss_is(-epsilon)
-        mixture = sum(np.exp(epsilon + log_p + log_ndtr(u - at)) for log_p, at in self._parts())
+        """Hockey-stick divergence of the Gaussian from the mixture, for losses that occur."""
+        u = self._inverse_loss(-epsilon)
+        mixture = sum(np.exp(epsilon + log_p + log_ndtr(u - at)) for log_p, at in self._components())
         return np.clip(ndtr(u) - mixture, 0, 1)
 
     def divergence(self, order: float) -> float:
-        """Rényi divergence, the larger of both directions."""
+        """Rényi divergence of this order, the larger of both directions."""
         in_every_batch = float(order * self.shifts[-1] ** 2 / 2)
         sampled = max(self._log_mean_power(power) for power in (order, 1 - order)) + ROUNDING
         return min(sampled / (order - 1), in_every_batch)
 
-    def _parts(self) -> Iterator[tuple[float, float]]:
+    def _components(self) -> Iterator[tuple[float, float]]:
         return zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True)
 
     @cached_property
@@ -108,23 +108,23 @@ class Mixture:
         u = np.linspace(-REACH, self.ends[1], TABLE)
         return u, self.loss(u)
 
-    def _where_loss_is(self, loss: np.ndarray) -> np.ndarray:
-        """The points with these losses. A delta is the largest of all thresholds, so it feels their error squared."""
+    def _inverse_loss(self, loss: np.ndarray) -> np.ndarray:
+        """The points with these losses. Delta is maximal at the exact point: an error of the point enters squared."""
         table, losses = self._table
         u, spacing = np.interp(loss, losses, table), table[1] - table[0]
         for _ in range(2):  # Newton's steps
             found = self.loss(u)
-            slope = sum(at * np.exp(log_p + at * u - at**2 / 2 - found) for log_p, at in self._parts())
+            slope = sum(at * np.exp(log_p + at * u - at**2 / 2 - found) for log_p, at in self._components())
             u = u + np.clip((loss - found) / np.maximum(slope, 1e-300), -spacing, spacing)
         return u
 
     def _log_mean_power(self, power: float) -> float:
         """ln of the mean of exp(power * loss) over the Gaussian; ``inf`` where the sum would be too long.
 
-        A trapezoidal sum. It converges exponentially, because the density ratio has no complex zero nearer than pi over
-        the spacing of the shifts to the real line: the probabilities of a binomial, damped as a Gaussian damps them,
-        are the coefficients of a polynomial whose zeros are all negative. The step follows from that distance and from
-        how fast the power grows off the line.
+        A trapezoidal sum. It converges exponentially, because the density ratio has no complex zero closer to the real
+        line than pi over the spacing of the shifts: the probabilities of a binomial, multiplied by the factors
+        exp(-shift^2 / 2), are the coefficients of a polynomial whose zeros are all negative. The step follows from
+        that distance and from how fast the power grows off the line.
         """
         spacing, largest = float(self.shifts[1]), float(self.shifts[-1])
         down, up = max(-power, 0) * largest, max(power, 0) * largest
@@ -139,13 +139,13 @@ class Mixture:
 
 
 def group_divergences(event: GroupPrivacy, orders: Sequence[float]) -> np.ndarray:
-    """Rényi divergences of a release as a group sees it, one for each order.
+    """Rényi divergences of a release for the group as a whole, one for each order.
 
     >>> from noisette.accounting.events import Gaussian
     >>> group_divergences(GroupPrivacy(Gaussian(4.0), records=2), orders=(2.0, 4.0))
     array([0.25, 0.5 ])
     """
-    noise = priced_noise(event.event)
+    noise = resolved_noise(event.event)
     if noise == 0:
         return np.full(len(orders), math.inf)
     if event.event.sampling_rate == 1:

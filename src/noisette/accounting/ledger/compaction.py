@@ -1,4 +1,4 @@
-"""The end of a ledger that nobody has named yet, and the few lines that say the same."""
+"""Compaction: the lines at the end of a ledger, replaced by a few lines with the same totals."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from noisette.accounting.events import Event
 from noisette.accounting.ledger.lines import End, Entry, Kind
 
 MOST_LINES = 1024
-"""So many lines of an end are put together in a few, asked for or not."""
+"""A tail of this many lines is compacted at the next reservation or charge."""
 
 
 class Tail:
-    """The lines behind the last one whose digest may be known elsewhere.
+    """The lines after the last one whose digest may be stored elsewhere.
 
-    Only totals count, so the lines can be replaced by one for each event and kind; a digest that a checkpoint names
-    must stay.
+    Only totals count, so these lines can be replaced by one for each event and kind. The lines before them stay, since
+    a checkpoint may name the digest of the last.
 
     Args:
         start: the end of the lines that stay.
     """
 
-    def __init__(self, start: End = End()) -> None:  # noqa: B008 - it never changes
+    def __init__(self, start: End = End()) -> None:  # noqa: B008 - it is immutable
         self.start = start
         self.heads: list[str] = []
         self._steps: Counter[tuple[Event, Kind]] = Counter()
 
     @property
     def is_long(self) -> bool:
-        """Whether there are many lines to be put together."""
+        """Whether the tail has so many lines that it is due for compaction."""
         return len(self.heads) >= MOST_LINES
 
     @property
     def shrinks(self) -> bool:
-        """Whether fewer than half as many lines say the same."""
+        """Whether compaction leaves fewer than half as many lines."""
         return len(self.heads) > 2 * len(self._steps)
 
     def add(self, entry: Entry, end: End) -> None:
-        """Another line, which makes this end."""
+        """Add the entry of a further line, and the end of the ledger after it."""
         self._steps[entry.event, entry.kind] += entry.steps
         self.heads.append(end.head)
 
     def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
-        """Lines with the same totals, the tail that they are, and the end that they make.
+        """Fewer lines with the same totals, the tail that they form, and the end of the ledger after them.
 
-        Guarantee: reservations come before what is said of them, so a file that ends anywhere in these lines is none
-        that counts too little.
+        Guarantee: a reservation precedes its commits and its returned steps, so any beginning of these lines is a
+        valid ledger.
         """
         lines, tail, end = b"", Tail(self.start), self.start
         for kind in Kind:

@@ -1,4 +1,4 @@
-"""The price of a run as ``noisette account`` and ``noisette calibrate`` take, print and draw it."""
+"""The privacy cost of a run as ``noisette account``, ``calibrate`` and ``plan`` print and draw it."""
 
 from __future__ import annotations
 
@@ -7,61 +7,38 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PldAccountant, PoissonGaussian
-from noisette.cli.accountants import ACCOUNTANTS, OPTIMISTIC, AccountantName
+from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.errors import UnsupportedEventError
 
 if TYPE_CHECKING:
     from noisette.training.report.plan_figures import Panel
     from noisette.training.report.plot import Cells
 
-SAMPLING_RATE = typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
-NOISE_MULTIPLIER = typer.Option(
-    help="Standard deviation of the noise, in units of the most one record can move the sum: above 0."
-)
-STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
-EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
-DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
-AccountantChoice = Annotated[
-    AccountantName,
-    typer.Option(
-        "--accountant",
-        help="What prices the steps. pld is the tightest; gdp is exact for full batches; strong-paper is for "
-        "comparison only; the others are upper bounds too.",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
-
-
-def json_number(value: float) -> float | str:
-    """The value, or the word for one that is no JSON number; ``float()`` reads both."""
-    return value if math.isfinite(value) else str(value)
-
-
-_SHOWN = 1e-9  # of a line's end: a delta below that would only make the axis longer
-_QUICK = PldAccountant(coarseness=4)  # for the course of a line, at most 0.3 % above the price at its end
+_VISIBLE = 1e-9  # of the last value of a line: a smaller delta would only lengthen the axis
+_QUICK = PldAccountant(coarseness=4)  # for all points of a line but the last; at most 0.3 % larger
 
 
 @dataclass(frozen=True)
-class Price:
-    """A run, what it costs, which of its numbers was asked for, and the budget it had to keep, if any."""
+class PrivacyCost:
+    """A run with its epsilon and delta, which of its parameters was asked for, and its budget, if it has one."""
 
     event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy
     steps: int
-    accountant: AccountantName
+    accountant: str
     epsilon: float
     delta: float
     found: str
     budget: float | None = None
 
     def show(self, *, as_json: bool, plot: Path | None, command: str) -> None:
-        """Print it, after the plot is written."""
+        """Write the plot, if one is wanted, and print the result."""
         if plot is not None:
             self._draw(plot, command)
         if as_json:
@@ -78,21 +55,21 @@ class Price:
 
     def _facts(self) -> dict[str, Any]:
         release = self._release
-        numbers = ("sampling_rate", "batch_size", "size", "noise_multiplier")
+        parameters = ("sampling_rate", "batch_size", "size", "noise_multiplier")
         return {
             "found": self.found,
             "epsilon": json_number(self.epsilon),
             "delta": self.delta,
-            **{name: getattr(release, name) for name in numbers if hasattr(release, name)},
+            **{name: getattr(release, name) for name in parameters if hasattr(release, name)},
             "steps": self.steps,
-            "accountant": self.accountant.value,
-            "upper_bound": self.accountant not in OPTIMISTIC,
+            "accountant": self.accountant,
+            "upper_bound": ACCOUNTANTS[self.accountant].upper_bound,
             "neighbouring": self.event.relation,
             "sampling": self.event.sampling,
         }
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Name and value of everything the price rests on, the number that was asked for first."""
+        """Name and value of every parameter, the one that was asked for first."""
         release = self._release
         rows = {
             "epsilon": _shown(self.epsilon, self.accountant),
@@ -108,7 +85,7 @@ class Price:
             rows["sampling_rate"] = rounded_down(rate) if self.found == "sampling_rate" else f"{rate:.6g}"
             rows["sampling"] = release.sampling
         rows["neighbouring"] = self.event.relation
-        rows["accountant"] = f"{self.accountant.value} ({ACCOUNTANTS[self.accountant][1]})"
+        rows["accountant"] = f"{self.accountant} ({ACCOUNTANTS[self.accountant].description})"
         order = [self.found, *(name for name in rows if name != self.found)]
         return [(name.replace("_", " "), rows[name]) for name in order]
 
@@ -117,26 +94,27 @@ class Price:
 
         name, value = self._rows()[0]
         sought = "" if self.found in ("epsilon", "delta") else f"{name.capitalize()} {value}: "
-        price = f"ε = {_shown(self.epsilon, self.accountant)} at δ = {_shown(self.delta, self.accountant)}"
-        title = f"{sought}{price} after {self.steps:,} steps"
-        lead = f"By the accountant {self.accountant.value} ({ACCOUNTANTS[self.accountant][1]}); {self.event.relation}."
+        cost = f"ε = {_shown(self.epsilon, self.accountant)} at δ = {_shown(self.delta, self.accountant)}"
+        title = f"{sought}{cost} after {self.steps:,} steps"
+        description = ACCOUNTANTS[self.accountant].description
+        lead = f"By the accountant {self.accountant} ({description}); {self.event.relation}."
         tables = [("The run", (), self._rows()), self.by_accountant()]
-        Plot(command, title, lead, [self.course()], tables).write(path)
+        Plot(command, title, lead, [self.curve()], tables).write(path)
 
     def by_accountant(self) -> Cells:
-        """The table of what every accountant says of this run."""
+        """The table of this run's cost by every accountant."""
         rows = [
-            (name.value, "no price" if value is None else _shown(value, name), ACCOUNTANTS[name][1])
+            (name, "not supported" if value is None else _shown(value, name), ACCOUNTANTS[name].description)
             for name, value in self.values().items()
         ]
         return f"{self._letter} of the same steps by every accountant", ("accountant", self._letter, ""), rows
 
-    def values(self) -> dict[AccountantName, float | None]:
-        """What every accountant says of this run; ``None`` where it has no price for such releases."""
-        return {name: self._value(accountant, self.steps) for name, (accountant, _) in ACCOUNTANTS.items()}
+    def values(self) -> dict[str, float | None]:
+        """The cost of this run by every accountant; ``None`` where it does not support the event."""
+        return {name: self._value(accountant, self.steps) for name, accountant in ACCOUNTANTS.items()}
 
-    def course(self) -> Panel:
-        """Epsilon after part of the steps, or delta if that was asked for; this accountant's line stands out."""
+    def curve(self) -> Panel:
+        """Epsilon after part of the steps, or delta if that was asked for; this accountant's line is emphasised."""
         from noisette.training.report.plan_figures import Line, Panel
         from noisette.training.report.svg import BLUE, INK
 
@@ -145,16 +123,13 @@ class Price:
         for name, value in self.values().items():
             if value is None:
                 continue
-            accountant = _QUICK if name is AccountantName.PLD else ACCOUNTANTS[name][0]
+            accountant = _QUICK if name == _QUICK.name else ACCOUNTANTS[name]
             values = [*(self._value(accountant, steps) or 0.0 for steps in checkpoints), value]
-            values = [part if part > _SHOWN * value else 0.0 for part in values]
-            colour, strength = (BLUE, 1.0) if name is self.accountant else (INK, 0.4)
-            dashes = ":" if name in OPTIMISTIC else "-"
-            lines.append(
-                Line(
-                    f"{name.value} {_shown(value, name)}", [*checkpoints, self.steps], values, colour, strength, dashes
-                )
-            )
+            values = [part if part > _VISIBLE * value else 0.0 for part in values]
+            colour, strength = (BLUE, 1.0) if name == self.accountant else (INK, 0.4)
+            dashes = "-" if ACCOUNTANTS[name].upper_bound else ":"
+            label = f"{name} {_shown(value, name)}"
+            lines.append(Line(label, [*checkpoints, self.steps], values, colour, strength, dashes))
         fixed = f"ε = {self.epsilon:g}" if self.found == "delta" else f"δ = {self.delta:g}"
         return Panel(f"{self._letter} at {fixed}, by accountant", "steps", self._letter, lines, self.budget)
 
@@ -163,7 +138,7 @@ class Price:
         return "δ" if self.found == "delta" else "ε"
 
     def _value(self, accountant: Accountant, steps: int) -> float | None:
-        """What an accountant says of so many steps, if it has a price for them."""
+        """The cost of this many steps by an accountant; ``None`` where it does not support the event."""
         try:
             curve = accountant.compose({self.event: steps})
         except UnsupportedEventError:
@@ -171,13 +146,27 @@ class Price:
         return curve.delta(epsilon=self.epsilon) if self.found == "delta" else curve.epsilon(delta=self.delta)
 
 
-def _shown(price: float, name: AccountantName) -> str:
-    """A price in five digits: rounded upwards, unless it is no upper bound anyway."""
-    return f"{price:.5g}" if name in OPTIMISTIC else rounded_up(price)
+def json_number(value: float) -> float | str:
+    """The value, or a string for one that is not a JSON number; ``float()`` reads both."""
+    return value if math.isfinite(value) else str(value)
+
+
+def accountant_facts(name: str, epsilon: float | None) -> dict[str, Any]:
+    """Epsilon by one accountant, for JSON; ``None`` where it does not support the events."""
+    return {
+        "accountant": name,
+        "epsilon": None if epsilon is None else json_number(epsilon),
+        "upper_bound": ACCOUNTANTS[name].upper_bound,
+    }
+
+
+def _shown(value: float, accountant: str) -> str:
+    """An epsilon or a delta in five digits: rounded upwards where it is an upper bound."""
+    return rounded_up(value) if ACCOUNTANTS[accountant].upper_bound else f"{value:.5g}"
 
 
 def rounded_up(value: float, digits: int = 5) -> str:
-    """So many digits, never less than the value: neither a price nor a noise may look smaller than it is.
+    """The value in so many digits, never smaller: neither a privacy cost nor a noise may look smaller than it is.
 
     >>> rounded_up(0.94692), rounded_up(1e-5), rounded_up(2.000001)
     ('0.94692', '1e-05', '2.0001')
@@ -186,7 +175,7 @@ def rounded_up(value: float, digits: int = 5) -> str:
 
 
 def rounded_down(value: float) -> str:
-    """Five digits, never more than the value: what was found to keep a budget must keep it as printed.
+    """The value in five digits, never larger: a parameter that keeps a budget must keep it as printed.
 
     >>> rounded_down(0.010518999)
     '0.010518'

@@ -1,0 +1,76 @@
+"""Options that several commands share, and the checks of their values."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from noisette.accounting.accountants.registry import ACCOUNTANTS
+
+
+def registered(name: str) -> str:
+    """The name of an accountant that is in the registry.
+
+    Raises:
+        typer.BadParameter: there is none of this name.
+    """
+    if name not in ACCOUNTANTS:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
+    return name
+
+
+_DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
+_NAMES = f"[{'|'.join(ACCOUNTANTS)}]"
+AccountantName = Annotated[
+    str,
+    typer.Option(
+        "--accountant",
+        parser=registered,
+        metavar=_NAMES,
+        help=f"Computes the cost; pld is the tightest. {_DESCRIPTIONS}.",
+    ),
+]
+OneOrAllAccountants = Annotated[
+    str | None,
+    typer.Option(
+        "--accountant", parser=registered, metavar=_NAMES, help="Computes the cost; without it, every accountant."
+    ),
+]
+SamplingRate = Annotated[
+    float | None, typer.Option(help="Probability that a record is in one step's batch: above 0, at most 1.")
+]
+NOISE_MULTIPLIER = typer.Option(
+    help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0."
+)
+STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
+EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
+DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, with all digits.")]
+PlotFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE", help="Also draw a figure: a .png, an .svg, or an .html page with figure and tables."
+    ),
+]
+_SUFFIXES = (".png", ".svg", ".html")
+
+
+def check_plot(path: Path | None) -> None:
+    """Check that the figure can be written to this file, in a supported format.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ValueError(f"expected a plot that ends in {', '.join(_SUFFIXES)}, got --plot {path}")
+    if path.is_dir():
+        raise ValueError(f"--plot {path} is a folder; name a file")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} for --plot {path}")
+    if not os.access(path.parent, os.W_OK):
+        raise ValueError(f"--plot {path} cannot be written: the folder is not writable")
