@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from noisette.bench.figures import _styles, figure
-from noisette.training.report.svg import standalone
+from noisette.training.report.svg import PAPER, standalone
 
 MakeReport = Callable[..., dict[str, Any]]
 
@@ -60,4 +60,4 @@ def test_a_figure_in_a_file_has_paper_of_its_own(report: dict[str, Any]) -> None
     ElementTree.fromstring(alone)
     assert "<style>" not in figure(report)
     assert "prefers-color-scheme: dark" in alone
-    assert "background" in alone
+    assert PAPER in alone
