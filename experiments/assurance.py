@@ -170,7 +170,7 @@ def audited(name: str, way: Any, canary_model: Any, sigma: float) -> Json:
         "way": name,
         "noise_multiplier": sigma,
         "scores": audit.scores.values.size,
-        "claimed_mu": round(audit.claimed_mu, 4),
+        "guaranteed_mu": round(audit.guaranteed_mu, 4),
         "certified_mu": round(audit.certified_mu, 4),
         "verdict": audit.verdict.value,
     }

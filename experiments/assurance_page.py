@@ -73,7 +73,7 @@ def audits(results: Json) -> str:
     ]
     for way in dict.fromkeys(row["way"] for row in rows):
         own = {row["noise_multiplier"]: row for row in rows if row["way"] == way}
-        cells = [f"{own[sigma]['certified_mu']:.2f} of {own[sigma]['claimed_mu']:g}" for sigma in sigmas]
+        cells = [f"{own[sigma]['certified_mu']:.2f} of {own[sigma]['guaranteed_mu']:g}" for sigma in sigmas]
         verdicts = " and ".join(dict.fromkeys(row["verdict"] for row in own.values()))
         lines.append(f"| {way} | " + " | ".join(cells) + f" | {verdicts} |")
     return "\n".join(lines)

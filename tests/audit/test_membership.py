@@ -12,8 +12,8 @@ from torch import nn
 
 from noisette.audit import Attack, Membership, audit_one_run, membership_of
 from noisette.audit.figures import membership_figure
-from noisette.audit.membership import by_class, by_loss, by_shadows, confidences, halves
-from noisette.audit.trained import with_canaries
+from noisette.audit.membership import by_class, by_loss, by_shadows, confidences_of, halves
+from noisette.audit.one_run import with_canaries
 from noisette.data import DataSet, Split
 
 
@@ -49,7 +49,9 @@ def test_confidence_is_the_logit_of_the_own_class() -> None:
     model = nn.Linear(3, 4).double()
     x, y = torch.randn(7, 3, dtype=torch.float64), torch.randint(0, 4, (7,))
     p = model(x).softmax(1)[torch.arange(7), y]
-    np.testing.assert_allclose(confidences(model, x, y), (p / (1 - p)).log().detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(
+        confidences_of(model, Split(x.numpy(), y.numpy())), (p / (1 - p)).log().detach().numpy(), rtol=1e-9
+    )
     assert model.training, "as it was"
 
 
@@ -170,7 +172,7 @@ def test_one_run_finds_a_model_that_knows_its_canaries_by_heart(data: DataSet) -
 
 
 def test_too_few_records_are_refused(data: DataSet) -> None:
-    with pytest.raises(ValueError, match="has not 401 records"):
+    with pytest.raises(ValueError, match="does not have 401 records"):
         with_canaries(data, 401)
     with pytest.raises(ValueError, match="no test records"):
         membership_of(forgetful(data), replace(data, test=None), epsilon=1.0, delta=1e-5)

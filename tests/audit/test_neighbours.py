@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from noisette import AdaptiveClip, GradientBound, PerExampleClip, PrivacyError
 from noisette.audit import Verdict, audit_neighbours
-from noisette.audit.neighbours import _climbed
+from noisette.audit.neighbours import _ascended
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.gaussian_noise import GaussianNoise
@@ -119,7 +119,7 @@ def test_records_climb_to_where_their_gradient_is_large() -> None:
 
     for _ in range(5):
         start = torch.randn(1, 6)
-        [climbed] = _climbed(model, (start,), lambda m, records: m(records[0]).squeeze(1))
+        [climbed] = _ascended(model, (start,), lambda m, records: m(records[0]).squeeze(1))
         assert steepness(climbed) > 1.2 * steepness(start)
 
 

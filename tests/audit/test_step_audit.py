@@ -297,5 +297,5 @@ def test_a_leak_is_told_in_numbers() -> None:
     audit = StepAudit(Scores(noise + 2 * inside, inside, noise_multiplier=1.0, shift=1.0))
     assert audit.verdict is Verdict.VIOLATION
     assert audit.findings[0].startswith("one record moves the release by 1.")
-    assert audit.findings[0].endswith("deviations or more, 1 claimed")
-    assert audit.facts(delta=1e-5)["certified_epsilon"] > audit.facts(delta=1e-5)["claimed_epsilon"] > 4.37
+    assert audit.findings[0].endswith("deviations or more; at most 1 are guaranteed")
+    assert audit.facts(delta=1e-5)["certified_epsilon"] > audit.facts(delta=1e-5)["guaranteed_epsilon"] > 4.37

@@ -32,7 +32,7 @@ def test_false_alarms_are_as_rare_as_asked_for() -> None:
     alarms = np.zeros(8)
     for _ in range(1_000):
         audit = StepAudit(ideal(random), false_alarm=1e-2)
-        alarms += [*(not check.passed for check in audit.checks), audit.certified_mu > audit.claimed_mu]
+        alarms += [*(not check.passed for check in audit.checks), audit.certified_mu > audit.guaranteed_mu]
     assert alarms.max() <= 35
 
 
@@ -137,7 +137,7 @@ def test_faults_of_a_step_by_hand_are_found(fault: str) -> None:
 
 
 def test_a_step_that_returns_something_else_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected the step to return a tensor of 520 numbers, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"expected the step to return a tensor of 520 elements, got \(3,\)"):
         audit_step(lambda x: torch.zeros(3), bound=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="got NoneType"):
         audit_step(lambda x: None, bound=1.0, noise_multiplier=1.0)

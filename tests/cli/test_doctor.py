@@ -231,7 +231,7 @@ def test_every_check_has_its_line_and_says_what_is_trained(doctor) -> None:
     seen = doctor("mlp", "--data", "digits")
     lines = [line for line in seen.output.splitlines() if "passed" in line]
     assert len(lines) == 6
-    assert "4 tensors, 1,210 numbers" in lines[0]
+    assert "4 tensors, 1,210 parameters" in lines[0]
 
 
 def test_all_failures_are_told_at_once_with_their_remedies(doctor) -> None:
@@ -242,19 +242,19 @@ def test_all_failures_are_told_at_once_with_their_remedies(doctor) -> None:
     normed = doctor("batch_norm", "--data", "digits")
     assert "noisette.nn.convert_batch_norm" in normed.output
     assert "Refused: 1 of 6 checks failed" in normed.output
-    assert normed.output.count("once what is refused is mended") == 4
+    assert normed.output.count("made once the refused checks pass") == 4
 
 
 def test_what_is_idle_is_told(doctor) -> None:
     seen = doctor("idle", "--data", "digits")
     assert seen.exit_code == 0, seen.output
-    assert "not used here, but noised all the same: spare" in seen.output
+    assert "not used in this call, but noise is added to them: spare" in seen.output
 
 
 def test_lipschitz_bounds_are_examined_too(doctor) -> None:
     seen = doctor("lipschitz", "--data", "digits")
     assert seen.exit_code == 0, seen.output
-    assert "2 tensors, 592 numbers" in seen.output
+    assert "2 tensors, 592 parameters" in seen.output
 
 
 def test_inputs_may_come_with_the_model_or_by_their_shape(doctor) -> None:
@@ -273,10 +273,10 @@ def test_training_in_half_precision_is_checked_as_such(doctor) -> None:
     [
         ("mlp", (), "give the shape of one example"),
         ("mlp", ("--data", "nothing"), "expected --data as one of digits"),
-        ("mlp", ("--data", "digits", "--input-shape", "8"), "leave out one of them"),
-        ("mlp", ("--input-shape", "9"), "cannot take its inputs"),
+        ("mlp", ("--data", "digits", "--input-shape", "8"), "give one of them"),
+        ("mlp", ("--input-shape", "9"), "does not accept its inputs"),
         ("number", ("--data", "digits"), "returned a int"),
-        ("lipschitz", (), "wants the shape of an example"),
+        ("lipschitz", (), "takes the shape of an example"),
         ("nowhere:model", ("--data", "digits"), "there is no nowhere:model"),
         ("patients:none", ("--data", "digits"), "there is no patients:none"),
     ],

@@ -114,7 +114,7 @@ def test_an_operation_without_a_rule_is_refused_and_an_idle_parameter_named(expl
     shown = explain("no_rule", "6")
     assert shown.exit_code == 1
     assert "matrix" in shown.output
-    assert "idle: not used here" in shown.output
+    assert "idle: not used in this call" in shown.output
     assert "Refused, for" in shown.output
 
 
@@ -122,13 +122,13 @@ def test_an_operation_without_a_rule_is_refused_and_an_idle_parameter_named(expl
     ("name", "shape", "message"),
     [
         ("mlp", None, "--input-shape"),
-        ("mlp", "7", "cannot take its inputs"),
+        ("mlp", "7", "does not accept its inputs"),
         ("mlp", "3,x", "expected --input-shape as whole numbers"),
         ("mlp", "0", "expected --input-shape as whole numbers"),
         ("like_a_recipe", None, "--input-shape"),
-        ("three", None, "needs 3 arguments"),
+        ("three", None, "has 3 required arguments"),
         ("number", "3", "returned a int"),
-        ("constant", "3", "expected something to call"),
+        ("constant", "3", "expected a function that returns a model"),
         ("missing", "3", "there is no explained_models:missing"),
         ("no_such_module:x", "3", "there is no no_such_module:x"),
     ],
@@ -151,7 +151,7 @@ def test_a_lipschitz_bound_is_shown_layer_by_layer(explain) -> None:
     result = explain("clipless")
     assert result.exit_code == 0
     [head, *rows] = [line.split() for line in result.output.splitlines() if line.strip()][:5]
-    assert " ".join(head) == "layer input reaches gradient at output one example adds"
+    assert " ".join(head) == "layer input norm gradient at output sensitivity"
     assert rows[0][:3] == ["0", "BoundedInput", "inf"]
     assert rows[1] == ["1", "SpectralLinear", "2", "1.414", "1.weight", "2.828"]
     assert rows[3] == ["3", "SpectralLinear", "2", "1.414", "3.weight", "2.828"]

@@ -11,7 +11,7 @@ from scipy.optimize import linprog
 from scipy.stats import norm
 
 from noisette.audit import audit_guesses, epsilon_of
-from noisette.audit.guesses import Tried, certified_mu_of_guesses, chance_of_guesses
+from noisette.audit.one_run import Guesses, certified_mu_of_guesses, chance_of_guesses
 
 
 def ideal(random: np.random.Generator, mu: float, m: int) -> tuple[np.ndarray, np.ndarray]:
@@ -57,7 +57,7 @@ def test_chance_of_guesses_is_that_of_the_theorem(v: int, r: int, m: int, epsilo
     law = [math.comb(r, k) * rate**k * (1 - rate) ** (r - k) for k in range(r + 1)]
     slope = max((sum(law[v - i : v]) / i for i in range(1, v + 1)), default=Fraction(0))
     exact = min(1.0, float(sum(law[v:]) + 2 * m * Fraction(delta) * slope))
-    assert chance_of_guesses(Tried(m, r, v), epsilon, delta) == pytest.approx(exact, rel=1e-9)
+    assert chance_of_guesses(Guesses(m, r, v), epsilon, delta) == pytest.approx(exact, rel=1e-9)
 
 
 def largest_chance(m: int, guesses: int, right: int, mu: float) -> float:
@@ -88,7 +88,7 @@ def largest_chance(m: int, guesses: int, right: int, mu: float) -> float:
 @pytest.mark.parametrize(("m", "guesses", "right"), [(10, 10, 9), (20, 20, 16), (30, 12, 12), (40, 24, 20)])
 def test_mu_of_guesses_is_where_linear_programming_has_it(m: int, guesses: int, right: int) -> None:
     level = 0.05
-    mu = certified_mu_of_guesses(Tried(m, guesses, right), level=level)
+    mu = certified_mu_of_guesses(Guesses(m, guesses, right), level=level)
     assert mu > 0
     assert largest_chance(m, guesses, right, 0.99 * mu) < level < largest_chance(m, guesses, right, 1.02 * mu)
 
@@ -106,7 +106,7 @@ def test_few_canaries_and_null_scores_prove_nothing() -> None:
 def test_guesses_are_counted() -> None:
     scores, inside = np.array([5.0, 1.0, 4.0, 2.0, 3.0]), np.array([True, False, False, True, True])
     audit = audit_guesses(scores, inside, delta=1e-5, guesses=[2, 3, 5])
-    assert [(t.guesses, t.right) for t in audit.tried] == [(2, 2), (3, 2), (5, 3)]
+    assert [(t.made, t.correct) for t in audit.tried] == [(2, 2), (3, 2), (5, 3)]
 
 
 def test_more_confidence_proves_less() -> None:
