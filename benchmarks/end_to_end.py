@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from noisette.bench.hardware import hardware
+from noisette.bench.report import hardware
 
 
 def main() -> None:

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from noisette.bench.hardware import hardware
 from noisette.bench.methods import by_engine
+from noisette.bench.report import hardware
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.models import build
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
-from noisette.bench.page import page
+from noisette.bench.results import page
 
 MakeReport = Callable[..., dict[str, Any]]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.bench import methods, peers
+from noisette.bench import methods
 from noisette.bench.cell import Cell
 from noisette.bench.methods import ENGINES, METHODS
 
@@ -15,8 +15,7 @@ CLIPPED = [name for name in METHODS if name not in ("plain", "Clipless")]
 
 @pytest.fixture
 def nearly_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (methods, peers):
-        monkeypatch.setattr(module, "NOISE_MULTIPLIER", 1e-9)
+    monkeypatch.setattr(methods, "NOISE_MULTIPLIER", 1e-9)
 
 
 def weights_after_a_step(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 
 from noisette.bench import step_time
 from noisette.bench.cell import Cell, Settings
-from noisette.bench.memory_limit import kibibytes, memory_limit
+from noisette.bench.memory import kibibytes, memory_limit
 from noisette.bench.methods import METHODS
 from noisette.bench.step_time import WARM_UP, step_times
 

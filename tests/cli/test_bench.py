@@ -82,16 +82,16 @@ def test_a_file_in_the_way_of_the_folder_is_an_error_before_anything_is_measured
 
 
 def test_ctrl_c_keeps_the_experiments_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from noisette.bench import run as room
+    from noisette.bench import report as reports
 
-    whole = room.run
+    whole = reports.measure
 
     def stopped_later(name: str, *rest: object) -> object:
         if name == "fig7":
             raise KeyboardInterrupt
         return whole(name, *rest)
 
-    monkeypatch.setattr(room, "run", stopped_later)
+    monkeypatch.setattr(reports, "measure", stopped_later)
     done = bench("--experiments", "targets,fig7", *SMALL, out=tmp_path)
     assert done.exit_code == 130
     assert "Stopped" in done.stderr

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from noisette.bench.cell import Cell, Settings
+from noisette.bench.memory import peak_memory
 from noisette.bench.methods import METHODS
-from noisette.bench.peak_memory import peak_memory
 from noisette.bench.step_time import step_times
 
 Rows = dict[str, dict[str, Any]]

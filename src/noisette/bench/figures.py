@@ -10,9 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from noisette.bench.labels import cell_label, method_label
 from noisette.bench.methods import METHODS
-from noisette.bench.run import Report
+from noisette.bench.report import Report, cell_label, method_label
 from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
 
 _INCHES = 9.0

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from noisette.bench.cell import Cell, Settings, failure
-from noisette.bench.memory_limit import memory_limit
-from noisette.bench.methods import METHODS
-from noisette.bench.step import Step
+from noisette.bench.memory import memory_limit
+from noisette.bench.methods import METHODS, Step
 
 WARM_UP = 2
 SLOW_SECONDS = 20.0

@@ -20,7 +20,7 @@ from noisette.cli.errors import INTERRUPTED, plain_errors
 if TYPE_CHECKING:
     from noisette.bench.cell import Settings
     from noisette.bench.experiments import Experiment
-    from noisette.bench.run import Report
+    from noisette.bench.report import Report
 
 
 class Device(StrEnum):
@@ -161,13 +161,13 @@ def _settings(rounds: int, threads: int | None, device: Device | None) -> Settin
 
 
 def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -> None:
+    from noisette.bench.report import measure
     from noisette.bench.results import write
-    from noisette.bench.run import run
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for name, experiment in experiments.items():
             task = progress.add_task(f"{name}, {len(experiment.cells)} models and sizes", total=len(experiment.cells))
-            report = run(name, experiment, settings, partial(progress.advance, task))
+            report = measure(name, experiment, settings, partial(progress.advance, task))
             write(report, out)
             progress.remove_task(task)
             _show(report)
@@ -175,8 +175,8 @@ def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -
 
 def _show(report: Report) -> None:
     """Print a line for each cell: plain training, and the ratios of the other methods, the lowest first."""
-    from noisette.bench.labels import cell_label
-    from noisette.bench.page import amount
+    from noisette.bench.report import cell_label
+    from noisette.bench.results import amount
 
     table = Table("", "plain", "ratio to plain", title=report["title"], title_justify="left", box=None, pad_edge=False)
     for cell in report["cells"]:

@@ -35,8 +35,8 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Function that returns a torch.nn.Module, or (module, example inputs), or a gradient bound. Called with "
-            "no arguments, or with (shape of an example, number of classes) if it takes two.",
+            help="Function that returns a torch.nn.Module, or (module, example inputs), or a gradient bound. Called "
+            "with no arguments, or with (shape of an example, number of classes) if it takes two.",
         ),
     ],
     data: Annotated[

@@ -26,8 +26,8 @@ def explain(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Function that returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. Called with "
-            f"no arguments, or with (shape of an example, {CLASSES} classes) if it takes two.",
+            help="Function that returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. Called "
+            f"with no arguments, or with (shape of an example, {CLASSES} classes) if it takes two.",
         ),
     ],
     input_shape: Annotated[

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 
 from noisette.bench.cell import Cell, Settings, failure
-from noisette.bench.memory_limit import kibibytes, memory_limit
 from noisette.bench.methods import METHODS
 
 _STEPS = 3
+_HEADROOM = 0.9  # share of the available memory
 
 
 def peak_memory(
@@ -76,6 +77,33 @@ def _forget_peak(device: str) -> int:
 def _peak(device: str) -> int:
     """Most bytes held since the peak was last forgotten."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else 1024 * kibibytes("self/status", "VmHWM")
+
+
+@contextmanager
+def memory_limit(device: str) -> Iterator[None]:
+    """Within the block, this process may grow by what the machine has available, and not more.
+
+    A GPU refuses by itself, and systems other than Linux are left alone.
+    """
+    if device != "cpu" or not Path("/proc/meminfo").exists():
+        yield
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    here = 1024 * (kibibytes("self/status", "VmData") + int(_HEADROOM * kibibytes("meminfo", "MemAvailable")))
+    lowest = min(limit for limit in (soft, hard, here) if limit != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def kibibytes(file: str, entry: str) -> int:
+    """An entry of a file under ``/proc`` that lists sizes in kB."""
+    lines = Path("/proc", file).read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{entry}:"))
 
 
 def main() -> None:
