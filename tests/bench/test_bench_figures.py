@@ -31,7 +31,7 @@ def test_without_a_target_none_is_shown(report: dict[str, Any]) -> None:
     ("axis", "shown"),
     [
         ("batch", {"MLP", "ResNet-18, 64 × 64", "128", "examples in a batch"}),
-        ("image", {"ResNet-18, batch 4", "64", "pixels a side"}),
+        ("image", {"ResNet-18, batch 4", "64", "image width in pixels"}),
         ("model", {"batch 128", "64 × 64, batch 4", "ResNet-18"}),
     ],
 )

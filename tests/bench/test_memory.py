@@ -35,7 +35,7 @@ def test_a_fresh_process_measures_a_step() -> None:
 
 @pytest.mark.parametrize(
     ("end", "message"),
-    [("kill -9 $$", "want of memory"), ("echo 'a trace\nError: no such thing' >&2; exit 1", "Error: no such thing")],
+    [("kill -9 $$", "memory ran out"), ("echo 'a trace\nError: no such thing' >&2; exit 1", "Error: no such thing")],
 )
 def test_a_process_that_ends_early_is_a_result(
     end: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

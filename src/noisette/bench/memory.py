@@ -1,4 +1,4 @@
-"""Peak memory of a step, measured in a fresh process: how far it grows beyond the model and the batch."""
+"""Peak memory of a step in a fresh process, in addition to the model and the batch, and a limit on memory."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _HEADROOM = 0.9  # share of the available memory
 def peak_memory(
     cell: Cell, methods: Sequence[str], settings: Settings, advance: Callable[[float], None]
 ) -> dict[str, dict[str, Any]]:
-    """Peak bytes of each method; a method that fails gives its error instead."""
+    """Peak bytes of each method, or the error of a method that fails."""
     rows = {}
     for name in methods:
-        rows[name] = _in_a_process(cell, name, settings)
+        rows[name] = _in_fresh_process(cell, name, settings)
         advance(1 / len(methods))
     return rows
 
 
-def _in_a_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
-    asked = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method, **vars(settings)}
-    # Freed blocks go back to the system at once, so that a peak is what is in use and not what is kept for later.
+def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
+    request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method, **vars(settings)}
+    # Freed blocks are returned to the system at once, so that the peak counts memory in use only.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(asked)],
+        [sys.executable, "-m", __name__, json.dumps(request)],
         capture_output=True,
         text=True,
         env=environment,
@@ -49,24 +49,24 @@ def _in_a_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]
     if done.returncode == 0:
         return json.loads(done.stdout)
     if done.returncode == -signal.SIGKILL:
-        return {"error": "ended by the system, most likely for want of memory"}
+        return {"error": "killed by the system, most likely because memory ran out"}
     return {"error": (done.stderr.splitlines() or ["no message"])[-1][:240]}
 
 
 def growth(cell: Cell, method: str, device: str) -> int:
-    """Bytes by which this process, or its share of the GPU, grows at most in a few steps of a method."""
+    """Bytes by which the memory of this process, or on the GPU, grows at most during a few steps of a method."""
     few = replace(cell, batch=2)
-    METHODS[method](few.model(device), *few.data(device))()  # loads code, which is not part of what a step needs
+    METHODS[method](few.model(device), *few.data(device))()  # loads code, whose memory does not count
     step = METHODS[method](cell.model(device), *cell.data(device))
     gc.collect()
-    before = _forget_peak(device)
+    before = _reset_peak(device)
     for _ in range(_STEPS):
         step()
     return _peak(device) - before
 
 
-def _forget_peak(device: str) -> int:
-    """The peak starts anew from here."""
+def _reset_peak(device: str) -> int:
+    """Reset the peak to the memory in use, and return it."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
@@ -75,15 +75,15 @@ def _forget_peak(device: str) -> int:
 
 
 def _peak(device: str) -> int:
-    """Most bytes held since the peak was last forgotten."""
+    """The most bytes in use since the last reset."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else 1024 * kibibytes("self/status", "VmHWM")
 
 
 @contextmanager
 def memory_limit(device: str) -> Iterator[None]:
-    """Within the block, this process may grow by what the machine has available, and not more.
+    """Limit the memory of this process to what the machine has available, so that a large step fails with an error.
 
-    A GPU refuses by itself, and systems other than Linux are left alone.
+    Without the limit Linux would kill the process. GPUs raise such an error themselves; other systems have no limit.
     """
     if device != "cpu" or not Path("/proc/meminfo").exists():
         yield
@@ -101,21 +101,22 @@ def memory_limit(device: str) -> Iterator[None]:
 
 
 def kibibytes(file: str, entry: str) -> int:
-    """An entry of a file under ``/proc`` that lists sizes in kB."""
+    """The value of an entry in a file under ``/proc`` with sizes in kB."""
     lines = Path("/proc", file).read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{entry}:"))
 
 
 def main() -> None:
-    """Measure what the first argument says and print the result."""
-    asked = json.loads(sys.argv[1])
-    device = asked["device"]
-    torch.set_num_threads(asked["threads"])
+    """Make the measurement that the first argument describes, and print the result as JSON."""
+    request = json.loads(sys.argv[1])
+    device = request["device"]
+    torch.set_num_threads(request["threads"])
     warnings.simplefilter("ignore")
     try:
         with memory_limit(device):
-            result = {"bytes": growth(Cell(asked["name"], asked["batch"], asked["image"]), asked["method"], device)}
-    except Exception as error:  # that a method cannot train a model is a result
+            cell = Cell(request["name"], request["batch"], request["image"])
+            result = {"bytes": growth(cell, request["method"], device)}
+    except Exception as error:  # a method that cannot train a model has its error as a result
         result = failure(error)
     print(json.dumps(result))
 

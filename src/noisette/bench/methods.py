@@ -1,7 +1,11 @@
-"""The methods by name: plain training, noisette's engines, one example after another, and Opacus."""
+"""The measured methods by name: plain training, the engines of noisette, one example after another, and Opacus.
+
+Opacus is optional, so it is imported when a step of it is made.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,6 +18,7 @@ from noisette.clipping import engines
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.lipschitz.bound import LipschitzBound
+from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.nn.lipschitz import TauCrossEntropy
 
@@ -30,50 +35,49 @@ NOISE_MULTIPLIER = 1.0
 def plain(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     """Ordinary SGD on the mean loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-
-    def step() -> None:
-        F.cross_entropy(model(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return _step(optimizer, lambda: F.cross_entropy(model(inputs), targets).backward())
 
 
 def by_engine(engine: Callable[[], Engine]) -> Method:
     """Clipping by an engine of noisette, noise from the secret key, SGD."""
 
     def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
-        optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
         clip = PerExampleClip(model, MAX_GRAD_NORM, engine=engine())
-        release = GaussianRelease(SecretKey(), NOISE_MULTIPLIER, len(targets))
-        names = {id(p): name for name, p in clip.parameters.items()}
-        steps = iter(range(2**31))
-
-        def step() -> None:
-            clip.backward(F.cross_entropy(model(inputs), targets, reduction="none"))
-            release(clip.pop_sums(), names, step=next(steps))
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+        return _private_step(clip, lambda: F.cross_entropy(model(inputs), targets, reduction="none"), len(targets))
 
     return method
 
 
 def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
     """Bounds of a Lipschitz network instead of clipping, noise from the secret key, SGD, projection."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     loss = TauCrossEntropy(tau=1.0)
     bound = LipschitzBound(model, loss=loss, input_shape=inputs.shape[1:])
-    release = GaussianRelease(SecretKey(), NOISE_MULTIPLIER, len(targets))
+    return _private_step(bound, lambda: loss(model(inputs), targets), len(targets))
+
+
+def _private_step(bound: GradientBound, losses: Callable[[], Tensor], batch_size: int) -> Step:
+    """One step of noisette: bounded sum, noise, SGD, and what the bound does after a step."""
+    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=LEARNING_RATE)
+    release = GaussianRelease(SecretKey(), NOISE_MULTIPLIER, batch_size)
     names = {id(p): name for name, p in bound.parameters.items()}
-    steps = iter(range(2**31))
+    steps = itertools.count()
 
     def step() -> None:
-        bound.backward(loss(model(inputs), targets))
+        bound.backward(losses())
         release(bound.pop_sums(), names, step=next(steps))
         optimizer.step()
         bound.after_step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def _step(optimizer: torch.optim.Optimizer, backward: Callable[[], object]) -> Step:
+    """One step of an optimizer on the gradients of ``backward``."""
+
+    def step() -> None:
+        backward()
+        optimizer.step()
         optimizer.zero_grad()
 
     return step
@@ -99,7 +103,7 @@ def nxbp(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
 
 
 def opacus_methods() -> dict[str, Method]:
-    """All modes by name; none where Opacus is not installed."""
+    """The modes of Opacus by name; none if it is not installed."""
     if not find_spec("opacus"):
         return {}
     return {
@@ -110,7 +114,7 @@ def opacus_methods() -> dict[str, Method]:
 
 
 def _one_pass(mode: str) -> Method:
-    """Per-example gradients of every parameter, then clipping by the optimizer."""
+    """Explicit per-example gradients of every parameter, clipped by the optimizer."""
 
     def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
         opacus = import_module("opacus")
@@ -123,19 +127,13 @@ def _one_pass(mode: str) -> Method:
             max_grad_norm=MAX_GRAD_NORM,
             expected_batch_size=len(targets),
         )
-
-        def step() -> None:
-            nn.functional.cross_entropy(wrapped(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+        return _step(optimizer, lambda: F.cross_entropy(wrapped(inputs), targets).backward())
 
     return method
 
 
 def _two_passes(*, ghost: bool) -> Method:
-    """A first pass for the norms, by ghost norms or by explicit gradients, and a second of the weighted losses."""
+    """A first backward pass for the norms, by ghost norms or explicit gradients, and a second for weighted losses."""
 
     def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
         opacus = import_module("opacus")
@@ -151,19 +149,13 @@ def _two_passes(*, ghost: bool) -> Method:
             loss_reduction="mean",
         )
         criterion = two_pass_loss(wrapped, optimizer, nn.CrossEntropyLoss(), loss_reduction="mean")
-
-        def step() -> None:
-            criterion(wrapped(inputs), targets).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-        return step
+        return _step(optimizer, lambda: criterion(wrapped(inputs), targets).backward())
 
     return method
 
 
 def _trainable(model: nn.Module) -> nn.Module:
-    """The model, with Opacus' own recurrent layer of the same weights in place of torch's."""
+    """The model, with the recurrent layers of Opacus, of the same weights, in place of those of torch."""
     layers = import_module("opacus.layers")
     own = {nn.RNN: layers.DPRNN, nn.LSTM: layers.DPLSTM, nn.GRU: layers.DPGRU}
     for name, module in list(model.named_children()):

@@ -135,7 +135,7 @@ def lipschitz_mixer() -> nn.Module:
 
 
 def lipschitz_conv() -> nn.Module:
-    """Two 3x3 convolutions of 16 and 32 channels, each with pooling, and a linear layer."""
+    """Two 3x3 convolutions with 16 and 32 channels, each with pooling, and a linear layer."""
     return nn.Sequential(
         *(BoundedInput(_INPUT_NORM), SpectralConv2d(1, 16, 3, padding=1), GroupSort2(), L2NormPool2d(2)),
         *(SpectralConv2d(16, 32, 3, padding=1), GroupSort2(), L2NormPool2d(2)),

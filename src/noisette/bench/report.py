@@ -20,9 +20,9 @@ _PACKAGES = ("torch", "opacus", "numpy", "noisette")
 
 
 def measure(name: str, experiment: Experiment, settings: Settings, advance: Callable[[float], None]) -> Report:
-    """Measure all cells; ``advance`` is told of each part of a cell that is done, as a fraction of the cell."""
+    """Measure all cells. ``advance`` is called with each part of a cell that is done, as a fraction of the cell."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a peer says about itself
+        warnings.simplefilter("ignore")  # Opacus warns about the security of its noise
         cells = [_measured(cell, experiment, settings, advance) for cell in experiment.cells]
     return {
         "experiment": name,
@@ -53,7 +53,7 @@ def _measured(cell: Cell, experiment: Experiment, settings: Settings, advance: C
 
 
 def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
-    """Processor, device, threads and versions, as they stand in a result file."""
+    """Processor, device, number of threads, and versions."""
     return {
         "processor": _processor(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -77,7 +77,7 @@ def _processor() -> str:
 
 
 def cell_label(cell: dict[str, Any], *, without: str | None = None) -> str:
-    """A cell of a report: model, image size and batch size, less the one that a figure's axis shows.
+    """The name of a cell: model, image size and batch size, except the one on a figure's axis.
 
     >>> cell_label({"title": "ResNet-18", "image": 64, "batch": 20})
     'ResNet-18, 64 × 64, batch 20'
@@ -93,7 +93,7 @@ def cell_label(cell: dict[str, Any], *, without: str | None = None) -> str:
 
 
 def method_label(name: str) -> str:
-    """A method, with the library that it belongs to.
+    """The name of a method, with its library.
 
     >>> method_label("BookKeeping"), method_label("Opacus-hooks"), method_label("nxBP")
     ('noisette BookKeeping', 'Opacus hooks', 'nxBP')

@@ -20,9 +20,9 @@ _PAGES = templates("noisette.bench")
 
 
 def write(report: Report, out: Path) -> None:
-    """Write an experiment's files, and the page anew with all experiments that the folder holds.
+    """Write the files of an experiment, and the page with all experiments in the folder.
 
-    Guarantee: no file is ever half-written; each takes the place of an older one when it is whole.
+    Guarantee: each file is replaced atomically, so none is ever incomplete.
     """
     name = report["experiment"]
     atomic_files.write(out / f"{name}.json", (json.dumps(report, indent=1) + "\n").encode())
@@ -31,7 +31,7 @@ def write(report: Report, out: Path) -> None:
 
 
 def read(out: Path) -> list[Report]:
-    """The reports that lie in a folder, in the order of the experiments."""
+    """The reports in a folder, in the order of the experiments."""
     files = [out / f"{name}.json" for name in EXPERIMENTS]
     return [json.loads(file.read_text()) for file in files if file.exists()]
 
@@ -60,7 +60,7 @@ def _section(report: Report) -> dict[str, Any]:
 
 
 def amount(value: float, unit: str) -> str:
-    """A time or a size in the unit that suits it.
+    """A time or a size in a suitable unit.
 
     >>> amount(0.00312, "seconds"), amount(21.5, "seconds"), amount(10490000, "bytes")
     ('3.12 ms', '21.5 s', '10.0 MiB')
@@ -71,13 +71,13 @@ def amount(value: float, unit: str) -> str:
 
 
 def _best(cell: dict[str, Any]) -> str | None:
-    """The private method of the lowest ratio."""
+    """The private method with the lowest ratio."""
     ratios = {name: row["ratio"] for name, row in cell["methods"].items() if "ratio" in row and name != "plain"}
     return min(ratios, key=lambda name: ratios[name], default=None)
 
 
 def _failures(report: Report) -> list[tuple[str, str, str]]:
-    """What could not be measured: method, its cells, and the message; equal messages of a method once."""
+    """Failed measurements: method, its cells, and the message; equal messages of a method are merged."""
     cells: dict[tuple[str, str], list[str]] = {}
     for cell in report["cells"]:
         for name, row in cell["methods"].items():
@@ -87,7 +87,7 @@ def _failures(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _machine(report: Report) -> str:
-    """What the experiment ran on, in one line."""
+    """Machine, settings and versions in one line."""
     hardware = report["hardware"]
     versions = [f"{package} {number}" for package, number in hardware["versions"].items() if number]
     processor = (

@@ -11,10 +11,10 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from noisette.training.report.numbers import power_of_ten
-from noisette.training.report.svg import BLUE, INK, PAPER, STYLE, end_label, spread, standalone, svg
+from noisette.training.report.svg import BLUE, INK, PAPER, STYLE, end_label, log_scale, spread, standalone, svg
 
 _INCHES = (4.3, 2.8)  # of one panel
 _PLACE = (0.16, 0.165, 0.48, 0.69)  # of its axes, with room on the right for names
@@ -99,8 +99,8 @@ def _draw(panel: Panel, axes: Axes) -> None:
     budget = "" if panel.budget is None else f"; – –  budget {panel.budget:g}"
     axes.set_title(f"{panel.title}{budget}", fontsize=9, loc="left", pad=10)
     axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
-    _log(axes.xaxis, axes.set_xscale)
-    _log(axes.yaxis, axes.set_yscale)
+    log_scale(axes.xaxis, axes.set_xscale, _short)
+    log_scale(axes.yaxis, axes.set_yscale, _short)
     axes.tick_params(length=0)
     axes.margins(x=0)
     shown = [(line, line.points) for line in panel.lines if line.points]
@@ -132,14 +132,6 @@ def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[fl
         placed[index] = min(heights[index], ceiling)
         ceiling = placed[index] - apart
     return placed
-
-
-def _log(axis: Any, set_scale: Any) -> None:
-    """A log scale with tick labels in plain decimals."""
-    set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
 
 
 def _thin_ticks(axis: Any) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 # Distinguishable with colour blindness (Okabe and Ito); lines also differ in their dashes.
 INK, FAINT, BLUE, GREEN, ORANGE = "#23262b", "#d7d5cf", "#0072b2", "#00795a", "#c65102"
@@ -86,6 +87,14 @@ def standalone(element: str) -> str:
     )
     style = f"<style>@media (prefers-color-scheme: dark) {{ {dark} }}</style>"
     return f'{element[:start]}\n{style}\n<rect width="100%" height="100%" fill="{PAPER}"/>{element[start:]}'
+
+
+def log_scale(axis: Any, set_scale: Callable[[str], None], label: Callable[[float], str]) -> None:
+    """Give an axis a log scale with ticks at 1, 2 and 5 times powers of ten, each with the label of its value."""
+    set_scale("log")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: label(value)))
 
 
 def end_label(axes: Axes, text: str, end: tuple[float, float], colour: str) -> None:
