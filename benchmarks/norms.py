@@ -2,8 +2,8 @@
 
     python -m benchmarks.norms [--model bn-lenet-5] [--batch 1024] [--public 128] [--rounds 15] [--out DIR]
 
-The networks are those of noisette.models with batch norm behind every layer, converted. They take turns, step by step,
-on one thread; medians are compared. Noise and update are part of a step.
+The networks are those of noisette.models with batch norm behind every layer, converted. Their steps alternate on one
+thread; medians are compared. Noise and update are part of a step.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m experiments.table [--check]
 
-With --check nothing is written, and the exit code says whether the README is up to date.
+With --check nothing is written, and the exit code is 1 if the README is out of date.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- results: made by `python -m experiments.table` -->", "<!-- end of results -->"
 
-# What others report at about the same budget, training a network from its first layer.
+# Results of others at about the same budget, for networks trained end to end.
 COMPARED = {
     "digits": "",
     "mnist": "96.8 % at 2.91 (Opacus' example), 98.1 % (best published end-to-end CNN)",

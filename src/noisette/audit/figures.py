@@ -31,24 +31,32 @@ def step_figure(audit: StepAudit) -> str:
 
 
 def _scores(axes: Axes, audit: StepAudit) -> None:
+    """Histograms of the scores, and their documented densities."""
     scores = audit.scores
     bins = np.linspace(min(-3, scores.values.min()), max(3 + scores.shift, scores.values.max()), _BINS + 1)
+    _histograms(axes, scores.of_those_out, scores.of_those_in, bins)
     fine = np.linspace(bins[0], bins[-1], 300)
     peak = 0.0
-    for values, mean, colour in ((scores.of_those_out, 0.0, BLUE), (scores.of_those_in, scores.shift, ORANGE)):
+    for mean, colour in ((0.0, BLUE), (scores.shift, ORANGE)):
         gaussian = np.exp(-((fine - mean) ** 2) / 2) / np.sqrt(2 * np.pi)
-        if values.size:
-            axes.hist(values, bins.tolist(), density=True, color=colour, alpha=0.35)
         axes.plot(fine, gaussian, color=colour, linewidth=1.4)
         peak = max(peak, float(gaussian.max()))
-    axes.set(xlabel="score, in standard deviations of the noise", yticks=[])
+    axes.set_xlabel("score, in standard deviations of the noise")
     axes.set_ylim(0, max(1.25 * peak, axes.get_ylim()[1]))
+    axes.text(0.53, 1.06, "lines: as documented", transform=axes.transAxes)
+
+
+def _histograms(axes: Axes, out: np.ndarray, inside: np.ndarray, bins: np.ndarray) -> None:
+    """Histograms of the scores of canaries out and in, on axes without a vertical scale."""
+    for values, colour in ((out, BLUE), (inside, ORANGE)):
+        if values.size:
+            axes.hist(values, bins.tolist(), density=True, color=colour, alpha=0.35)
+    axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.text(0.0, 1.06, "canaries out", color=BLUE, transform=axes.transAxes)
     axes.text(0.28, 1.06, "canaries in", color=ORANGE, transform=axes.transAxes)
-    axes.text(0.53, 1.06, "lines: as documented", transform=axes.transAxes)
 
 
 def _epsilons(axes: Axes, audit: StepAudit) -> None:
@@ -74,21 +82,15 @@ def run_figure(audit: RunAudit) -> str:
         figure = Figure(figsize=_INCHES)
         left, right = figure.add_axes((0.075, 0.17, 0.40, 0.70)), figure.add_axes((0.585, 0.17, 0.27, 0.70))
         both = np.concatenate([audit.inside, audit.outside])
-        places = np.linspace(both.min(), both.max() + 1e-9, _BINS + 1).tolist()
-        for values, colour in ((audit.outside, BLUE), (audit.inside, ORANGE)):
-            left.hist(values, places, density=True, color=colour, alpha=0.35)
-        left.set(xlabel="score of a canary over the whole run", yticks=[])
-        left.spines["left"].set_visible(False)
-        left.grid(visible=False)
-        left.text(0.0, 1.06, "canaries out", color=BLUE, transform=left.transAxes)
-        left.text(0.28, 1.06, "canaries in", color=ORANGE, transform=left.transAxes)
+        bins = np.linspace(both.min(), both.max() + 1e-9, _BINS + 1)
+        _histograms(left, audit.outside, audit.inside, bins)
+        left.set_xlabel("score of a canary over the whole run")
         _bars(right, audit)
-        for axes in (left, right):
-            axes.tick_params(length=0)
         return svg(figure, salt="whole run")
 
 
 def _bars(axes: Axes, audit: RunAudit) -> None:
+    """Guaranteed and certified epsilon at each delta."""
     places = np.arange(len(audit.points))
     for shift, colour, name, heights, line in (
         (-0.2, GREEN, "guaranteed", [p.guaranteed for p in audit.points], 0.94),
@@ -100,6 +102,7 @@ def _bars(axes: Axes, audit: RunAudit) -> None:
     axes.set_xticks(places.tolist(), [f"δ = {power_of_ten(p.delta)}" for p in audit.points])
     axes.set_ylabel("ε of the run")
     axes.grid(visible=False, axis="x")
+    axes.tick_params(length=0)
 
 
 def membership_figure(found: Membership) -> str:

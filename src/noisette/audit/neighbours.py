@@ -21,7 +21,6 @@ from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
 from noisette.audit.step_game import Scores, released_steps
 from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
 from noisette.mechanisms.gaussian import shares_of
-from noisette.run.private import PrivateRun
 from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
 
 Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
@@ -153,12 +152,17 @@ def _ascended(model: nn.Module, record: Records, losses: Losses) -> Records:
 
 def _sum(bound: GradientBound, records: Records, losses: Losses) -> Tensor:
     """The bounded sum of a batch, flat, in units of the noise at multiplier one: a record moves it by at most one."""
-    with torch.enable_grad(), DisableRandomness():
-        found = losses(bound.model, records)
-    with randomness_disabled_in_recomputation(bound.model):
-        bound.backward(found)
+    _backward(bound.backward, bound.model, records, losses)
     sums = bound.pop_sums()
     return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
+
+
+def _backward(backward: Callable[[Tensor], None], model: nn.Module, records: Records, losses: Losses) -> None:
+    """Call ``backward`` with the losses of the records, without randomness in the model."""
+    with torch.enable_grad(), DisableRandomness():
+        found = losses(model, records)
+    with randomness_disabled_in_recomputation(model):
+        backward(found)
 
 
 def _weights(sums: Sequence[BoundedSum]) -> list[tuple[BoundedSum, float]]:
@@ -193,18 +197,11 @@ def _run(
 ) -> np.ndarray:
     """Scores of the steps of a run on all of these records: its releases along the direction, at constant weights."""
     expected = len(records[0])
-
-    def backward(run: PrivateRun, batch: Records) -> None:
-        with DisableRandomness():
-            found = losses(bound.model, batch)
-        with randomness_disabled_in_recomputation(bound.model):
-            run.backward(found)
-
     scores = []
     for _, _, sums in released_steps(
         bound,
         records,
-        backward,
+        lambda run, batch: _backward(run.backward, bound.model, batch, losses),
         noise_multiplier=noise_multiplier,
         sampling_rate=1.0,
         steps=steps,

@@ -1,14 +1,14 @@
 """The audit of whole runs: canaries are scored over all steps, so that Poisson sampling is part of what is tested.
 
 Half of the canaries are records of the run, the other half are not. Each has an axis of its own, so one run gives as
-many samples as there are canaries.
+many scores as there are canaries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,27 +27,12 @@ DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
 OnStep = Callable[[int, int], None]  # takes the number of steps done, and of all
 
 
-class RunScore(Protocol):
-    """Combines the scores of a canary in each step into one score."""
+def likelihood_ratio(scores: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
+    """The log-likelihood ratio of in and out for one step, (canaries,).
 
-    def __call__(self, steps: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
-        """Scores of one step, (canaries,)."""
-        ...
-
-    def join(self, earlier: np.ndarray, latest: np.ndarray) -> np.ndarray:
-        """Scores of the earlier steps and the latest one together, (canaries,)."""
-        ...
-
-
-@dataclass(frozen=True)
-class LikelihoodRatio:
-    """The log-likelihood ratio of in and out: the most powerful score if no other record is on a canary's axis."""
-
-    def __call__(self, steps: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
-        return np.log1p(sampling_rate * np.expm1(steps * shift - shift**2 / 2))
-
-    def join(self, earlier: np.ndarray, latest: np.ndarray) -> np.ndarray:
-        return earlier + latest
+    No score is more powerful if no other record is on a canary's axis.
+    """
+    return np.log1p(sampling_rate * np.expm1(scores * shift - shift**2 / 2))
 
 
 @dataclass(frozen=True)
@@ -102,7 +87,8 @@ def audit_run(
     sampling_rate: float,
     steps: int,
     canary_model: Callable[[], CanaryModel] = lambda: Rows(_CANARIES),
-    score: RunScore = LikelihoodRatio(),
+    score: Callable[[np.ndarray, float, float], np.ndarray] = likelihood_ratio,
+    join: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.add,
     runs: int = 1,
     deltas: Sequence[float] = DELTAS,
     false_alarm: float = 1e-6,
@@ -117,7 +103,9 @@ def audit_run(
         sampling_rate: of the runs.
         steps: of each run.
         canary_model: makes model, records and losses.
-        score: combines the scores of a canary in each step.
+        score: of the canaries in one step; takes their components of the release in units of the noise, their shift if
+            they are in the batch, and the sampling rate.
+        join: combines the scores of earlier steps with those of the next.
         runs: number of runs, each with all canaries.
         deltas: at which epsilon is tested.
         false_alarm: probability that a correct mechanism is called a violation, at any of the deltas.
@@ -161,18 +149,16 @@ def audit_run(
             axes = CanaryAxes.of(sums, bound.parameters)
             scores = axes.scores(made.canaries, expected) / noise_multiplier
             of_step = score(scores, axes.shift / noise_multiplier, sampling_rate)
-            total = of_step if total is None else score.join(total, of_step)
+            total = of_step if total is None else join(total, of_step)
             on_step(k * steps + step, runs * steps)
             if k == 0 and step == steps:
                 guaranteed = [run.epsilon(delta=delta) for delta in deltas]
         assert total is not None, "at least one step"
         inside.append(total[:half])
         outside.append(total[half:])
-    of_those_in, of_those_out = np.concatenate(inside), np.concatenate(outside)
+    both, alpha = (np.concatenate(inside), np.concatenate(outside)), false_alarm / len(deltas)
     points = tuple(
-        Point(
-            delta, epsilon, certified_epsilon(of_those_in, of_those_out, delta=delta, alpha=false_alarm / len(deltas))
-        )
+        Point(delta, epsilon, certified_epsilon(*both, delta=delta, alpha=alpha))
         for delta, epsilon in zip(deltas, guaranteed, strict=True)
     )
-    return RunAudit(of_those_in, of_those_out, points, false_alarm)
+    return RunAudit(*both, points, false_alarm)
