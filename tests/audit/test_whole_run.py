@@ -1,4 +1,4 @@
-"""Whole runs: their claim stands for the real sampler, noise and price, and falls with a wrong one."""
+"""Whole runs: the guarantee is consistent for the real sampler, noise and accountant, and refuted for wrong ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ SETTINGS = [(1.0, 0.1, 100, 1.4), (0.7, 0.05, 100, 1.2), (2.0, 1.0, 10, 1.7)]
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps", "least"), SETTINGS)
-def test_real_runs_keep_their_claim_and_the_game_has_power(sigma: float, rate: float, steps: int, least: float) -> None:
+def test_real_runs_keep_their_guarantee_and_the_audit_has_power(
+    sigma: float, rate: float, steps: int, least: float
+) -> None:
     told = []
     audit = audit_run(
         clip,
@@ -44,7 +46,9 @@ def test_real_runs_keep_their_claim_and_the_game_has_power(sigma: float, rate: f
 @pytest.mark.parametrize(
     ("sigma", "rate", "steps", "least"), [(1.0, 0.1, 100, 2.9), (0.7, 0.05, 100, 2.8), (2.0, 1.0, 10, 3.6)]
 )
-def test_a_million_canaries_come_close_to_the_claim(sigma: float, rate: float, steps: int, least: float) -> None:
+def test_a_million_canaries_certify_epsilon_close_to_the_guarantee(
+    sigma: float, rate: float, steps: int, least: float
+) -> None:
     audit = audit_run(
         clip,
         noise_multiplier=sigma,
@@ -72,22 +76,20 @@ def test_several_runs_on_axes_of_two_layers() -> None:
     assert audit.points[0].certified > 0.5
     for point in audit.points:
         proven = certified_epsilon(audit.inside, audit.outside, delta=point.delta, alpha=1e-6 / 2)
-        assert point.certified == proven, "the false alarm is shared out among the deltas"
+        assert point.certified == proven, "the false alarm is divided among the deltas"
 
 
 SIGMA, CROWD, AXES = 0.5, 99, 20_000
 
 
 def crowded(monkeypatch: pytest.MonkeyPatch, *, shuffle: bool):
-    """One epoch; every axis has a crowd of records that move it the other way, and perhaps a canary."""
+    """One epoch; every axis has a crowd of records that move it in the opposite direction, and half have a canary."""
 
-    turns = (
-        np.random.default_rng(0).random((AXES, CROWD + 1)).argsort(1)
-    )  # of each axis: whose turn it is, step by step
+    turns = np.random.default_rng(0).random((AXES, CROWD + 1)).argsort(1)  # for each axis, the record of each step
     axes = np.arange(AXES)
 
     def without_coins(self: PoissonSampler, *, step: int) -> np.ndarray:
-        """Of each axis one record, each of them once: the last is the canary, if the axis has one."""
+        """One record of each axis, each record once; the last is the canary, if the axis has one."""
         turn, present = turns[:, step], AXES // 2
         ordinary = present + (turn * AXES + axes)[turn < CROWD]
         return np.concatenate([axes[(turn == CROWD) & (axes < present)], ordinary])
@@ -106,12 +108,12 @@ def crowded(monkeypatch: pytest.MonkeyPatch, *, shuffle: bool):
     )
 
 
-def test_coins_in_a_crowd_keep_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poisson_sampling_of_a_crowd_keeps_the_guarantee(monkeypatch: pytest.MonkeyPatch) -> None:
     audit = crowded(monkeypatch, shuffle=False)
     assert audit.verdict is Verdict.CONSISTENT
 
 
-def test_shuffling_that_is_priced_as_coins_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shuffling_accounted_as_poisson_sampling_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     audit = crowded(monkeypatch, shuffle=True)
     assert audit.verdict is Verdict.VIOLATION
     assert audit.points[0].certified > 1.2 * audit.points[0].guaranteed
@@ -129,7 +131,7 @@ def test_runs_with_half_the_noise_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     assert audit.verdict is Verdict.VIOLATION
 
 
-def test_a_rate_that_is_larger_than_priced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sampling_rate_larger_than_accounted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = PoissonSampler.indices
 
     def more(self, *, step):
@@ -146,7 +148,7 @@ def test_likelihood_ratio_is_that_of_the_mixture() -> None:
     np.testing.assert_allclose(likelihood_ratio(y, shift, q), np.log(1 - q + q * density))
 
 
-def test_lipschitz_networks_are_audited_on_axes_of_their_own() -> None:
+def test_lipschitz_networks_are_audited() -> None:
     def bound_of(model) -> LipschitzBound:
         return LipschitzBound(model, loss=TauCrossEntropy(tau=1.0), input_shape=LipschitzAxes().input_shape)
 

@@ -55,7 +55,7 @@ def test_an_experiment_in_which_everything_failed_is_drawn(report: dict[str, Any
     figure(report | {"axis": "batch"})
 
 
-def test_a_figure_in_a_file_has_paper_of_its_own(report: dict[str, Any]) -> None:
+def test_a_figure_in_a_file_has_its_own_background(report: dict[str, Any]) -> None:
     alone = standalone(figure(report))
     ElementTree.fromstring(alone)
     assert "<style>" not in figure(report)

@@ -12,7 +12,7 @@ from noisette.bench.methods import METHODS
 SETTINGS = Settings(rounds=1, threads=1, device="cpu")
 
 
-def test_the_peak_of_a_step_is_seen_though_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_of_a_step_counts_memory_that_is_freed_later(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 64 * 2**20
     monkeypatch.setitem(METHODS, "holds", lambda model, inputs, targets: lambda: torch.ones(size, dtype=torch.uint8))
     monkeypatch.setitem(METHODS, "idle", lambda model, inputs, targets: lambda: None)

@@ -42,7 +42,7 @@ def audit(place: Path, *options: str, out: Path) -> Result:
     return CliRunner().invoke(app, ["audit", str(place), "--out", str(out), *options])
 
 
-def test_a_run_is_audited_under_its_own_numbers(run: Path, tmp_path: Path) -> None:
+def test_a_run_is_audited_with_its_own_parameters(run: Path, tmp_path: Path) -> None:
     done = audit(run, out=tmp_path / "a" / "b")
     assert done.exit_code == 0, done.output
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"audit.json", "step.svg"}
@@ -61,10 +61,10 @@ def test_a_run_is_audited_under_its_own_numbers(run: Path, tmp_path: Path) -> No
         "privacy.txt",
         "report.html",
         "run.json",
-    }, "the run is as it was"
+    }, "the run folder is unchanged"
 
 
-def test_a_recipe_is_audited_before_it_is_run(run: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_audited_without_a_run(run: Path, tmp_path: Path) -> None:
     done = audit(run.parent / "quick.toml", "--whole-run", "--pairs", "0", out=tmp_path)
     assert done.exit_code == 0, done.output
     found, facts = json.loads((tmp_path / "audit.json").read_text()), json.loads((run / "run.json").read_text())
@@ -84,7 +84,7 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_way_of_bounding_is_audited(name: str, tmp_path: Path) -> None:
+def test_every_gradient_bound_is_audited(name: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPES[name])
     done = audit(tmp_path / "recipe.toml", "--pairs", "6", out=tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -94,7 +94,7 @@ def test_every_way_of_bounding_is_audited(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_run_folder_tells_the_whole_recipe(name: str, tmp_path: Path) -> None:
+def test_a_run_folder_contains_the_whole_recipe(name: str, tmp_path: Path) -> None:
     recipe, place = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(RECIPES[name])
     done = CliRunner().invoke(app, ["train", str(recipe), "--out", str(place)])
@@ -109,7 +109,7 @@ def test_a_run_folder_tells_the_whole_recipe(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "one-run.json").exists()
 
 
-def test_a_leak_is_found_and_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_is_found_and_reported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
     def half(self, tensors, *, step, std):
@@ -123,7 +123,7 @@ def test_a_leak_is_found_and_told(run: Path, tmp_path: Path, monkeypatch: pytest
     assert json.loads((tmp_path / "audit.json").read_text())["step"]["verdict"] == "violation"
 
 
-def test_what_looks_at_the_records_is_written_where_asked_and_for_the_owner_alone(run: Path, tmp_path: Path) -> None:
+def test_results_computed_from_records_are_written_with_mode_0600(run: Path, tmp_path: Path) -> None:
     options = ["--pairs", "0", "--steps", "4", "--membership", "--shadows", "2", "--one-run", "200"]
     done = audit(run, *options, out=tmp_path)
     assert done.exit_code == 0, done.output
@@ -147,7 +147,7 @@ def changed(run: Path, place: Path, **facts: object) -> Path:
     return place
 
 
-def test_a_run_whose_recipe_is_not_all_told_is_audited_without_its_model(run: Path, tmp_path: Path) -> None:
+def test_a_run_with_an_incomplete_recipe_is_audited_without_its_model(run: Path, tmp_path: Path) -> None:
     place = changed(run, tmp_path / "own", data="own.csv")
     done = audit(place, "--steps", "4", out=tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -171,7 +171,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_bad_input_is_told_and_nothing_is_written(case: str, run: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_reported_and_nothing_is_written(case: str, run: Path, tmp_path: Path) -> None:
     place, options, message = WRONG[case]
     done = audit(place(run), *options, out=tmp_path / "out")
     assert done.exit_code == 2
@@ -201,7 +201,7 @@ def test_a_run_that_contradicts_its_ledger_is_refused(run: Path, tmp_path: Path,
     assert message in done.stderr
 
 
-def test_cut_files_are_refused(run: Path, tmp_path: Path) -> None:
+def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
     place = changed(run, tmp_path / "cut")
     (place / "run.json").write_text('{"claim": true')
     assert "is truncated or altered" in audit(place, out=tmp_path / "out").stderr
