@@ -1,7 +1,7 @@
 """The step audit of the real training loop: scores of canaries have exactly the documented distribution.
 
-The library plays and judges. Here every way of bounding goes through it, planted faults must be found, and what it
-certifies is worked out a second time, from the definition of a confidence bound.
+Every gradient bound is audited, planted faults must be found, and the certified bound is computed a second time, from
+the definition of a confidence bound.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def noise_changed(change: Callable[..., None]) -> Patch:
-    """A mutant that adds its noise by ``change(the library's method, source, tensors, step=..., std=...)``."""
+    """A mutant that adds its noise by ``change(method of the library, source, tensors, step=..., std=...)``."""
     real = GaussianNoise.add_
     return lambda patch: patch.setattr(
         GaussianNoise, "add_", lambda source, tensors, **numbers: change(real, source, tensors, **numbers)

@@ -58,10 +58,10 @@ def _lines(report: Report) -> Figure:
         panels.setdefault(cell_label(cell, without=axis), []).append(cell)
     height = 2.9 + _legend_inches(len(styles) + 1)
     drawn = Figure(figsize=(_INCHES, height))
-    room = 0.92 / max(len(panels), 1.4)
+    width = 0.92 / max(len(panels), 1.4)
     axes = None
     for k, (title, cells) in enumerate(panels.items()):
-        axes = drawn.add_axes((0.07 + k * room, 0.62 / height, room - 0.05, 1.95 / height), sharey=axes)
+        axes = drawn.add_axes((0.07 + k * width, 0.62 / height, width - 0.05, 1.95 / height), sharey=axes)
         axes.set_title(title, fontsize=9, color=INK, loc="left")
         plain = {"color": INK, "marker": "", "linestyle": "--", "linewidth": 1}
         for name, style in {"plain": plain, **styles}.items():
