@@ -1,1 +1,1 @@
-"""Benchmarks, as ratios to plain training within one run."""
+"""Benchmarks of whole runs and of norms, as ratios to a baseline measured in the same run."""

@@ -2,8 +2,8 @@
 
     python -m benchmarks.end_to_end [--data mnist] [--model cnn] [--epochs 10] [--rounds 3] [--out DIR]
 
-The plain side is a script of its own (plain_loop.py): the same model and batch size, a TensorDataset behind the usual
-shuffling DataLoader, the same number of evaluations. The two commands take turns; medians are compared.
+The baseline is a separate script (plain_loop.py): the same model and batch size, a TensorDataset behind the usual
+shuffling DataLoader, the same number of evaluations. The two commands alternate; medians are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from noisette.bench.hardware import hardware
+from noisette.bench.report import hardware
 
 
 def main() -> None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.norms [--model bn-lenet-5] [--batch 1024] [--public 128] [--rounds 15] [--out DIR]
 
-The networks are those of noisette.models with batch norm behind every layer, converted. They take turns, step by step,
-on one thread; medians are compared. Noise and update are part of a step.
+The networks are those of noisette.models with batch norm behind every layer, converted. Their steps alternate on one
+thread; medians are compared. Noise and update are part of a step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from noisette.bench.hardware import hardware
 from noisette.bench.methods import by_engine
+from noisette.bench.report import hardware
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.models import build
 from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm

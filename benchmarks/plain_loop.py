@@ -1,4 +1,4 @@
-"""The plain side of end_to_end.py: ordinary training with the usual DataLoader, evaluated twenty times a run."""
+"""The baseline of end_to_end.py: ordinary training with the usual DataLoader, evaluated twenty times a run."""
 
 from __future__ import annotations
 

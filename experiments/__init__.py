@@ -1,1 +1,1 @@
-"""Recipes whose results are committed, and the table and figure made from them."""
+"""Recipes with committed results, and scripts that make tables and pictures of the documentation."""

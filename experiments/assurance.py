@@ -1,9 +1,9 @@
-"""Try what docs/assurance.md promises, keep the results, and put them on the page.
+"""Run the tests and audits behind docs/assurance.md, store the results, and write them into the page.
 
     python -m experiments.assurance [mutants] [audits] [faults] [load] [--check]
 
-Without a name all four are tried, which takes about half an hour on two cores; the results of the others stay. With
---check nothing is tried or written, and the exit code says whether the page is that of the committed results.
+Without a name all four parts run, which takes about half an hour on two cores; otherwise the results of the others
+are kept. With --check nothing is run or written, and the exit code is 1 if the page differs from the committed results.
 """
 
 from __future__ import annotations
@@ -71,15 +71,15 @@ def machine() -> Json:
     }
 
 
-# What pytest tells
+# Results of pytest
 
 
-def tried(*arguments: str) -> list[Json]:
-    """The cases of these tests, slow ones too: name, test, outcome, seconds, and figures that they kept."""
+def run_tests(*arguments: str) -> list[Json]:
+    """Run these tests, slow ones too. For each case: name, test, outcome, seconds, and recorded figures."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
-        told = ["-m", "", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junit-xml={report}"]
-        subprocess.run([sys.executable, "-m", "pytest", *told, *arguments], cwd=ROOT, check=False)
+        options = ["-m", "", "-q", "-p", "no:cacheprovider", "-o", "junit_family=xunit1", f"--junit-xml={report}"]
+        subprocess.run([sys.executable, "-m", "pytest", *options, *arguments], cwd=ROOT, check=False)
         return [_case(case) for case in ElementTree.parse(report).iter("testcase")]
 
 
@@ -97,17 +97,17 @@ def _case(case: ElementTree.Element) -> Json:
 
 
 def mutants() -> Json:
-    """Whether each planted fault fails the tests that are named for it."""
-    cases = tried("tests/assurance/test_mutants.py", "-k", "planted_fault")
+    """Whether each planted fault makes the tests that are named for it fail."""
+    cases = run_tests("tests/assurance/test_mutants.py", "-k", "planted_fault")
     caught = {case["name"].partition("[")[2].removesuffix("]"): case["outcome"] == "passed" for case in cases}
     return {"caught": caught}
 
 
 def faults() -> Json:
-    """Whether each fault has its outcome: for each test its cases, and how many passed."""
+    """For each test of a fault around a run: the number of cases, and how many passed."""
     named = dict.fromkeys(test for fault in FAULTS for test in fault.tried_by)
     replay = "assurance/test_neighbour_replay.py"
-    cases = tried(*(f"tests/{name}" for name in (*named, replay)))
+    cases = run_tests(*(f"tests/{name}" for name in (*named, replay)))
     tests: dict[str, dict[str, int]] = {}
     for case in cases:
         entry = tests.setdefault(case["test"], {"cases": 0, "passed": 0})
@@ -119,22 +119,22 @@ def faults() -> Json:
 def load() -> Json:
     """Figures of long and large runs."""
     files = "tests/assurance/test_large_runs.py", "tests/assurance/test_ledger_shortening.py"
-    cases = tried(*files, "-k", "large_runs or million")
+    cases = run_tests(*files, "-k", "large_runs or million")
     figures = {name: value for case in cases for name, value in case["figures"].items()}
     return {"figures": figures, "failed": sorted(case["test"] for case in cases if case["outcome"] != "passed")}
 
 
-# What the audits tell
+# Results of the audits
 
 
 def audits() -> Json:
-    """The step audit of every way of bounding, and of every fault that it could see."""
+    """The step audit of every gradient bound, and of every planted fault in clipping and noise."""
     import torch
 
     torch.set_num_threads(1)
     rows = [audited(name, way, canary_model, sigma) for name, (way, canary_model) in ways().items() for sigma in SIGMAS]
     groups = [group for name, group in GROUPS.items() if name in ("Bounds by clipping", "Noise")]
-    return {"ways": rows, "mutants": {mutant.name: seen(mutant) for group in groups for mutant in group}}
+    return {"ways": rows, "mutants": {mutant.name: verdict_on(mutant) for group in groups for mutant in group}}
 
 
 def ways() -> dict[str, tuple[Any, Any]]:
@@ -170,14 +170,14 @@ def audited(name: str, way: Any, canary_model: Any, sigma: float) -> Json:
         "way": name,
         "noise_multiplier": sigma,
         "scores": audit.scores.values.size,
-        "claimed_mu": round(audit.claimed_mu, 4),
+        "guaranteed_mu": round(audit.guaranteed_mu, 4),
         "certified_mu": round(audit.certified_mu, 4),
         "verdict": audit.verdict.value,
     }
 
 
-def seen(mutant: Mutant) -> str:
-    """What the step audit says of a planted fault by itself, with the preflight off that would refuse some."""
+def verdict_on(mutant: Mutant) -> str:
+    """The verdict of the step audit alone on a planted fault, without the preflight, which would refuse some."""
     import pytest
 
     from noisette import PerExampleClip, PrivacyError

@@ -1,4 +1,4 @@
-"""The parts of docs/assurance.md that are made from results."""
+"""The parts of docs/assurance.md that are generated from results."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 Json = Mapping[str, Any]
-_NOT_TRIED = "not tried in the last run"
+_NOT_TRIED = "not run"
 
 
 class Planted(Protocol):
-    """A fault in the library, and the tests that see it."""
+    """A fault in the library, and the tests that detect it."""
 
     name: str
     harm: str
@@ -18,7 +18,7 @@ class Planted(Protocol):
 
 
 class Tried(Protocol):
-    """A fault around a run, its outcome, and the tests that try it."""
+    """A fault around a run, its outcome, and the tests of it."""
 
     name: str
     outcome: str
@@ -26,7 +26,7 @@ class Tried(Protocol):
 
 
 def with_results(text: str, results: Json, groups: Mapping[str, Sequence[Planted]], faults: Sequence[Tried]) -> str:
-    """The page with its made parts renewed."""
+    """The page with its generated parts updated."""
     made = {
         "summary": summary(results, groups),
         "audits": audits(results),
@@ -47,16 +47,16 @@ def summary(results: Json, groups: Mapping[str, Sequence[Planted]]) -> str:
     planted = [mutant.name for group in groups.values() for mutant in group]
     tests = results["faults"]["tests"].values() if "faults" in results else []
     ended = (
-        f"**{sum(t['passed'] for t in tests)} of {sum(t['cases'] for t in tests)} cases** of faults around a run end"
+        f"**{sum(t['passed'] for t in tests)} of {sum(t['cases'] for t in tests)} cases** of faults around a run have"
     )
     rows = results["audits"]["ways"]
     consistent = sum(row["verdict"] == "consistent" for row in rows)
     return "\n".join(
         [
             f"- **{sum(caught.get(name, False) for name in planted)} of {len(planted)} planted faults** are caught by "
-            "the tests that are named for them.",
-            f"- **{consistent} of {len(rows)} audits** of the real loop find the mechanism that is documented.",
-            f"- {ended} as the table says." if tests else f"- Faults around a run: {_NOT_TRIED}.",
+            "the tests named for them.",
+            f"- **{consistent} of {len(rows)} audits** of the real training loop find the documented mechanism.",
+            f"- {ended} the outcome in the table." if tests else f"- Faults around a run: {_NOT_TRIED}.",
             "",
             f"The last run was of noisette {machine['noisette']} with torch {machine['torch']} and Python "
             f"{machine['python']}, on {machine['cores']} processor cores.",
@@ -68,12 +68,12 @@ def audits(results: Json) -> str:
     rows = results["audits"]["ways"]
     sigmas = sorted({row["noise_multiplier"] for row in rows})
     lines = [
-        "| way of bounding | " + " | ".join(f"noise {sigma:g}" for sigma in sigmas) + " | verdict |",
+        "| gradient bound | " + " | ".join(f"noise {sigma:g}" for sigma in sigmas) + " | verdict |",
         "|---|" + "---|" * (len(sigmas) + 1),
     ]
     for way in dict.fromkeys(row["way"] for row in rows):
         own = {row["noise_multiplier"]: row for row in rows if row["way"] == way}
-        cells = [f"{own[sigma]['certified_mu']:.2f} of {own[sigma]['claimed_mu']:g}" for sigma in sigmas]
+        cells = [f"{own[sigma]['certified_mu']:.2f} of {own[sigma]['guaranteed_mu']:g}" for sigma in sigmas]
         verdicts = " and ".join(dict.fromkeys(row["verdict"] for row in own.values()))
         lines.append(f"| {way} | " + " | ".join(cells) + f" | {verdicts} |")
     return "\n".join(lines)
@@ -98,7 +98,7 @@ def mutants(results: Json, groups: Mapping[str, Sequence[Planted]]) -> str:
 
 def faults_table(results: Json, faults: Sequence[Tried]) -> str:
     tests = results["faults"]["tests"] if "faults" in results else None
-    lines = ["| fault | outcome | cases that ended so | tests |", "|---|---|---|---|"]
+    lines = ["| fault | outcome | cases with this outcome | tests |", "|---|---|---|---|"]
     for fault in faults:
         own = [] if tests is None else [tests.get(test, {"cases": 1, "passed": 0}) for test in fault.tried_by]
         cases = f"{sum(t['passed'] for t in own)} of {sum(t['cases'] for t in own)}" if own else _NOT_TRIED

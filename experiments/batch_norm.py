@@ -2,15 +2,13 @@
 
     python -m experiments.batch_norm [--check]
 
-With --check nothing is written, and the exit code says whether the numbers in the picture are those of now. They
-are computed by the library from the example on that page.
+With --check nothing is written, and the exit code is 1 if the numbers in the picture are out of date. The library
+computes them from the example on that page.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -18,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from experiments.picture import main
 from noisette import PerExampleClip
 from noisette.clipping.engines import PerExampleLoop
 from noisette.nn import MixtureBatchNorm, PublicBatchNorm, convert_batch_norm
@@ -28,7 +27,7 @@ BOUND = 1.0
 
 
 class Steep(nn.Module):
-    """One weight behind a batch norm; its gradients are far beyond the bound. Inputs are (activation, sign)."""
+    """One weight behind a batch norm, with gradients far above the clipping norm. Inputs are (activation, sign)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +55,7 @@ def contributions(norm: type[nn.Module], batch: Tensor) -> list[float]:
 
 
 def moved(norm: type[nn.Module]) -> tuple[float, float]:
-    """The clipped sum without the record and with it, from the library's own engine."""
+    """The clipped sum without the record and with it, computed by an engine of the library."""
     sums = []
     for batch in (ALIKE, torch.cat([ALIKE, RECORD])):
         model = convert_batch_norm(Steep(), to=norm, public=PUBLIC)
@@ -97,19 +96,9 @@ def drawn() -> str:
 
 
 def numbers(picture: str) -> list[str]:
-    """What the picture says in figures."""
+    """The sums in the picture."""
     return re.findall(r"sum moves by \d+ C|sum .\d+ C", picture)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true")
-    picture = standalone(drawn())
-    if parser.parse_args().check:
-        sys.exit(numbers(picture) != numbers(PICTURE.read_text(encoding="utf-8")))
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(picture, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__ or "", PICTURE, standalone(drawn()), numbers)

@@ -1,16 +1,14 @@
-"""Draw the picture of docs/clipless.md: bounds that walk through a network and back.
+"""Draw the picture of docs/clipless.md: bounds propagated forward and backward through a network.
 
     python -m experiments.clipless_page [--check]
 
-With --check nothing is written, and the exit code says whether the numbers in the picture are those of now. They
-are those that the library finds for the network on that page.
+With --check nothing is written, and the exit code is 1 if the numbers in the picture are out of date. The library
+computes them for the network on that page.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from pathlib import Path
 
 import matplotlib
@@ -18,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
+from experiments.picture import main
 from noisette import LipschitzBound
 from noisette.lipschitz.bound import LayerBound
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, MixerBlock, PatchConv2d, SpectralLinear, TauCrossEntropy
@@ -42,7 +41,7 @@ def network() -> nn.Module:
 
 
 def layers() -> list[LayerBound]:
-    """What the library knows of its parts."""
+    """The bounds of its layers."""
     return LipschitzBound(network(), loss=TauCrossEntropy(TAU), input_shape=(1, 28, 28), slack=0.0).layers()
 
 
@@ -104,19 +103,9 @@ def _product(axes: Axes, place: int, part: LayerBound) -> None:
 
 
 def numbers(picture: str) -> list[str]:
-    """What the picture says in figures."""
+    """The bounds in the picture."""
     return re.findall(r"\d+\.\d\d(?=<| ×)", picture)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--check", action="store_true")
-    picture = standalone(drawn())
-    if parser.parse_args().check:
-        sys.exit(numbers(picture) != numbers(PICTURE.read_text(encoding="utf-8")))
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(picture, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    main(__doc__ or "", PICTURE, standalone(drawn()), numbers)

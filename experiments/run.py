@@ -1,9 +1,9 @@
-"""Run recipes with several seeds and keep what came out, one JSON line per run.
+"""Run recipes with several seeds, and store the results as one JSON line per run.
 
     python -m experiments.run mnist fashion-mnist [--seeds 0 1 2]
 
-A run is the command a user would type. Its line goes to results/RECIPE.jsonl; `python -m experiments.table` makes the
-README's table from these files.
+Each run is a `noisette train` command. Its line is appended to results/RECIPE.jsonl; `python -m experiments.table`
+makes the README's table from these files.
 """
 
 from __future__ import annotations

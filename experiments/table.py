@@ -2,7 +2,7 @@
 
     python -m experiments.table [--check]
 
-With --check nothing is written; the exit code is 0 if the README is up to date.
+With --check nothing is written, and the exit code is 1 if the README is out of date.
 """
 
 from __future__ import annotations

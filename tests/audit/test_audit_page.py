@@ -1,4 +1,4 @@
-"""The page on auditing one's own training does what it says: its code runs, its tests pass and can fail."""
+"""The page on auditing your own training is correct: its code runs, and its tests pass and can fail."""
 
 from __future__ import annotations
 

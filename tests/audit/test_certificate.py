@@ -1,4 +1,4 @@
-"""What is certified is true as often as it says, and as sharp as the theory allows."""
+"""Certified bounds hold with the stated probability, and are as tight as the theory allows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from noisette.audit.certificate import rate_at_most
 
 @pytest.mark.parametrize("trials", [1, 7, 100, 3000])
 @pytest.mark.parametrize("rate", [0.003, 0.1, 0.5, 0.97])
-def test_upper_ends_cover_the_rate(trials: int, rate: float) -> None:
-    """Exactly: the probability, over all counts, that the upper end lies below the rate."""
+def test_upper_confidence_limits_cover_the_rate(trials: int, rate: float) -> None:
+    """The exact probability, over all counts, that the upper limit is below the rate."""
     alpha = 0.01
     hits = np.arange(trials + 1)
     below = np.array([rate_at_most(int(k), trials, alpha=alpha) < rate for k in hits])
@@ -23,14 +23,14 @@ def test_upper_ends_cover_the_rate(trials: int, rate: float) -> None:
     assert rate_at_most(trials, trials, alpha=alpha) == 1.0
 
 
-def test_upper_end_is_the_rate_that_gives_so_few_with_probability_alpha() -> None:
+def test_upper_confidence_limit_is_the_rate_that_gives_so_few_hits_with_probability_alpha() -> None:
     for hits, trials in ((0, 1), (0, 50), (3, 50), (49, 50), (1000, 204_800)):
         upper = rate_at_most(hits, trials, alpha=1e-9)
         assert binom.cdf(hits, trials, upper) == pytest.approx(1e-9, rel=1e-6)
 
 
-def test_mu_is_close_to_the_truth_and_not_above_it() -> None:
-    """The table of powers: scores of an ideal Gaussian mechanism of mu = 1, false alarm 1e-9."""
+def test_certified_mu_is_close_to_the_true_mu_and_not_above_it() -> None:
+    """Scores of an ideal Gaussian mechanism with mu = 1, at a false alarm of 1e-9."""
     random = np.random.default_rng(20230)
     for scores, least in ((2_048, 0.3), (204_800, 0.93)):
         found = [
@@ -41,13 +41,13 @@ def test_mu_is_close_to_the_truth_and_not_above_it() -> None:
         assert max(found) < 1
 
 
-# Scores on each side from which a claim that is too small by this factor is refuted, by three deviations.
+# Scores on each side with which a guarantee that is too small by this factor is refuted, up to three deviations.
 NEEDED = {2.0: 814, 1.25: 10_671, 1.1: 65_268}
 
 
 @pytest.mark.parametrize("factor", NEEDED)
-def test_so_many_scores_refute_a_claim(factor: float) -> None:
-    """The claim is mu = 1; with a tenth of the scores hardly anything is proven."""
+def test_number_of_scores_that_refutes_a_guarantee(factor: float) -> None:
+    """The guarantee is mu = 1; a tenth of the scores proves close to nothing."""
     random = np.random.default_rng(7)
 
     def refuted(n: int) -> bool:
@@ -58,8 +58,8 @@ def test_so_many_scores_refute_a_claim(factor: float) -> None:
     assert sum(refuted(NEEDED[factor] // 10) for _ in range(20)) <= 2
 
 
-def test_nothing_is_certified_of_scores_that_tell_nothing() -> None:
-    """At a false alarm of one in a thousand, 10,000 games give at most 30; the binomial tail beyond is 1e-7."""
+def test_nothing_is_certified_for_equally_distributed_scores() -> None:
+    """At a false alarm of one in a thousand, 10,000 audits give at most 30; the binomial tail beyond is 1e-7."""
     random = np.random.default_rng(1)
     alarms = 0
     for _ in range(10_000):
@@ -68,7 +68,7 @@ def test_nothing_is_certified_of_scores_that_tell_nothing() -> None:
     assert alarms <= 30
 
 
-def test_the_reverse_direction_is_found() -> None:
+def test_scores_of_the_opposite_sign_are_certified() -> None:
     random = np.random.default_rng(2)
     inside, outside = random.normal(3, 1, 5000), random.normal(0, 1, 5000)
     forward = certified_mu(inside, outside, threshold=1.5, alpha=1e-9)
@@ -85,7 +85,7 @@ def test_a_few_scores_prove_nothing(sizes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0])
 def test_ties_prove_nothing(value: float) -> None:
-    """All scores alike, on the threshold or on one side of it."""
+    """All scores are equal, at the threshold or on one side of it."""
     scores = np.full(3000, value)
     assert certified_mu(scores, scores, threshold=0.5, alpha=1e-9) == 0
     assert certified_epsilon(scores, scores, delta=1e-5, alpha=1e-9) == 0
@@ -99,8 +99,8 @@ def test_epsilon_of_mu_is_the_closed_form() -> None:
     assert epsilon_of(0.0, delta=1e-5) == 0
 
 
-def test_epsilon_by_rates_is_close_to_the_truth_and_not_above_it() -> None:
-    """Ideal scores of mu = 1 at a delta of one percent; nothing is known of the shape."""
+def test_certified_epsilon_is_close_to_the_true_epsilon_and_not_above_it() -> None:
+    """Ideal scores of mu = 1 at a delta of one percent; the bound assumes no shape of the mechanism."""
     random = np.random.default_rng(3)
     truth = epsilon_of(1.0, delta=1e-2)
     for sign in (1, -1):
@@ -108,7 +108,7 @@ def test_epsilon_by_rates_is_close_to_the_truth_and_not_above_it() -> None:
         assert 0.85 * truth < certified_epsilon(inside, outside, delta=1e-2, alpha=1e-6) < truth
 
 
-def test_epsilon_by_rates_of_randomised_response() -> None:
+def test_certified_epsilon_of_randomised_response() -> None:
     """Two answers only: right with probability 3/4, which is epsilon = ln 3."""
     random = np.random.default_rng(4)
     inside, outside = (random.random((2, 200_000)) < [[0.75], [0.25]]).astype(float)
@@ -116,13 +116,13 @@ def test_epsilon_by_rates_of_randomised_response() -> None:
 
 
 def test_thresholds_are_chosen_on_other_scores_than_those_that_prove() -> None:
-    """Every second score tells in from out, and the others tell nothing."""
+    """Every second score distinguishes in from out, and the others are uninformative."""
     inside, outside = np.zeros(2_000), np.zeros(2_000)
     inside[::2] = 1
     assert certified_epsilon(inside, outside, delta=1e-5, alpha=1e-6) == 0
 
 
-def test_delta_is_taken_off_what_is_caught() -> None:
+def test_delta_is_subtracted_from_the_true_positive_rate() -> None:
     """Randomised response again: (3/4 - delta) / (1/4) bounds what can be proven."""
     random = np.random.default_rng(6)
     inside, outside = (random.random((2, 200_000)) < [[0.75], [0.25]]).astype(float)
@@ -130,7 +130,7 @@ def test_delta_is_taken_off_what_is_caught() -> None:
     assert 0.8 * math.log(0.35 / 0.25) < found < math.log(0.35 / 0.25)
 
 
-def test_epsilon_by_rates_is_silent_on_null_scores() -> None:
+def test_certified_epsilon_is_zero_for_equally_distributed_scores() -> None:
     random = np.random.default_rng(5)
     alarms = 0
     for _ in range(2_000):

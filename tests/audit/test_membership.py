@@ -1,4 +1,4 @@
-"""Attacks on members: their rates are those of the definition, and they find what a model has learned by heart."""
+"""Membership inference: rates agree with their definitions, and the attacks detect memorisation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 
 from noisette.audit import Attack, Membership, audit_one_run, membership_of
 from noisette.audit.figures import membership_figure
-from noisette.audit.membership import by_class, by_loss, by_shadows, confidences, halves
-from noisette.audit.trained import with_canaries
+from noisette.audit.membership import by_class, by_loss, by_shadows, confidences_of, halves
+from noisette.audit.one_run import with_canaries
 from noisette.data import DataSet, Split
 
 
@@ -28,14 +28,14 @@ def test_rates_are_those_of_the_definition() -> None:
         best = max((members > t).mean() for t, share in passing.items() if share <= rate)
         assert attack.caught(rate) == pytest.approx(best)
     assert attack.caught(1.0) == 1.0
-    assert attack.caught(0.001) is None, "one of forty is no thousandth"
+    assert attack.caught(0.001) is None, "forty others are too few to measure a thousandth"
     false, caught = attack.curve()
     assert (false[0], caught[0], false[-1], caught[-1]) == (0, 0, 1, 1)
     for t, f, c in zip(np.unique([*members, *others])[::-1], false[1:], caught[1:], strict=True):
         assert (f, c) == pytest.approx(((others >= t).mean(), (members >= t).mean()))
 
 
-def test_what_a_claim_allows_is_the_region_of_its_definition() -> None:
+def test_allowed_rates_are_those_of_the_definition_of_differential_privacy() -> None:
     """From both inequalities of (epsilon, delta)-DP, for the test and for its complement."""
     found = Membership((), epsilon=1.0, delta=0.01)
     for rate in (0.0, 0.001, 0.2, 0.5, 1.0):
@@ -45,16 +45,18 @@ def test_what_a_claim_allows_is_the_region_of_its_definition() -> None:
     assert Membership((), epsilon=1e6, delta=0.0).allowed(1e-9) == 1.0
 
 
-def test_confidence_is_the_logit_of_the_own_class() -> None:
+def test_confidence_is_the_logit_of_the_true_class() -> None:
     model = nn.Linear(3, 4).double()
     x, y = torch.randn(7, 3, dtype=torch.float64), torch.randint(0, 4, (7,))
     p = model(x).softmax(1)[torch.arange(7), y]
-    np.testing.assert_allclose(confidences(model, x, y), (p / (1 - p)).log().detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(
+        confidences_of(model, Split(x.numpy(), y.numpy())), (p / (1 - p)).log().detach().numpy(), rtol=1e-9
+    )
     assert model.training, "as it was"
 
 
-def test_shadows_take_off_what_is_hard_about_a_record() -> None:
-    """Records differ in how hard they are by far more than by membership: only shadows see through that."""
+def test_shadow_models_correct_for_the_difficulty_of_a_record() -> None:
+    """Difficulty varies over records by far more than the effect of membership, so only shadow models detect it."""
     random = np.random.default_rng(1)
     n, k = 600, 400
     hard = 10 * random.normal(size=n + k)
@@ -67,10 +69,10 @@ def test_shadows_take_off_what_is_hard_about_a_record() -> None:
     assert plain.auc < 0.65
     assert seen.auc > 0.85
     out = seen.others
-    assert out.std() == pytest.approx(math.sqrt(1 + 1 / 4), rel=0.15), "in units of the spread without the record"
+    assert out.std() == pytest.approx(math.sqrt(1 + 1 / 4), rel=0.15), "in units of the deviation without the record"
 
 
-def test_classes_take_off_what_is_hard_about_a_class() -> None:
+def test_class_statistics_correct_for_the_difficulty_of_a_class() -> None:
     random = np.random.default_rng(2)
     classes = random.integers(0, 2, (2, 2_000))
     members, others = random.normal(size=(2, 2_000)) + np.array([0.0, 20.0])[classes]
@@ -78,17 +80,17 @@ def test_classes_take_off_what_is_hard_about_a_class() -> None:
     easy = by_class(members, others, member_classes=classes[0], other_classes=classes[1])
     assert by_loss(members, others).auc < 0.7
     assert easy.auc > 0.8
-    assert len(easy.others) == 1_000, "what is usual is told by the others that are not attacked"
+    assert len(easy.others) == 1_000, "the other half gives the statistics of each class"
 
 
-def test_a_class_that_is_hardly_known_is_judged_as_all_are() -> None:
+def test_a_class_with_one_other_record_is_standardised_by_all_classes() -> None:
     alone = by_class(
         np.array([3.0]), np.array([1.0, 1.0, 2.0]), member_classes=np.array([7]), other_classes=np.array([0, 0, 0])
     )
     assert np.isfinite(alone.members).all()
 
 
-def test_every_record_is_in_half_of_the_shadows() -> None:
+def test_every_record_is_in_the_training_data_of_half_of_the_shadow_models() -> None:
     chosen = np.stack(halves(6, 101))
     assert (chosen.sum(0) == 3).all()
     with pytest.raises(ValueError, match="1 records are in the training data of every shadow model"):
@@ -96,7 +98,7 @@ def test_every_record_is_in_half_of_the_shadows() -> None:
 
 
 class Memory(nn.Module):
-    """Knows its training records by heart, and guesses at the others."""
+    """Memorises its training records, and guesses the class of others."""
 
     def __init__(self, data: DataSet) -> None:
         super().__init__()
@@ -122,7 +124,7 @@ def data() -> DataSet:
     return DataSet("records", *splits, classes=3, declared_size=400, note="")
 
 
-def test_a_model_that_knows_its_records_by_heart_is_caught(data: DataSet) -> None:
+def test_attacks_succeed_on_a_model_that_memorises_its_records(data: DataSet) -> None:
     told = []
     found = membership_of(
         Memory(data),
@@ -142,12 +144,12 @@ def test_a_model_that_knows_its_records_by_heart_is_caught(data: DataSet) -> Non
     assert "allowed" in membership_figure(found)
 
 
-def test_a_model_that_learned_nothing_is_not_caught(data: DataSet) -> None:
+def test_attacks_fail_on_a_model_that_learned_nothing(data: DataSet) -> None:
     found = membership_of(forgetful(data), data, epsilon=3.0, delta=1e-4)
     assert all(0.4 < attack.auc < 0.6 for attack in found.attacks)
 
 
-def test_canaries_are_mislabelled_and_stay_by_a_coin(data: DataSet) -> None:
+def test_canaries_are_mislabelled_and_kept_with_probability_one_half(data: DataSet) -> None:
     made = with_canaries(data, 300)
     labels = {x.tobytes(): int(y) for x, y in zip(data.train.inputs, data.train.targets, strict=True)}
     kept = {x.tobytes(): int(y) for x, y in zip(made.data.train.inputs, made.data.train.targets, strict=True)}
@@ -161,7 +163,7 @@ def test_canaries_are_mislabelled_and_stay_by_a_coin(data: DataSet) -> None:
     assert all(kept[key] == labels[key] for key in others)
 
 
-def test_one_run_finds_a_model_that_knows_its_canaries_by_heart(data: DataSet) -> None:
+def test_one_run_audit_detects_a_model_that_memorises_its_canaries(data: DataSet) -> None:
     audit = audit_one_run(lambda data, on_step: Memory(data), data, canaries=300, delta=1e-5)
     assert audit.mu > 0.7
     assert min(audit.epsilon, audit.plain_epsilon) > 2
@@ -170,7 +172,7 @@ def test_one_run_finds_a_model_that_knows_its_canaries_by_heart(data: DataSet) -
 
 
 def test_too_few_records_are_refused(data: DataSet) -> None:
-    with pytest.raises(ValueError, match="has not 401 records"):
+    with pytest.raises(ValueError, match="does not have 401 records"):
         with_canaries(data, 401)
     with pytest.raises(ValueError, match="no test records"):
         membership_of(forgetful(data), replace(data, test=None), epsilon=1.0, delta=1e-5)

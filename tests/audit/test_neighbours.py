@@ -1,4 +1,4 @@
-"""Batches that differ by one record: within the bound for harmless models, beyond it where records mix."""
+"""Batches that differ by one record: within the bound for valid models, beyond it for models that mix records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from noisette import AdaptiveClip, GradientBound, PerExampleClip, PrivacyError
 from noisette.audit import Verdict, audit_neighbours
-from noisette.audit.neighbours import _climbed
+from noisette.audit.neighbours import _ascended
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.gaussian_noise import GaussianNoise
@@ -48,10 +48,10 @@ def test_a_record_moves_a_sum_by_no_more_than_the_bound(engine) -> None:
     )
     assert audit.verdict is Verdict.CONSISTENT, audit.findings
     assert audit.reached.shape == (pairs,)
-    assert 0.99 < audit.worst < 1 + 1e-5, "the bound is reached, and not passed"
+    assert 0.99 < audit.worst < 1 + 1e-5, "the bound is reached, and not exceeded"
 
 
-def test_a_bound_that_learns_beside_the_gradient_is_kept() -> None:
+def test_adaptive_clipping_keeps_its_bound() -> None:
     audit = audit_neighbours(
         lambda: PerExampleClip(network(), clipping=AdaptiveClip(0.5, count_share=0.2)),
         draw,
@@ -84,7 +84,7 @@ MIXING = {
 
 
 @pytest.mark.parametrize("function", MIXING.values(), ids=MIXING)
-def test_records_that_mix_are_found(function, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_mix_records_are_found(function, monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> GradientBound:
         return PerExampleClip(network(function), 0.5, engine=PerExampleLoop())
 
@@ -109,8 +109,8 @@ def test_too_little_noise_is_found_along_the_worst_direction(monkeypatch: pytest
     assert audit.verdict is Verdict.VIOLATION
 
 
-def test_records_climb_to_where_their_gradient_is_large() -> None:
-    """The gradient of tanh's saturated loss is small far out and large in the middle."""
+def test_ascent_increases_the_gradient_norm_of_a_record() -> None:
+    """The gradient of tanh is small for large inputs, where it saturates, and large around 0."""
     model = nn.Sequential(nn.Linear(6, 1, bias=False), nn.Tanh())
 
     def steepness(x: Tensor) -> float:
@@ -119,11 +119,11 @@ def test_records_climb_to_where_their_gradient_is_large() -> None:
 
     for _ in range(5):
         start = torch.randn(1, 6)
-        [climbed] = _climbed(model, (start,), lambda m, records: m(records[0]).squeeze(1))
+        [climbed] = _ascended(model, (start,), lambda m, records: m(records[0]).squeeze(1))
         assert steepness(climbed) > 1.2 * steepness(start)
 
 
-def test_inputs_that_are_no_numbers_are_drawn_alone() -> None:
+def test_integer_inputs_are_used_as_drawn() -> None:
     def make() -> GradientBound:
         torch.manual_seed(1)
         return PerExampleClip(nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), 0.1)

@@ -1,7 +1,7 @@
-"""The audit game on the real training loop: what an attacker sees of canary records is exactly what was promised.
+"""The step audit of the real training loop: scores of canaries have exactly the documented distribution.
 
-The library plays and judges. Here every way of bounding goes through it, planted faults must be found, and what it
-certifies is worked out a second time, from the definition of a confidence bound.
+Every gradient bound is audited, planted faults must be found, and the certified bound is computed a second time, from
+the definition of a confidence bound.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def wrong_rate(wrong: int, trials: int, alpha: float) -> float:
 
 
 def proven_mu(scores: Scores, sigma: float) -> float:
-    """What the errors of the threshold in the middle prove, in the direction of the claim: a quarter of alpha each."""
+    """Lower bound on mu from the errors at the middle threshold, in the documented direction: alpha / 4 for each."""
     normal = NormalDist()
     inside, out = (scores.values[scores.inside == side] for side in (True, False))
     wrong = [((out >= 0.5 / sigma).sum(), out.size), ((inside < 0.5 / sigma).sum(), inside.size)]
@@ -75,7 +75,7 @@ def test_real_loop_is_the_documented_mechanism(engine: Engine, sigma: float) -> 
     slow = isinstance(engine, PerExampleLoop | MultiLoss)
     audit = audit_bound(clipping(engine), noise_multiplier=sigma, steps=4 if slow else 24)
     assert_consistent(audit)
-    assert sigma == 4 or audit.certified_mu > 0.1, "the game has power"
+    assert sigma == 4 or audit.certified_mu > 0.1, "the audit has power"
     assert audit.certified_mu == pytest.approx(max(0, proven_mu(audit.scores, sigma)), abs=1e-6)
 
 
@@ -160,7 +160,7 @@ def test_canaries_reach_the_bound_on_axes_of_their_own(canary_model: CanaryModel
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 4.0])
-def test_long_game(sigma: float) -> None:
+def test_long_step_audit(sigma: float) -> None:
     audit = audit_bound(clipping(BookKeeping()), noise_multiplier=sigma, steps=800)
     assert_consistent(audit)
     assert audit.certified_mu > 0.8 / sigma
@@ -170,7 +170,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def noise_changed(change: Callable[..., None]) -> Patch:
-    """A mutant that adds its noise by ``change(the library's way, source, tensors, step=..., deviation=...)``."""
+    """A mutant that adds its noise by ``change(method of the library, source, tensors, step=..., std=...)``."""
     real = GaussianNoise.add_
     return lambda patch: patch.setattr(
         GaussianNoise, "add_", lambda source, tensors, **numbers: change(real, source, tensors, **numbers)
@@ -239,7 +239,7 @@ def last_piece_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def pending_kept(patch: pytest.MonkeyPatch) -> None:
-    """The sum of one step is still there in the next."""
+    """The sum of a step is added to that of the next."""
     real = Accumulator.pop_sums
 
     def take(self, parameters):
@@ -284,7 +284,7 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The preflight, which would refuse some of them, is off here: the game must see them by itself."""
+    """The preflight, which would refuse some of them, is off here: the audit alone must find them."""
     monkeypatch.setattr("noisette.validation.checks.prove", lambda bound, example: None)
     MUTANTS[name](monkeypatch)
     audit = audit_bound(clipping(BookKeeping()), noise_multiplier=1.0)
@@ -294,11 +294,11 @@ def test_planted_faults_are_caught(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert_consistent(audit)
 
 
-def test_a_leak_is_told_in_numbers() -> None:
+def test_findings_state_the_size_of_a_leak() -> None:
     noise = np.random.default_rng(0).normal(size=(24, 512))
     inside = np.random.default_rng(1).random((24, 512)) < 0.5
     audit = StepAudit(Scores(noise + 2 * inside, inside, noise_multiplier=1.0, shift=1.0))
     assert audit.verdict is Verdict.VIOLATION
     assert audit.findings[0].startswith("one record moves the release by 1.")
-    assert audit.findings[0].endswith("deviations or more, 1 claimed")
-    assert audit.facts(delta=1e-5)["certified_epsilon"] > audit.facts(delta=1e-5)["claimed_epsilon"] > 4.37
+    assert audit.findings[0].endswith("deviations or more; at most 1 are guaranteed")
+    assert audit.facts(delta=1e-5)["certified_epsilon"] > audit.facts(delta=1e-5)["guaranteed_epsilon"] > 4.37

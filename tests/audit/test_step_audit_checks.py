@@ -1,4 +1,4 @@
-"""The checks of the step audit: silent on the documented mechanism, and each alert to the fault it is for."""
+"""The checks of the step audit pass on the documented mechanism, and each fails on the fault that it is for."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from noisette.audit.step_audit import peak_across_steps, peak_within_steps, spre
 
 
 def ideal(random: np.random.Generator, *, steps: int = 8, canaries: int = 128, sigma: float = 1.0) -> Scores:
-    """What the Gaussian mechanism shows, by definition."""
+    """Scores of the Gaussian mechanism, by definition."""
     inside = random.random((steps, canaries)) < 0.5
     return Scores(random.normal(size=(steps, canaries)) + inside / sigma, inside, sigma, 1 / sigma)
 
 
-def test_a_thousand_audits_of_the_right_mechanism_are_silent() -> None:
+def test_a_thousand_audits_of_the_documented_mechanism_are_consistent() -> None:
     random = np.random.default_rng(11)
     audits = [StepAudit(ideal(random)) for _ in range(1_000)]
     assert {audit.verdict for audit in audits} == {Verdict.CONSISTENT}
     assert all(audit.findings == () for audit in audits)
 
 
-def test_false_alarms_are_as_rare_as_asked_for() -> None:
+def test_false_alarms_have_the_given_rate() -> None:
     """At one in a hundred for each check; 1,000 audits, so ten are expected of each, and the tail beyond 35 is 1e-9."""
     random = np.random.default_rng(12)
     alarms = np.zeros(8)
     for _ in range(1_000):
         audit = StepAudit(ideal(random), false_alarm=1e-2)
-        alarms += [*(not check.passed for check in audit.checks), audit.certified_mu > audit.claimed_mu]
+        alarms += [*(not check.passed for check in audit.checks), audit.certified_mu > audit.guaranteed_mu]
     assert alarms.max() <= 35
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 1000])
 @pytest.mark.parametrize("tail", [1e-9, 1e-4, 0.5])
-def test_spread_is_judged_by_the_law_of_a_variance(n: int, tail: float) -> None:
-    """A variance at a quantile of its law has about the z of that quantile; few values never cry wolf."""
+def test_z_score_of_the_spread_follows_the_distribution_of_a_variance(n: int, tail: float) -> None:
+    """A variance at a quantile of its distribution has about the z of that quantile, also for few values."""
     variance = chi2.isf(tail, n - 1) / (n - 1)
     values = np.resize([1.0, -1.0], n)
     z = spread_z(values * np.sqrt(variance / values.var(ddof=1)))
@@ -47,12 +47,12 @@ def test_spread_is_judged_by_the_law_of_a_variance(n: int, tail: float) -> None:
     assert tail > 1e-9 or z < 6.11 + 0.02
 
 
-def test_spread_of_one_score_is_none() -> None:
+def test_z_score_of_the_spread_is_zero_for_one_score() -> None:
     assert spread_z(np.array([7.0])) == spread_z(np.array([])) == 0
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 30), (3, 1), (2, 22)])
-def test_small_games_have_a_verdict(shape: tuple[int, int]) -> None:
+def test_the_smallest_audits_have_a_verdict(shape: tuple[int, int]) -> None:
     """One score, one step, one canary, all in or all out."""
     for inside in (True, False):
         scores = Scores(np.zeros(shape), np.full(shape, inside), noise_multiplier=1.0, shift=1.0)
@@ -61,12 +61,12 @@ def test_small_games_have_a_verdict(shape: tuple[int, int]) -> None:
         assert audit.certified_epsilon(delta=1e-5) == 0
 
 
-def test_peaks_are_as_rare_as_they_say() -> None:
-    """The rarity that a peak stands for bounds how often it comes, also where a lag has few terms."""
+def test_peaks_exceed_z_at_most_at_the_stated_rate() -> None:
+    """The tail probability of a peak bounds its frequency, also for lags with few terms."""
     random = np.random.default_rng(13)
-    games = random.normal(size=(4_000, 1, 60))
-    within = np.array([peak_within_steps(game) for game in games])
-    across = np.array([peak_across_steps(game.reshape(2, 30)) for game in games])
+    samples = random.normal(size=(4_000, 1, 60))
+    within = np.array([peak_within_steps(noise) for noise in samples])
+    across = np.array([peak_across_steps(noise.reshape(2, 30)) for noise in samples])
     for peaks in (within, across):
         looks = int(peaks[0, 1])
         for z in (2.5, 3.0, 3.5):
@@ -83,7 +83,7 @@ def test_a_peak_is_the_z_of_a_sum_where_there_are_many_terms() -> None:
         assert peak == pytest.approx(z, rel=1e-2)
 
 
-def test_limits_share_out_the_false_alarm_over_all_looks() -> None:
+def test_limits_divide_the_false_alarm_among_all_sums() -> None:
     audit = StepAudit(ideal(np.random.default_rng(16), steps=24, canaries=512), false_alarm=1e-7)
     looks = {"correlation within a step": 24 * 491, "correlation between steps": 24 * 23 // 2}
     for check in audit.checks:
@@ -96,7 +96,7 @@ def test_limits_share_out_the_false_alarm_over_all_looks() -> None:
 def test_reversed_scores_are_not_as_documented() -> None:
     scores = ideal(np.random.default_rng(14), steps=40)
     audit = StepAudit(replace(scores, values=-scores.values))
-    assert audit.certified_mu > 0.5, "the leak is as large as before"
+    assert audit.certified_mu > 0.5, "the leak has the same size"
     assert audit.verdict is Verdict.NOT_AS_DOCUMENTED
 
 
@@ -137,7 +137,7 @@ def test_faults_of_a_step_by_hand_are_found(fault: str) -> None:
 
 
 def test_a_step_that_returns_something_else_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected the step to return a tensor of 520 numbers, got \(3,\)"):
+    with pytest.raises(ValueError, match=r"expected the step to return a tensor of 520 elements, got \(3,\)"):
         audit_step(lambda x: torch.zeros(3), bound=1.0, noise_multiplier=1.0)
     with pytest.raises(ValueError, match="got NoneType"):
         audit_step(lambda x: None, bound=1.0, noise_multiplier=1.0)

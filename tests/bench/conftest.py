@@ -13,7 +13,7 @@ def _a_cell(model: str, title: str, batch: int, rows: dict[str, Any], **more: An
 
 
 def _a_report(name: str, **more: Any) -> dict[str, Any]:
-    """What an experiment of two cells leaves: one method failed, one is not of this version."""
+    """The report of an experiment with two cells: one method failed, and is unknown to this version."""
     rows = {
         "plain": {"seconds": 0.002, "each": [0.002], "ratio": 1.0},
         "BookKeeping": {"seconds": 0.003, "each": [0.003], "ratio": 1.5},

@@ -46,6 +46,6 @@ def test_a_target_holds_at_its_batch_size_only() -> None:
     assert chosen.cells == (Cell("mlp", 8), Cell("mlp", 128, target=1.5))
 
 
-def test_image_sizes_go_to_the_models_that_take_them() -> None:
+def test_image_sizes_apply_to_models_of_any_image_size() -> None:
     assert [cell.image for cell in EXPERIMENTS["fig8"].only(["vgg11"], None, None, [32, 64]).cells] == [32, 64]
     assert EXPERIMENTS["fig5"].only(None, None, None, [64]).cells == EXPERIMENTS["fig5"].cells

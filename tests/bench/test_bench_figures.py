@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from noisette.bench.figures import _styles, figure
-from noisette.training.report.svg import standalone
+from noisette.training.report.svg import PAPER, standalone
 
 MakeReport = Callable[..., dict[str, Any]]
 
@@ -31,7 +31,7 @@ def test_without_a_target_none_is_shown(report: dict[str, Any]) -> None:
     ("axis", "shown"),
     [
         ("batch", {"MLP", "ResNet-18, 64 × 64", "128", "examples in a batch"}),
-        ("image", {"ResNet-18, batch 4", "64", "pixels a side"}),
+        ("image", {"ResNet-18, batch 4", "64", "image width in pixels"}),
         ("model", {"batch 128", "64 × 64, batch 4", "ResNet-18"}),
     ],
 )
@@ -55,9 +55,9 @@ def test_an_experiment_in_which_everything_failed_is_drawn(report: dict[str, Any
     figure(report | {"axis": "batch"})
 
 
-def test_a_figure_in_a_file_has_paper_of_its_own(report: dict[str, Any]) -> None:
+def test_a_figure_in_a_file_has_its_own_background(report: dict[str, Any]) -> None:
     alone = standalone(figure(report))
     ElementTree.fromstring(alone)
     assert "<style>" not in figure(report)
     assert "prefers-color-scheme: dark" in alone
-    assert "background" in alone
+    assert PAPER in alone

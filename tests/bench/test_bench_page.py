@@ -4,7 +4,7 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
-from noisette.bench.page import page
+from noisette.bench.results import page
 
 MakeReport = Callable[..., dict[str, Any]]
 
@@ -46,13 +46,13 @@ def test_the_table_holds_times_ratios_and_targets(report: dict[str, Any]) -> Non
     assert cells[6:12] == ["MLP, batch 128", "2 ms", "1.5 ×", "1.50 × 3 ms", "30.00 × 60 ms", "failed"]
 
 
-def test_the_lowest_private_ratio_is_set_off(report: dict[str, Any]) -> None:
+def test_the_lowest_private_ratio_is_bold(report: dict[str, Any]) -> None:
     html = page([report])
     assert html.count('class="best"') == 2
     assert '<td class="best">1.50 ×' in html
 
 
-def test_a_failure_says_where_and_why(report: dict[str, Any]) -> None:
+def test_a_failure_is_listed_with_its_cells_and_message(report: dict[str, Any]) -> None:
     assert "Elsewhere failed on MLP, batch 128; ResNet-18, 64 × 64, batch 4: MemoryError: 3 &lt; 4" in page([report])
 
 

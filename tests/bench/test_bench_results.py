@@ -10,7 +10,7 @@ import pytest
 from noisette.bench import results
 from noisette.bench.cell import Settings
 from noisette.bench.experiments import EXPERIMENTS
-from noisette.bench.run import run
+from noisette.bench.report import measure
 
 MakeReport = Callable[..., dict[str, Any]]
 
@@ -20,7 +20,7 @@ SETTINGS = Settings(rounds=2, threads=1, device="cpu")
 def test_a_report_holds_hardware_seconds_and_ratios() -> None:
     experiment = EXPERIMENTS["targets"].only(["mlp"], ["BookKeeping"], [4], None)
     parts: list[float] = []
-    report = run("targets", experiment, SETTINGS, parts.append)
+    report = measure("targets", experiment, SETTINGS, parts.append)
     assert json.loads(json.dumps(report)) == report
     assert report["hardware"]["threads"] == 1
     assert report["hardware"]["versions"]["torch"]
@@ -37,7 +37,7 @@ def test_without_plain_training_there_are_no_ratios(monkeypatch: pytest.MonkeyPa
     rows = {"plain": {"error": "no memory"}, "nxBP": {"seconds": 1.0, "each": [1.0]}}
     monkeypatch.setattr("noisette.bench.experiments.step_times", lambda *_: rows)
     experiment = EXPERIMENTS["targets"].only(["mlp"], ["nxBP"], [4], None)
-    report = run("targets", experiment, SETTINGS, lambda part: None)
+    report = measure("targets", experiment, SETTINGS, lambda part: None)
     assert "ratio" not in report["cells"][0]["methods"]["nxBP"]
 
 

@@ -44,7 +44,7 @@ def test_models_score_each_class_of_their_own_data(name: str) -> None:
 
 
 @pytest.mark.parametrize("image", [32, 96])
-def test_images_come_in_the_size_asked_for(image: int) -> None:
+def test_images_have_the_given_size(image: int) -> None:
     cell = Cell("resnet50", 2, image)
     inputs, _ = cell.data("meta")
     with torch.device("meta"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.bench import methods, peers
+from noisette.bench import methods
 from noisette.bench.cell import Cell
 from noisette.bench.methods import ENGINES, METHODS
 
@@ -15,8 +15,7 @@ CLIPPED = [name for name in METHODS if name not in ("plain", "Clipless")]
 
 @pytest.fixture
 def nearly_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (methods, peers):
-        monkeypatch.setattr(module, "NOISE_MULTIPLIER", 1e-9)
+    monkeypatch.setattr(methods, "NOISE_MULTIPLIER", 1e-9)
 
 
 def weights_after_a_step(method: str, model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -27,7 +26,7 @@ def weights_after_a_step(method: str, model: nn.Module, inputs: Tensor, targets:
 
 
 def clipped_step(model: nn.Module, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """What every method that clips does but for the noise, written down plainly."""
+    """The step of every method that clips, without noise, in plain code."""
     params = list(model.parameters())
     total = [torch.zeros_like(p) for p in params]
     for x, y in zip(inputs.split(1), targets.split(1), strict=True):
@@ -76,12 +75,12 @@ def test_every_method_that_clips_adds_noise(method: str) -> None:
         assert float((after[name] - expected[name]).std()) == pytest.approx(std, rel=0.1)
 
 
-def test_all_engines_of_noisette_take_part() -> None:
+def test_all_engines_of_noisette_are_measured() -> None:
     assert {"BookKeeping", "TwoPass", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
 
 
 @pytest.mark.usefixtures("nearly_no_noise")
-def test_a_step_without_clipping_is_that_of_the_plain_loss_brought_back_to_the_set() -> None:
+def test_a_clipless_step_is_a_plain_step_and_a_projection() -> None:
     cell = Cell("lipschitz-dense", batch=5)
     model = cell.model("cpu")
     inputs, targets = cell.data("cpu")

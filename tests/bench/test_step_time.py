@@ -8,7 +8,7 @@ import torch
 
 from noisette.bench import step_time
 from noisette.bench.cell import Cell, Settings
-from noisette.bench.memory_limit import kibibytes, memory_limit
+from noisette.bench.memory import kibibytes, memory_limit
 from noisette.bench.methods import METHODS
 from noisette.bench.step_time import WARM_UP, step_times
 
@@ -39,7 +39,7 @@ def test_methods_take_turns(method: Callable[[str, Callable[[], None]], None]) -
 
 @pytest.fixture
 def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets time pass that no machine is slow or quick at; no other time passes."""
+    """Advances a simulated clock, which nothing else advances."""
     now = 0.0
 
     def pass_by(seconds: float) -> None:
@@ -69,7 +69,7 @@ def test_a_slow_method_is_measured_once(
     assert rows["quick"] == {"seconds": 0.5, "each": [0.5] * 3}
 
 
-def test_a_method_that_fails_late_is_a_result_and_the_others_go_on(
+def test_a_method_that_fails_late_is_a_result_and_the_others_continue(
     method: Callable[[str, Callable[[], None]], None],
 ) -> None:
     taken: list[int] = []
@@ -93,7 +93,7 @@ def test_progress_adds_up_to_one_cell(method: Callable[[str, Callable[[], None]]
     assert sum(parts) == pytest.approx(1)
 
 
-def test_a_method_that_wants_more_memory_than_there_is_is_a_result(
+def test_a_method_that_runs_out_of_memory_is_a_result(
     method: Callable[[str, Callable[[], None]], None],
 ) -> None:
     too_much = 2 * 1024 * kibibytes("meminfo", "MemTotal")
@@ -101,7 +101,7 @@ def test_a_method_that_wants_more_memory_than_there_is_is_a_result(
     assert "error" in step_times(CELL, ["greedy"], SETTINGS, ignore)["greedy"]
 
 
-def test_the_memory_limit_holds_in_its_block_only() -> None:
+def test_the_memory_limit_applies_in_its_block_only() -> None:
     import resource
 
     before = resource.getrlimit(resource.RLIMIT_DATA)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from noisette.audit.subject import Subject
+from noisette.audit.audited_run import AuditedRun
 from noisette.cli import app
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.training.recipe import Recipe
@@ -42,15 +42,15 @@ def audit(place: Path, *options: str, out: Path) -> Result:
     return CliRunner().invoke(app, ["audit", str(place), "--out", str(out), *options])
 
 
-def test_a_run_is_audited_under_its_own_numbers(run: Path, tmp_path: Path) -> None:
+def test_a_run_is_audited_with_its_own_parameters(run: Path, tmp_path: Path) -> None:
     done = audit(run, out=tmp_path / "a" / "b")
     assert done.exit_code == 0, done.output
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {"audit.json", "step.svg"}
     found = json.loads((tmp_path / "a" / "b" / "audit.json").read_text())
     facts = json.loads((run / "run.json").read_text())
-    assert found["claim"]["noise_multiplier"] == facts["noise_multiplier"] == found["step"]["noise_multiplier"]
-    assert found["claim"]["epsilon"] == facts["epsilon"]
-    assert 0 < found["step"]["certified_mu"] < found["step"]["claimed_mu"] == 1 / facts["noise_multiplier"]
+    assert found["guarantee"]["noise_multiplier"] == facts["noise_multiplier"] == found["step"]["noise_multiplier"]
+    assert found["guarantee"]["epsilon"] == facts["epsilon"]
+    assert 0 < found["step"]["certified_mu"] < found["step"]["guaranteed_mu"] == 1 / facts["noise_multiplier"]
     assert found["neighbours"]["pairs"] == 30
     assert 0.99 < found["neighbours"]["worst"] < 1 + 1e-5
     assert "verdict  consistent" in done.output
@@ -61,18 +61,18 @@ def test_a_run_is_audited_under_its_own_numbers(run: Path, tmp_path: Path) -> No
         "privacy.txt",
         "report.html",
         "run.json",
-    }, "the run is as it was"
+    }, "the run folder is unchanged"
 
 
-def test_a_recipe_is_audited_before_it_is_run(run: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_audited_without_a_run(run: Path, tmp_path: Path) -> None:
     done = audit(run.parent / "quick.toml", "--whole-run", "--pairs", "0", out=tmp_path)
     assert done.exit_code == 0, done.output
     found, facts = json.loads((tmp_path / "audit.json").read_text()), json.loads((run / "run.json").read_text())
-    assert found["claim"]["noise_multiplier"] == facts["noise_multiplier"]
-    assert found["claim"]["steps"] == facts["steps_planned"]
+    assert found["guarantee"]["noise_multiplier"] == facts["noise_multiplier"]
+    assert found["guarantee"]["steps"] == facts["steps_planned"]
     assert "neighbours" not in found
     percent, small = found["whole_run"]["points"]
-    assert 0 < percent["certified"] < percent["claimed"]
+    assert 0 < percent["certified"] < percent["guaranteed"]
     assert small["delta"] == 1e-5
     assert (tmp_path / "whole-run.svg").exists()
 
@@ -84,22 +84,22 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_way_of_bounding_is_audited(name: str, tmp_path: Path) -> None:
+def test_every_gradient_bound_is_audited(name: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPES[name])
     done = audit(tmp_path / "recipe.toml", "--pairs", "6", out=tmp_path / "out")
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
-    assert found["claim"]["bound"] == ("layers" if name == "layers" else "clipping")
+    assert found["guarantee"]["bound"] == ("layers" if name == "layers" else "clipping")
     assert found["step"]["verdict"] == "consistent"
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_run_folder_tells_the_whole_recipe(name: str, tmp_path: Path) -> None:
+def test_a_run_folder_contains_the_whole_recipe(name: str, tmp_path: Path) -> None:
     recipe, place = tmp_path / "recipe.toml", tmp_path / "run"
     recipe.write_text(RECIPES[name])
     done = CliRunner().invoke(app, ["train", str(recipe), "--out", str(place)])
     assert done.exit_code == 0, done.output
-    told = Subject.of_run(place).known_recipe
+    told = AuditedRun.of_run(place).known_recipe
     given = Recipe.read(recipe)
     assert replace(told, privacy=given.privacy) == given
     assert told.privacy.max_grad_norm == pytest.approx(given.privacy.max_grad_norm)
@@ -109,7 +109,7 @@ def test_a_run_folder_tells_the_whole_recipe(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "one-run.json").exists()
 
 
-def test_a_leak_is_found_and_told(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leak_is_found_and_reported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
     def half(self, tensors, *, step, std):
@@ -123,15 +123,15 @@ def test_a_leak_is_found_and_told(run: Path, tmp_path: Path, monkeypatch: pytest
     assert json.loads((tmp_path / "audit.json").read_text())["step"]["verdict"] == "violation"
 
 
-def test_what_looks_at_the_records_is_written_where_asked_and_for_the_owner_alone(run: Path, tmp_path: Path) -> None:
+def test_results_computed_from_records_are_written_with_mode_0600(run: Path, tmp_path: Path) -> None:
     options = ["--pairs", "0", "--steps", "4", "--membership", "--shadows", "2", "--one-run", "200"]
     done = audit(run, *options, out=tmp_path)
     assert done.exit_code == 0, done.output
-    assert "1,437 members among 360 others, by loss: AUC 0." in done.output
-    assert "? caught at 0.1 % false alarms" in done.output, "360 others tell nothing of so few"
+    assert "1,437 members and 360 others, by loss: AUC 0." in done.output
+    assert "true positive rate ? at false positive rate 0.1 %" in done.output, "360 others are too few to measure it"
     assert "by 2 shadow models" in done.output
     assert "at 95.0 % confidence" in done.output
-    assert "not covered by any claim, and not for release" in done.output
+    assert "not covered by any guarantee, and not for release" in done.output
     for name in ("one-run.json", "membership.json", "membership.svg"):
         assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
     assert "not for release" in json.loads((tmp_path / "membership.json").read_text())["note"]
@@ -147,11 +147,11 @@ def changed(run: Path, place: Path, **facts: object) -> Path:
     return place
 
 
-def test_a_run_whose_recipe_is_not_all_told_is_audited_without_its_model(run: Path, tmp_path: Path) -> None:
+def test_a_run_with_an_incomplete_recipe_is_audited_without_its_model(run: Path, tmp_path: Path) -> None:
     place = changed(run, tmp_path / "own", data="own.csv")
     done = audit(place, "--steps", "4", out=tmp_path / "out")
     assert done.exit_code == 0, done.output
-    assert "its folder does not hold the declaration of its data" in done.output
+    assert "its folder does not contain the declaration of its data" in done.output
     refused = audit(place, "--membership", out=tmp_path / "out2")
     assert refused.exit_code == 2
     assert "audit the recipe of the run instead" in refused.stderr
@@ -160,8 +160,8 @@ def test_a_run_whose_recipe_is_not_all_told_is_audited_without_its_model(run: Pa
 
 WRONG = {
     "no such place": (lambda run: run / "nowhere", [], "there is no"),
-    "no run": (lambda run: run.parent, [], "holds no run.json"),
-    "members of a recipe": (lambda run: run.parent / "quick.toml", ["--membership"], "name the folder of its run"),
+    "no run": (lambda run: run.parent, [], "contains no run.json"),
+    "members of a recipe": (lambda run: run.parent / "quick.toml", ["--membership"], "give the folder of its run"),
     "shadows alone": (lambda run: run, ["--shadows", "2"], "add --membership"),
     "one shadow": (lambda run: run, ["--membership", "--shadows", "1"], "at least 2"),
     "too sure": (lambda run: run, ["--confidence", "0.9999"], "0.95 <= confidence <= 0.999"),
@@ -171,7 +171,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_bad_input_is_told_and_nothing_is_written(case: str, run: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_reported_and_nothing_is_written(case: str, run: Path, tmp_path: Path) -> None:
     place, options, message = WRONG[case]
     done = audit(place(run), *options, out=tmp_path / "out")
     assert done.exit_code == 2
@@ -187,11 +187,11 @@ def test_all_problems_are_told_at_once(run: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"noise_multiplier": 0.01}, "has 0 of them"),
-        ({"steps": 10_000}, "claims 10000 steps"),
+        ({"noise_multiplier": 0.01}, "contains 0 of them"),
+        ({"steps": 10_000}, "states 10000 steps"),
         (
             {"claim": False, "no_claim_because": "it couples"},
-            "makes no claim, so there is nothing to audit: it couples",
+            "gives no guarantee, so there is nothing to audit: it couples",
         ),
     ],
 )
@@ -201,17 +201,17 @@ def test_a_run_that_contradicts_its_ledger_is_refused(run: Path, tmp_path: Path,
     assert message in done.stderr
 
 
-def test_cut_files_are_refused(run: Path, tmp_path: Path) -> None:
+def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
     place = changed(run, tmp_path / "cut")
     (place / "run.json").write_text('{"claim": true')
-    assert "was cut or altered" in audit(place, out=tmp_path / "out").stderr
+    assert "is truncated or altered" in audit(place, out=tmp_path / "out").stderr
     (place / "run.json").write_text("[]")
-    assert "it is no table of facts" in audit(place, out=tmp_path / "out").stderr
+    assert "expected a JSON object" in audit(place, out=tmp_path / "out").stderr
     (place / "run.json").write_text('{"claim": true}')
     assert "lacks 'sampling_rate'" in audit(place, out=tmp_path / "out").stderr
     weights = changed(run, tmp_path / "weights")
     (weights / "model.safetensors").write_bytes(b"nothing")
     done = audit(weights, "--pairs", "0", "--steps", "2", "--membership", out=tmp_path / "out")
     assert done.exit_code == 2
-    assert "does not hold the weights of the run's model" in done.stderr
+    assert "does not contain the weights of the run's model" in done.stderr
     assert not (tmp_path / "out").exists()

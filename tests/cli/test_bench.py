@@ -18,7 +18,7 @@ def bench(*arguments: str, out: Path) -> Result:
     return CliRunner().invoke(app, ["bench", *arguments, "--device", "cpu", "--out", str(out)])
 
 
-def test_it_measures_and_leaves_numbers_figure_and_page(tmp_path: Path) -> None:
+def test_bench_writes_results_figures_and_page(tmp_path: Path) -> None:
     done = bench("--experiments", "targets,fig7,memory", *SMALL, out=tmp_path / "a" / "b")
     assert done.exit_code == 0, done.output
     assert {file.name for file in (tmp_path / "a" / "b").iterdir()} == {
@@ -35,7 +35,7 @@ def test_it_measures_and_leaves_numbers_figure_and_page(tmp_path: Path) -> None:
     assert "BookKeeping" in done.output
 
 
-def test_wrong_names_are_all_named_with_the_valid_ones(tmp_path: Path) -> None:
+def test_all_unknown_names_are_listed_with_the_valid_ones(tmp_path: Path) -> None:
     done = bench("--experiments", "fig4", "--models", "mlp,alexnet", "--methods", "magic", out=tmp_path / "out")
     assert done.exit_code == 2
     [line] = done.stderr.strip().splitlines()
@@ -74,24 +74,24 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pyt
     assert "choose --device cpu" in done.stderr
 
 
-def test_a_file_in_the_way_of_the_folder_is_an_error_before_anything_is_measured(tmp_path: Path) -> None:
+def test_a_file_at_the_path_of_the_folder_is_an_error_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     done = bench(out=tmp_path / "out")
     assert done.exit_code == 2
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_ctrl_c_keeps_the_experiments_that_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from noisette.bench import run as room
+def test_ctrl_c_keeps_the_completed_experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from noisette.bench import report as reports
 
-    whole = room.run
+    whole = reports.measure
 
     def stopped_later(name: str, *rest: object) -> object:
         if name == "fig7":
             raise KeyboardInterrupt
         return whole(name, *rest)
 
-    monkeypatch.setattr(room, "run", stopped_later)
+    monkeypatch.setattr(reports, "measure", stopped_later)
     done = bench("--experiments", "targets,fig7", *SMALL, out=tmp_path)
     assert done.exit_code == 130
     assert "Stopped" in done.stderr

@@ -1,4 +1,4 @@
-"""The preflight as a table: a zoo of models that couple examples is refused by name, harmless ones are accepted."""
+"""The preflight as a table: many models that couple examples are refused with the module, valid ones accepted."""
 
 from __future__ import annotations
 
@@ -227,14 +227,14 @@ def test_harmless_models_are_accepted(doctor, name: str) -> None:
     assert "refused" not in seen.output
 
 
-def test_every_check_has_its_line_and_says_what_is_trained(doctor) -> None:
+def test_every_check_has_a_line_and_trained_parameters_are_counted(doctor) -> None:
     seen = doctor("mlp", "--data", "digits")
     lines = [line for line in seen.output.splitlines() if "passed" in line]
     assert len(lines) == 6
-    assert "4 tensors, 1,210 numbers" in lines[0]
+    assert "4 tensors, 1,210 parameters" in lines[0]
 
 
-def test_all_failures_are_told_at_once_with_their_remedies(doctor) -> None:
+def test_all_failures_are_reported_at_once_with_their_remedies(doctor) -> None:
     seen = doctor("determined", "--data", "digits")
     assert seen.exit_code == 1
     assert "matrix: cdist has no rule for its operand" in seen.output
@@ -242,22 +242,22 @@ def test_all_failures_are_told_at_once_with_their_remedies(doctor) -> None:
     normed = doctor("batch_norm", "--data", "digits")
     assert "noisette.nn.convert_batch_norm" in normed.output
     assert "Refused: 1 of 6 checks failed" in normed.output
-    assert normed.output.count("once what is refused is mended") == 4
+    assert normed.output.count("made once the refused checks pass") == 4
 
 
-def test_what_is_idle_is_told(doctor) -> None:
+def test_unused_parameters_are_reported(doctor) -> None:
     seen = doctor("idle", "--data", "digits")
     assert seen.exit_code == 0, seen.output
-    assert "not used here, but noised all the same: spare" in seen.output
+    assert "not used in this call, but noise is added to them: spare" in seen.output
 
 
-def test_lipschitz_bounds_are_examined_too(doctor) -> None:
+def test_lipschitz_bounds_are_checked(doctor) -> None:
     seen = doctor("lipschitz", "--data", "digits")
     assert seen.exit_code == 0, seen.output
-    assert "2 tensors, 592 numbers" in seen.output
+    assert "2 tensors, 592 parameters" in seen.output
 
 
-def test_inputs_may_come_with_the_model_or_by_their_shape(doctor) -> None:
+def test_inputs_are_returned_with_the_model_or_given_by_shape(doctor) -> None:
     assert doctor("with_inputs").exit_code == 0
     assert doctor("like_a_recipe", "--input-shape", "1,8,8").exit_code == 0
     assert doctor("like_a_recipe", "--data", "digits").exit_code == 0
@@ -273,15 +273,17 @@ def test_training_in_half_precision_is_checked_as_such(doctor) -> None:
     [
         ("mlp", (), "give the shape of one example"),
         ("mlp", ("--data", "nothing"), "expected --data as one of digits"),
-        ("mlp", ("--data", "digits", "--input-shape", "8"), "leave out one of them"),
-        ("mlp", ("--input-shape", "9"), "cannot take its inputs"),
+        ("mlp", ("--data", "digits", "--input-shape", "8"), "give one of them"),
+        ("mlp", ("--input-shape", "9"), "does not accept its inputs"),
         ("number", ("--data", "digits"), "returned a int"),
-        ("lipschitz", (), "wants the shape of an example"),
+        ("lipschitz", (), "takes the shape of an example"),
         ("nowhere:model", ("--data", "digits"), "there is no nowhere:model"),
         ("patients:none", ("--data", "digits"), "there is no patients:none"),
     ],
 )
-def test_bad_input_is_told_plainly(doctor, name: str, options: tuple[str, ...], message: str) -> None:
+def test_invalid_input_is_one_message_without_a_traceback(
+    doctor, name: str, options: tuple[str, ...], message: str
+) -> None:
     seen = doctor(name, *options)
     assert seen.exit_code == 2
     assert message in seen.stderr

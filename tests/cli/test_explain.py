@@ -64,7 +64,7 @@ def explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return run
 
 
-def test_each_use_is_listed_with_its_rule_and_cost(explain) -> None:
+def test_each_use_is_listed_with_its_rule_and_size(explain) -> None:
     shown = explain("mlp", "6")
     assert shown.exit_code == 0
     rows = [line.split() for line in shown.output.splitlines()]
@@ -73,7 +73,7 @@ def test_each_use_is_listed_with_its_rule_and_cost(explain) -> None:
     assert "Accepted" in shown.output
 
 
-def test_example_inputs_may_come_with_the_model(explain) -> None:
+def test_example_inputs_are_returned_with_the_model(explain) -> None:
     shown = explain("tokens")
     assert shown.exit_code == 0
     assert "embedding_weight" in shown.output
@@ -92,13 +92,13 @@ def test_a_model_that_mixes_examples_is_refused(explain) -> None:
 
 
 @pytest.mark.parametrize("name", ["public", "per-example", "per-example-exact", "frozen", "group", "layer"])
-def test_a_norm_in_the_place_of_batch_norm_is_accepted(name: str, explain) -> None:
+def test_a_replacement_of_batch_norm_is_accepted(name: str, explain) -> None:
     shown = explain("normed", "6", "--batch-norm", name)
     assert shown.exit_code == 0, shown.output
     assert "Accepted" in shown.output
 
 
-def test_the_mixture_in_the_place_of_batch_norm_is_refused_and_so_is_an_unknown_name(explain) -> None:
+def test_mixture_batch_norm_and_unknown_norms_are_refused(explain) -> None:
     shown = explain("normed", "6", "--batch-norm", "mixture")
     assert shown.exit_code == 1
     assert "MixtureBatchNorm mixes examples" in shown.output
@@ -114,7 +114,7 @@ def test_an_operation_without_a_rule_is_refused_and_an_idle_parameter_named(expl
     shown = explain("no_rule", "6")
     assert shown.exit_code == 1
     assert "matrix" in shown.output
-    assert "idle: not used here" in shown.output
+    assert "idle: not used in this call" in shown.output
     assert "Refused, for" in shown.output
 
 
@@ -122,18 +122,18 @@ def test_an_operation_without_a_rule_is_refused_and_an_idle_parameter_named(expl
     ("name", "shape", "message"),
     [
         ("mlp", None, "--input-shape"),
-        ("mlp", "7", "cannot take its inputs"),
+        ("mlp", "7", "does not accept its inputs"),
         ("mlp", "3,x", "expected --input-shape as whole numbers"),
         ("mlp", "0", "expected --input-shape as whole numbers"),
         ("like_a_recipe", None, "--input-shape"),
-        ("three", None, "needs 3 arguments"),
+        ("three", None, "has 3 required arguments"),
         ("number", "3", "returned a int"),
-        ("constant", "3", "expected something to call"),
+        ("constant", "3", "expected a function that returns a model"),
         ("missing", "3", "there is no explained_models:missing"),
         ("no_such_module:x", "3", "there is no no_such_module:x"),
     ],
 )
-def test_bad_input_is_one_message_and_exit_code_2(name: str, shape: str | None, message: str, explain) -> None:
+def test_invalid_input_is_one_message_and_exit_code_2(name: str, shape: str | None, message: str, explain) -> None:
     shown = explain(name, shape)
     assert shown.exit_code == 2
     assert message in shown.output
@@ -151,7 +151,7 @@ def test_a_lipschitz_bound_is_shown_layer_by_layer(explain) -> None:
     result = explain("clipless")
     assert result.exit_code == 0
     [head, *rows] = [line.split() for line in result.output.splitlines() if line.strip()][:5]
-    assert " ".join(head) == "layer input reaches gradient at output one example adds"
+    assert " ".join(head) == "layer input norm gradient at output sensitivity"
     assert rows[0][:3] == ["0", "BoundedInput", "inf"]
     assert rows[1] == ["1", "SpectralLinear", "2", "1.414", "1.weight", "2.828"]
     assert rows[3] == ["3", "SpectralLinear", "2", "1.414", "3.weight", "2.828"]

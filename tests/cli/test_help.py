@@ -100,7 +100,7 @@ OPTIONS = {
 }
 
 
-def test_options_are_added_or_taken_away_on_purpose_only() -> None:
+def test_options_are_those_listed_here() -> None:
     assert {name: {o for p in command.params for o in p.opts} for name, command in COMMANDS.items()} == OPTIONS
 
 
@@ -129,7 +129,7 @@ def test_version() -> None:
         "plan --size 100 --epsilon 2 --delta 1e-5 --batch-sizes 50 --epochs 1 --noise 1",
     ],
 )
-def test_what_trains_nothing_does_not_wait_for_torch(arguments: str) -> None:
+def test_commands_without_a_model_do_not_import_torch(arguments: str) -> None:
     program = (
         "import sys\nfrom noisette.cli import main\nsys.argv[0] = 'noisette'\n"
         "try:\n    main()\nfinally:\n    assert not {'torch', 'matplotlib'} & set(sys.modules)"

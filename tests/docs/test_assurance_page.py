@@ -1,4 +1,4 @@
-"""The page of assurance says what the last run of its script has found, and names tests that are there."""
+"""The assurance page has the results of the last run of its script, and names tests that exist."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def functions_in(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_page_is_that_of_the_committed_results() -> None:
+def test_the_page_is_generated_from_the_committed_results() -> None:
     command = [sys.executable, "-m", "experiments.assurance", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.assurance"
 
 
 @pytest.mark.usefixtures("_tables")
-def test_every_test_that_is_named_is_there() -> None:
+def test_every_named_test_exists() -> None:
     from faults import FAULTS
     from mutants import MUTANTS
 
@@ -45,7 +45,7 @@ def test_every_test_that_is_named_is_there() -> None:
 
 
 @pytest.mark.usefixtures("_tables")
-def test_the_results_are_of_all_that_is_planted_and_nothing_failed() -> None:
+def test_the_results_cover_all_planted_faults_without_a_failure() -> None:
     from mutants import MUTANTS
 
     assert RESULTS["mutants"]["caught"] == {mutant.name: True for mutant in MUTANTS}
@@ -54,7 +54,7 @@ def test_the_results_are_of_all_that_is_planted_and_nothing_failed() -> None:
     assert all(test["passed"] == test["cases"] > 0 for test in RESULTS.get("faults", {"tests": {}})["tests"].values())
 
 
-def test_links_of_the_page_lead_somewhere() -> None:
+def test_links_of_the_page_have_targets() -> None:
     links = set(re.findall(r"\]\(([^)#]+)\)", PAGE.read_text(encoding="utf-8")))
     assert links
     assert [link for link in links if not (PAGE.parent / link).exists()] == []

@@ -1,4 +1,4 @@
-"""The page about batch norm: its code runs, and its numbers and its picture are those that the library gives."""
+"""The page about batch norm: its code runs, and the library gives its numbers and its picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page about training without clipping: its code runs, and its numbers and its picture are the library's."""
+"""The page about training without clipping: its code runs, and the library gives its numbers and its picture."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "clipless.md").read_text(encoding="utf-8")
 
 
 def test_code_of_the_page_trains_and_certifies() -> None:
-    """The noise is secret, so the numbers are those of the page only about: five deviations off, or nearer."""
+    """The noise is random, so the numbers differ from those of the page by up to five deviations."""
     names: dict[str, Any] = {}
     exec(BLOCK, names)
     unattacked, attacked = names["accuracies"]
@@ -39,7 +39,7 @@ def test_code_of_the_page_trains_and_certifies() -> None:
         (BoundedInput(3.0), 3.0, None, "it is about 70 %", 0.65, 0.75),
     ],
 )
-def test_gradients_use_as_much_of_the_bound_as_the_page_says(
+def test_gradients_use_the_stated_share_of_the_bound(
     bounded: nn.Module, tau: float, clipping: noisette.FlatClipping | None, said: str, least: float, most: float
 ) -> None:
     assert said in PAGE

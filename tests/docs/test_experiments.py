@@ -1,4 +1,4 @@
-"""The README's table and the pages of papers are those that the committed results give."""
+"""The README's table and the documents of studies are generated from the committed results."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Models and records for the game: each canary's gradient has an axis of its own, and is far above any bound.
+"""Models and records for audits: the gradient of each canary has an axis of its own, and exceeds every bound.
 
-Canary k is record k. Its gradient is the same number at element k of every trained parameter, and nothing else; the
-ordinary records move other elements.
+Canary k is record k. Its gradient has the same value at element k of every trained parameter, and zeros elsewhere; the
+gradients of ordinary records have other elements.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from noisette.nn import PublicBatchNorm, use_public_batch
 from noisette.nn.lipschitz import BoundedInput, SpectralLinear
 
-# Of a canary's gradient, so that every bound is reached. It leaves room for squares in single precision.
+# Norm of a canary's gradient: above every clipping norm, and its square is far below the limit of single precision.
 LENGTH = 1000.0
 _ELSEWHERE = 8  # axes of the ordinary records
 
 
 class CanaryModel(Protocol):
-    """A model and its records."""
+    """A model, and records that contain canaries."""
 
     @property
     def model(self) -> nn.Module:
@@ -35,7 +35,7 @@ class CanaryModel(Protocol):
 
     @property
     def canaries(self) -> int:
-        """How many of the records are canaries."""
+        """The number of records that are canaries."""
         ...
 
     def losses(self, output: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class CanaryModel(Protocol):
 
 
 def _records(canaries: int, ordinary: int, widths: tuple[int, ...]) -> Tensor:
-    """Canaries on their axes in each of the parts, ordinary records on axes behind them."""
+    """Canaries on their axes in each part of ``widths`` elements, ordinary records on the axes behind them."""
     parts = []
     for width in widths:
         part = torch.zeros(canaries + ordinary, width)
@@ -54,8 +54,8 @@ def _records(canaries: int, ordinary: int, widths: tuple[int, ...]) -> Tensor:
     return torch.cat(parts, 1)
 
 
-class TwoLayers(nn.Module):
-    """The gradient of an example's output is the example itself, spread over two parameters of uneven size."""
+class _TwoLayers(nn.Module):
+    """The gradient of an example's output is the example itself, split over two parameters of different size."""
 
     def __init__(self, widths: tuple[int, int]) -> None:
         super().__init__()
@@ -67,12 +67,12 @@ class TwoLayers(nn.Module):
 
 
 class Axes:
-    """For every way of clipping: two linear layers, whose gradient is the record."""
+    """For every clipping rule: two linear layers, whose gradient is the record."""
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
         widths = canaries + _ELSEWHERE, canaries + 4 * _ELSEWHERE + 1
         self.canaries = canaries
-        self.model = TwoLayers(widths)
+        self.model = _TwoLayers(widths)
         self.records = _records(canaries, ordinary, widths)
 
     def losses(self, output: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Axes:
 class BehindPublicNorm:
     """For models with public batch norm: a linear layer whose output is normalised by public statistics.
 
-    The public examples live on the axes of the ordinary records, so what they add to a canary's gradient lies there.
+    The public examples are on the axes of the ordinary records, so they change a canary's gradient on those axes only.
     """
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
@@ -101,9 +101,9 @@ class BehindPublicNorm:
 
 
 class LipschitzAxes:
-    """For networks that bound by their layers: one that stretches nothing, and inputs of length one.
+    """For Lipschitz bounds: a 1-Lipschitz network on inputs of norm one.
 
-    The gradient of an example is that at its score times its input, so it is as long as its bound, whatever that is.
+    The gradient of an example is that of its score times its input, so its norm equals the bound, whatever that is.
     """
 
     def __init__(self, canaries: int = 512, ordinary: int = 100) -> None:
@@ -118,7 +118,7 @@ class LipschitzAxes:
 
 
 class _SignedRows(nn.Module):
-    """The row of a number; beyond the table, the negative row of what is left."""
+    """Row x of a table; for x beyond the table, minus the row at the remainder."""
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -130,12 +130,13 @@ class _SignedRows(nn.Module):
 
 
 class Rows:
-    """For games with very many canaries: a table of which each record moves one row.
+    """For audits with many thousands of canaries: a table in which each record changes one row.
 
     Args:
-        canaries: how many; each has an axis of its own.
-        crowd: ordinary records on the axis of each canary, which move it the other way. They tell a sampler that hands
-            each record out once per epoch from one that tosses coins.
+        canaries: number of canaries; each has an axis of its own.
+        crowd: ordinary records on the axis of each canary, which move it in the opposite direction. With them an audit
+            can distinguish a sampler that shuffles, so that each record is in one batch per epoch, from Poisson
+            sampling.
     """
 
     def __init__(self, canaries: int, crowd: int = 0) -> None:
@@ -149,7 +150,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Canaries:
-    """Records for a training step of your own, whose gradient at a linear model without bias is the record itself.
+    """Records for a training step of your own. At a linear model without bias the gradient of a record is the record.
 
     >>> canaries = Canaries(count=3, ordinary=2)
     >>> canaries.records.shape, canaries.model()
@@ -161,14 +162,14 @@ class Canaries:
 
     @property
     def width(self) -> int:
-        """How many numbers a record, and the model's gradient, has."""
+        """The number of elements of a record, and of the model's gradient."""
         return self.count + _ELSEWHERE
 
     @property
     def records(self) -> Tensor:
-        """The canaries, then ordinary records, (count + ordinary, width); drawn anew each time."""
+        """The canaries, then ordinary records, (count + ordinary, width); drawn anew on each access."""
         return _records(self.count, self.ordinary, (self.width,))
 
     def model(self) -> nn.Linear:
-        """A model whose loss is its output: then the gradient of an example is the example."""
+        """A linear model: with its output as the loss, the gradient of an example is the example."""
         return nn.Linear(self.width, 1, bias=False)

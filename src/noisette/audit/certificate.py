@@ -1,7 +1,7 @@
-"""What scores prove about a mechanism: bounds on its error rates, and the privacy that no mechanism with them can have.
+"""Lower bounds on mu and epsilon of a mechanism, from the error rates of a hypothesis test on scores.
 
-A test that tells in from out with few errors is itself the proof: a mechanism that is mu-GDP allows no test better than
-that between N(0, 1) and N(mu, 1), and one that is (epsilon, delta)-DP none with tpr > e^epsilon fpr + delta.
+A test that distinguishes in from out with few errors is itself the proof: a mu-GDP mechanism allows no test better than
+that between N(0, 1) and N(mu, 1), and an (epsilon, delta)-DP mechanism none with tpr > e^epsilon fpr + delta.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from noisette.accounting.accountants.gdp import GdpCurve
 
 
 def rate_at_most(hits: ArrayLike, trials: int, *, alpha: float) -> np.ndarray:
-    """Upper end of the Clopper-Pearson interval: a rate above it gives so few hits with probability ``alpha`` at most.
+    """Upper end of the Clopper-Pearson interval: a higher rate gives this few hits with probability at most ``alpha``.
 
     >>> round(float(rate_at_most(0, 100, alpha=0.05)), 4)
     0.0295
@@ -27,19 +27,17 @@ def rate_at_most(hits: ArrayLike, trials: int, *, alpha: float) -> np.ndarray:
 
 
 def certified_mu(inside: np.ndarray, outside: np.ndarray, *, threshold: float, alpha: float) -> float:
-    """At least so many deviations lie between the scores of those in and of those out; 0 where nothing is proven.
+    """Lower bound on the mu of a mechanism: the distance, in deviations, of scores in and out; 0 if none is proven.
 
-    Both directions are tried, with half of ``alpha`` each: a mechanism leaks as much when its scores have the other
-    sign.
+    Both directions are tested, each with half of ``alpha``: scores of the opposite sign leak as much.
 
     Args:
-        inside: scores of canaries that took part.
-        outside: scores of those that did not.
-        threshold: what tells them apart, chosen without these scores; its negative is that of the other direction.
-        alpha: probability with which the answer may be too large.
+        inside: scores of canaries that were in the batch.
+        outside: scores of those that were not.
+        threshold: of the test, chosen without these scores; its negative is that of the other direction.
+        alpha: probability that the answer is too large.
 
-    Guarantee: for independent scores, a mechanism that is mu-GDP gets a larger answer with probability ``alpha`` at
-    most.
+    Guarantee: for independent scores, a mu-GDP mechanism gets a larger answer with probability ``alpha`` at most.
     Source: Dong, Roth and Su 2022, section 2 (the trade-off of Gaussian mechanisms); Nasr et al. 2023, section 4.
 
     >>> apart = np.linspace(-1, 1, 1000)
@@ -54,14 +52,14 @@ def certified_mu(inside: np.ndarray, outside: np.ndarray, *, threshold: float, a
 
 
 def _one_way(inside: np.ndarray, outside: np.ndarray, threshold: float, alpha: float) -> float:
-    wrongly_in = rate_at_most((outside >= threshold).sum(), outside.size, alpha=alpha / 2)
-    wrongly_out = rate_at_most((inside < threshold).sum(), inside.size, alpha=alpha / 2)
-    mu = -float(ndtri(wrongly_in)) - float(ndtri(wrongly_out))
+    false_positives = rate_at_most((outside >= threshold).sum(), outside.size, alpha=alpha / 2)
+    false_negatives = rate_at_most((inside < threshold).sum(), inside.size, alpha=alpha / 2)
+    mu = -float(ndtri(false_positives)) - float(ndtri(false_negatives))
     return mu if math.isfinite(mu) else -math.inf
 
 
 def epsilon_of(mu: float, *, delta: float) -> float:
-    """Epsilon at this delta of a Gaussian mechanism whose means lie ``mu`` deviations apart.
+    """Epsilon at this delta of a Gaussian mechanism whose means are ``mu`` deviations apart.
 
     >>> round(epsilon_of(1.0, delta=1e-5), 3)
     4.377
@@ -70,16 +68,16 @@ def epsilon_of(mu: float, *, delta: float) -> float:
 
 
 def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, alpha: float) -> float:
-    """Epsilon that no mechanism with such scores falls short of at this delta, whatever its shape; 0 if none is proven.
+    """Lower bound on the epsilon of any mechanism with such scores at this delta; 0 if none is proven.
 
-    High scores and low ones are tried, for either world. Each time a threshold is chosen on every other score, and the
-    rates beyond it are those of the rest.
+    Four tests are made: of high and of low scores, for in and for out. Each chooses its threshold on every other score
+    and measures the error rates on the rest.
 
     Args:
-        inside: scores of independent canaries that took part.
-        outside: scores of those that did not.
-        delta: of the claim.
-        alpha: probability with which the answer may be too large.
+        inside: scores of independent canaries that were in the data set.
+        outside: scores of those that were not.
+        delta: of the guarantee.
+        alpha: probability that the answer is too large.
 
     Source: Jagielski, Ullman and Oprea 2020, section 4.
     """
@@ -88,24 +86,24 @@ def certified_epsilon(inside: np.ndarray, outside: np.ndarray, *, delta: float, 
 
 
 def _one_way_epsilon(inside: np.ndarray, outside: np.ndarray, delta: float, alpha: float) -> float:
-    """From high scores being likelier inside."""
+    """The bound from the test that calls high scores in."""
     threshold = _best_threshold(inside[::2], outside[::2], delta, alpha)
     chosen_in, chosen_out = inside[1::2], outside[1::2]
-    false = rate_at_most((chosen_out >= threshold).sum(), chosen_out.size, alpha=alpha / 2)
-    missed = rate_at_most((chosen_in < threshold).sum(), chosen_in.size, alpha=alpha / 2)
-    return float(_log_ratio(1 - missed - delta, false))
+    false_positives = rate_at_most((chosen_out >= threshold).sum(), chosen_out.size, alpha=alpha / 2)
+    false_negatives = rate_at_most((chosen_in < threshold).sum(), chosen_in.size, alpha=alpha / 2)
+    return float(_log_ratio(1 - false_negatives - delta, false_positives))
 
 
 def _best_threshold(inside: np.ndarray, outside: np.ndarray, delta: float, alpha: float) -> float:
-    """Where these scores prove most, among some of their own."""
+    """The threshold with the largest bound on these scores, among about 200 of their values."""
     if not inside.size or not outside.size:
         return math.inf
     inside, outside = np.sort(inside), np.sort(outside)
     tried = np.unique(np.concatenate([inside, outside])[:: max(1, inside.size // 200)])
-    false = rate_at_most(outside.size - np.searchsorted(outside, tried), outside.size, alpha=alpha / 2)
-    missed = rate_at_most(np.searchsorted(inside, tried), inside.size, alpha=alpha / 2)
-    return float(tried[np.argmax(_log_ratio(1 - missed - delta, false))])
+    false_positives = rate_at_most(outside.size - np.searchsorted(outside, tried), outside.size, alpha=alpha / 2)
+    false_negatives = rate_at_most(np.searchsorted(inside, tried), inside.size, alpha=alpha / 2)
+    return float(tried[np.argmax(_log_ratio(1 - false_negatives - delta, false_positives))])
 
 
-def _log_ratio(caught: np.ndarray, false: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(caught, math.ulp(0.0)) / false)
+def _log_ratio(true_positives: np.ndarray, false_positives: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(true_positives, math.ulp(0.0)) / false_positives)

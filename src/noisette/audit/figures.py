@@ -1,4 +1,4 @@
-"""The figures of audits, as SVG elements that take their colours from the page around them."""
+"""The figures of audits as SVG elements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DELTAS = np.logspace(-9, -1, 60)
 
 
 def step_figure(audit: StepAudit) -> str:
-    """Scores of canaries in and out beside what was claimed of them, and the epsilon that they prove."""
+    """Scores of canaries in and out with their documented distributions, and guaranteed and certified epsilon."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=_INCHES)
         _scores(figure.add_axes((0.075, 0.17, 0.40, 0.70)), audit)
@@ -31,29 +31,37 @@ def step_figure(audit: StepAudit) -> str:
 
 
 def _scores(axes: Axes, audit: StepAudit) -> None:
+    """Histograms of the scores, and their documented densities."""
     scores = audit.scores
-    places = np.linspace(min(-3, scores.values.min()), max(3 + scores.shift, scores.values.max()), _BINS + 1)
-    fine = np.linspace(places[0], places[-1], 300)
-    claimed = 0.0
-    for values, mean, colour in ((scores.of_those_out, 0.0, BLUE), (scores.of_those_in, scores.shift, ORANGE)):
+    bins = np.linspace(min(-3, scores.values.min()), max(3 + scores.shift, scores.values.max()), _BINS + 1)
+    _histograms(axes, scores.of_those_out, scores.of_those_in, bins)
+    fine = np.linspace(bins[0], bins[-1], 300)
+    peak = 0.0
+    for mean, colour in ((0.0, BLUE), (scores.shift, ORANGE)):
         gaussian = np.exp(-((fine - mean) ** 2) / 2) / np.sqrt(2 * np.pi)
-        if values.size:
-            axes.hist(values, places.tolist(), density=True, color=colour, alpha=0.35)
         axes.plot(fine, gaussian, color=colour, linewidth=1.4)
-        claimed = max(claimed, float(gaussian.max()))
-    axes.set(xlabel="score, in deviations of the noise", yticks=[])
-    axes.set_ylim(0, max(1.25 * claimed, axes.get_ylim()[1]))
+        peak = max(peak, float(gaussian.max()))
+    axes.set_xlabel("score, in standard deviations of the noise")
+    axes.set_ylim(0, max(1.25 * peak, axes.get_ylim()[1]))
+    axes.text(0.53, 1.06, "lines: as documented", transform=axes.transAxes)
+
+
+def _histograms(axes: Axes, out: np.ndarray, inside: np.ndarray, bins: np.ndarray) -> None:
+    """Histograms of the scores of canaries out and in, on axes without a vertical scale."""
+    for values, colour in ((out, BLUE), (inside, ORANGE)):
+        if values.size:
+            axes.hist(values, bins.tolist(), density=True, color=colour, alpha=0.35)
+    axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.text(0.0, 1.06, "canaries out", color=BLUE, transform=axes.transAxes)
     axes.text(0.28, 1.06, "canaries in", color=ORANGE, transform=axes.transAxes)
-    axes.text(0.53, 1.06, "lines: as documented", transform=axes.transAxes)
 
 
 def _epsilons(axes: Axes, audit: StepAudit) -> None:
-    """Of one step, at every delta."""
-    looks = ((audit.claimed_mu, "claimed", GREEN, "-"), (audit.certified_mu, "certified", ORANGE, "--"))
+    """Epsilon of one step against delta."""
+    looks = ((audit.guaranteed_mu, "guaranteed", GREEN, "-"), (audit.certified_mu, "certified", ORANGE, "--"))
     curves = [([epsilon_of(mu, delta=float(delta)) for delta in _DELTAS[::-1]], *look) for mu, *look in looks]
     top = 1.08 * max(values[-1] for values, *_ in curves) or 1.0
     axes.set_xscale("log")
@@ -69,29 +77,23 @@ def _epsilons(axes: Axes, audit: StepAudit) -> None:
 
 
 def run_figure(audit: RunAudit) -> str:
-    """Scores of whole runs with and without a canary, and the epsilon that they prove beside what was claimed."""
+    """Scores of canaries in and out of whole runs, and guaranteed and certified epsilon at each delta."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=_INCHES)
         left, right = figure.add_axes((0.075, 0.17, 0.40, 0.70)), figure.add_axes((0.585, 0.17, 0.27, 0.70))
         both = np.concatenate([audit.inside, audit.outside])
-        places = np.linspace(both.min(), both.max() + 1e-9, _BINS + 1).tolist()
-        for values, colour in ((audit.outside, BLUE), (audit.inside, ORANGE)):
-            left.hist(values, places, density=True, color=colour, alpha=0.35)
-        left.set(xlabel="score of a canary over the whole run", yticks=[])
-        left.spines["left"].set_visible(False)
-        left.grid(visible=False)
-        left.text(0.0, 1.06, "canaries out", color=BLUE, transform=left.transAxes)
-        left.text(0.28, 1.06, "canaries in", color=ORANGE, transform=left.transAxes)
+        bins = np.linspace(both.min(), both.max() + 1e-9, _BINS + 1)
+        _histograms(left, audit.outside, audit.inside, bins)
+        left.set_xlabel("score of a canary over the whole run")
         _bars(right, audit)
-        for axes in (left, right):
-            axes.tick_params(length=0)
         return svg(figure, salt="whole run")
 
 
 def _bars(axes: Axes, audit: RunAudit) -> None:
+    """Guaranteed and certified epsilon at each delta."""
     places = np.arange(len(audit.points))
     for shift, colour, name, heights, line in (
-        (-0.2, GREEN, "claimed", [p.claimed for p in audit.points], 0.94),
+        (-0.2, GREEN, "guaranteed", [p.guaranteed for p in audit.points], 0.94),
         (0.2, ORANGE, "certified", [p.certified for p in audit.points], 0.84),
     ):
         axes.bar(places + shift, heights, 0.36, color=colour)
@@ -100,14 +102,15 @@ def _bars(axes: Axes, audit: RunAudit) -> None:
     axes.set_xticks(places.tolist(), [f"δ = {power_of_ten(p.delta)}" for p in audit.points])
     axes.set_ylabel("ε of the run")
     axes.grid(visible=False, axis="x")
+    axes.tick_params(length=0)
 
 
 def membership_figure(found: Membership) -> str:
-    """Share of members that each attack catches against its false alarms, and the most that the claim allows."""
+    """True positive rate of each attack against its false positive rate, and the region that the guarantee allows."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.2, 3.6))
         axes = figure.add_axes((0.13, 0.14, 0.58, 0.82))
-        least = 1 / len(found.attacks[0].others)  # nothing is known of rarer false alarms
+        least = 1 / len(found.attacks[0].others)  # the smallest rate that can be measured
         rates = np.logspace(np.log10(least), 0, 200)
         allowed = [found.allowed(float(rate)) for rate in rates]
         axes.fill_between(rates, rates, np.maximum(allowed, rates), color=FAINT, alpha=0.45, linewidth=0)
@@ -115,17 +118,17 @@ def membership_figure(found: Membership) -> str:
         looks = ((BLUE, "-"), (ORANGE, "--"), (GREEN, "-."))
         ends = []
         for attack, (colour, dashes) in zip(found.attacks, looks, strict=False):
-            false, caught = attack.curve()
-            seen = false > 0
-            axes.step(false[seen], np.maximum(caught[seen], least), dashes, where="post", color=colour)
+            false, true = attack.curve()
+            shown = false > 0
+            axes.step(false[shown], np.maximum(true[shown], least), dashes, where="post", color=colour)
             ends.append((attack, colour))
         axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1))
-        axes.set(xlabel="false alarms (share of records not trained on)", ylabel="members caught")
+        axes.set(xlabel="false positive rate", ylabel="true positive rate (members)")
         axes.tick_params(length=0)
         axes.minorticks_off()
         for k, (attack, colour) in enumerate(ends):
             axes.text(1.04, 0.94 - 0.14 * k, f"{attack.name}\nAUC {attack.auc:.3f}", color=colour, **_beside(axes))
-        axes.text(1.04, 0.30, "shaded: allowed\nby the claim", **_beside(axes))
+        axes.text(1.04, 0.30, "shaded: allowed by\nthe guarantee", **_beside(axes))
         axes.text(1.04, 0.14, "dotted: guessing", **_beside(axes))
         return svg(figure, salt="membership")
 

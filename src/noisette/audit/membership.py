@@ -1,34 +1,38 @@
-"""How well a trained model tells the records it learned from: attacks by its losses, and their error rates.
+"""Membership-inference attacks on a trained model by its losses, and their error rates.
 
-None of this is private. It looks at the records themselves, and what it says of them is for their keeper alone.
+None of this is private. It reads the records themselves, and its results are for the owner of the data only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from noisette._internal import checks
+from noisette.data import DataSet, Split
 from noisette.nn.evaluation import in_evaluation
+from noisette.training.outcome import Watch
 
-RATES = (1e-3, 1e-2)  # of false alarms at which attacks are compared
-NOT_PRIVATE = "computed from the records themselves, without noise: not covered by any claim, and not for release"
-_AT_ONCE = 500
+RATES = (1e-3, 1e-2)  # false positive rates at which attacks are compared
+NOT_PRIVATE = "computed from the records themselves, without noise: not covered by any guarantee, and not for release"
+_AT_ONCE = 500  # records in a forward pass
 _LEAST_SPREAD = 1e-6
+
+Trainer = Callable[[DataSet, Watch], nn.Module]  # trains a model, with a call after each step
 
 
 @dataclass(frozen=True)
 class Attack:
-    """Scores of records that the model learned from and of records that it never saw, high where it seems to know them.
+    """Scores of members, on which the model was trained, and of other records; members tend to score higher.
 
-    Source: Carlini et al. 2022, "Membership Inference Attacks From First Principles", for judging attacks at low rates
-    of false alarms.
+    Source: Carlini et al. 2022, "Membership Inference Attacks From First Principles", for evaluating attacks at low
+    false positive rates.
 
     >>> Attack("loss", np.array([2.0, 3.0]), np.array([1.0, 2.0])).auc
     0.875
@@ -46,9 +50,9 @@ class Attack:
         return float(below.mean() / (2 * len(others)))
 
     def caught(self, rate: float) -> float | None:
-        """Share of members above the threshold that no more than this share of the others passes.
+        """True positive rate at this false positive rate.
 
-        ``None`` where that is less than one of the others: so rare a false alarm cannot be measured by so few.
+        ``None`` if the rate is less than one of the other records: they are too few to measure it.
         """
         allowed = math.floor(rate * len(self.others) + 1e-9)
         if not allowed:
@@ -57,7 +61,7 @@ class Attack:
         return float((self.members > threshold).mean())
 
     def curve(self) -> tuple[np.ndarray, np.ndarray]:
-        """Share of others, and of members, that pass each threshold from the highest on."""
+        """False and true positive rates at each threshold, from the highest threshold downwards."""
         places = np.unique(np.concatenate([self.members, self.others]))[::-1]
         false = 1 - np.searchsorted(np.sort(self.others), places, "left") / len(self.others)
         caught = 1 - np.searchsorted(np.sort(self.members), places, "left") / len(self.members)
@@ -66,14 +70,14 @@ class Attack:
 
 @dataclass(frozen=True)
 class Membership:
-    """What the attacks came to, beside what the claim allows any attack."""
+    """The results of the attacks, and the bound that the guarantee gives for any attack."""
 
     attacks: tuple[Attack, ...]
     epsilon: float
     delta: float
 
     def allowed(self, rate: float) -> float:
-        """The largest share of members that any attack may catch at this rate of false alarms, by the claim.
+        """The largest true positive rate at this false positive rate that (epsilon, delta)-DP allows any attack.
 
         Source: Kairouz, Oh and Viswanath 2015, theorem 2.1.
         """
@@ -81,7 +85,7 @@ class Membership:
         return min(1.0, highest, 1 - math.exp(-self.epsilon) * (1 - self.delta - rate))
 
     def facts(self) -> dict[str, Any]:
-        """All numbers, as plain values; they are not private."""
+        """All results as plain values; they are not private."""
         return {
             "note": NOT_PRIVATE,
             "members": len(self.attacks[0].members),
@@ -94,12 +98,13 @@ class Membership:
         }
 
 
-def confidences(model: nn.Module, inputs: Tensor, targets: Tensor) -> np.ndarray:
+def confidences_of(model: nn.Module, split: Split) -> np.ndarray:
     """ln(p / (1 - p)) for the probability p that the model gives each record's own class, (n,).
 
-    All but normal over models, other than the loss. It falls as the loss rises.
+    It decreases as the loss increases. Unlike the loss, it is approximately normal over models.
     """
     device = next(model.parameters()).device
+    inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets)
     found = []
     with torch.no_grad(), in_evaluation(model):
         for x, y in zip(inputs.split(_AT_ONCE), targets.split(_AT_ONCE), strict=True):
@@ -111,7 +116,7 @@ def confidences(model: nn.Module, inputs: Tensor, targets: Tensor) -> np.ndarray
 
 
 def by_loss(members: np.ndarray, others: np.ndarray) -> Attack:
-    """One threshold on the loss for all.
+    """One threshold on the loss for all records.
 
     Source: Yeom et al. 2018.
     """
@@ -121,9 +126,9 @@ def by_loss(members: np.ndarray, others: np.ndarray) -> Attack:
 def by_class(
     members: np.ndarray, others: np.ndarray, *, member_classes: np.ndarray, other_classes: np.ndarray
 ) -> Attack:
-    """Confidences in units of those that records of the class have which the model never saw.
+    """Confidences standardised by those of other records of the same class.
 
-    Every second of the others says what is usual for its class; the rest is attacked.
+    Half of the others give mean and standard deviation for each class; the attack is evaluated on the rest.
     """
     known, known_classes = others[::2], other_classes[::2]
     left, left_classes = others[1::2], other_classes[1::2]
@@ -138,42 +143,43 @@ def _standardised(values: np.ndarray, classes: np.ndarray, known: np.ndarray, kn
     out = np.empty_like(values)
     for c in np.unique(classes):
         own = known[known_classes == c]
-        usual = own if own.size > 1 else known
-        out[classes == c] = (values[classes == c] - usual.mean()) / max(usual.std(), _LEAST_SPREAD)
+        reference = own if own.size > 1 else known
+        out[classes == c] = (values[classes == c] - reference.mean()) / max(reference.std(), _LEAST_SPREAD)
     return out
 
 
 def by_shadows(
     members: np.ndarray, others: np.ndarray, *, shadows: Sequence[np.ndarray], without: Sequence[np.ndarray]
 ) -> Attack:
-    """Confidences in units of those that models have which were trained in the same way without the record.
+    """Confidences standardised by those of shadow models, trained in the same way without the record.
 
     Args:
-        members: confidences of the attacked model, (n,).
-        others: those of records that it never saw, (k,).
-        shadows: those of each shadow model for members and others, (n + k,).
+        members: confidences of the attacked model on its training records, (n,).
+        others: its confidences on other records, (k,).
+        shadows: confidences of each shadow model on members and others, (n + k,).
         without: whether each shadow model was trained without the record, (n + k,).
 
-    Source: Carlini et al. 2022, the offline attack, with one spread for all records since shadows are few.
+    Source: Carlini et al. 2022, the offline attack, with one standard deviation for all records, since shadow models
+    are few.
 
     Raises:
-        ValueError: no shadow model did without some record.
+        ValueError: some record is in the training data of every shadow model.
     """
     values, left_out = np.stack(shadows), np.stack(without)
     counts = left_out.sum(0)
     if not counts.all():
         raise ValueError(f"{(counts == 0).sum()} records are in the training data of every shadow model; train more")
-    usual = np.where(left_out, values, 0).sum(0) / counts
-    apart = np.where(left_out, values - usual, 0)
-    spread = math.sqrt(float(np.square(apart).sum()) / max(1, int(counts.sum()) - len(usual)))
-    scores = (np.concatenate([members, others]) - usual) / max(spread, _LEAST_SPREAD)
+    means = np.where(left_out, values, 0).sum(0) / counts
+    deviations = np.where(left_out, values - means, 0)
+    std = math.sqrt(float(np.square(deviations).sum()) / max(1, int(counts.sum()) - len(means)))
+    scores = (np.concatenate([members, others]) - means) / max(std, _LEAST_SPREAD)
     return Attack(f"{len(shadows)} shadow models", scores[: len(members)], scores[len(members) :])
 
 
 def halves(shadows: int, records: int) -> list[np.ndarray]:
-    """Which records each shadow model is trained on: one half of all, or the other half, by turns of two.
+    """Which records each shadow model is trained on: alternately a random half of all, and the other half.
 
-    Two halves make a whole, so no record is in all of them.
+    So no record is in the training data of all models.
 
     >>> [half.sum() for half in halves(4, 10)]
     [np.int64(5), np.int64(5), np.int64(5), np.int64(5)]
@@ -188,3 +194,52 @@ def halves(shadows: int, records: int) -> list[np.ndarray]:
         half[np.random.default_rng().permutation(records)[: records // 2]] = True
         chosen.append(half)
     return chosen
+
+
+def membership_of(
+    model: nn.Module,
+    data: DataSet,
+    *,
+    epsilon: float,
+    delta: float,
+    shadows: int = 0,
+    trained: Trainer | None = None,
+    on_step: Watch = lambda run, point: None,
+) -> Membership:
+    """Attack a trained model with the records that it was trained on and those of the test set.
+
+    Args:
+        model: the published model.
+        data: its training records are the members, its test records the others.
+        epsilon: of the guarantee.
+        delta: of the guarantee.
+        shadows: number of shadow models to train, each on half of all records; 0 for none.
+        trained: trains a shadow model on a data set.
+        on_step: called after each step of each shadow model.
+
+    Raises:
+        ValueError: the data set has no test records, or shadow models cannot be trained.
+    """
+    if data.test is None:
+        raise ValueError(
+            f"{data.name} has no test records, which the attacks compare with the training records; give --test"
+        )
+    members, others = confidences_of(model, data.train), confidences_of(model, data.test)
+    attacks = [
+        by_loss(members, others),
+        by_class(members, others, member_classes=data.train.targets, other_classes=data.test.targets),
+    ]
+    if shadows:
+        if shadows < 2 or trained is None:
+            raise ValueError(f"expected two shadow models or more, or none, got {shadows}")
+        everyone = Split(
+            np.concatenate([data.train.inputs, data.test.inputs]),
+            np.concatenate([data.train.targets, data.test.targets]),
+        )
+        chosen = halves(shadows, len(everyone.targets))
+        found = []
+        for half in chosen:
+            own = replace(data, train=Split(everyone.inputs[half], everyone.targets[half]))
+            found.append(confidences_of(trained(own, on_step), everyone))
+        attacks.append(by_shadows(members, others, shadows=found, without=[~half for half in chosen]))
+    return Membership(tuple(attacks), epsilon, delta)

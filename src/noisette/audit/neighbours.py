@@ -1,7 +1,8 @@
-"""How far one more record moves a whole batch: where records mix, it moves what the others add as well.
+"""The audit of neighbouring batches: how far one more record moves the clipped sum of a whole batch.
 
-A canary's own axis does not see what the canary does to others. Here two batches that differ by one record are compared
-as a whole, first without noise, then along the direction in which they differ most, through the real loop.
+In a model that mixes records, one record also changes the gradients of others, which scores along a canary's own axis
+do not show. Here two batches that differ by one record are compared as a whole: first without noise, then in the real
+loop, along the direction in which they differ most.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.audit.scores import Scores
 from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
+from noisette.audit.step_game import Scores, released_steps
 from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
 from noisette.mechanisms.gaussian import shares_of
-from noisette.run.private import privatize
 from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
 
-Records = tuple[Tensor, ...]  # columns, each with the records on its first axis
+Records = tuple[Tensor, ...]  # columns, each with the records along its first axis
 Draw = Callable[[int], Records]
 Losses = Callable[[nn.Module, Records], Tensor]
 
-ROUNDING = 1e-3  # what sums in single precision may differ by, in units of the bound
+ROUNDING = 1e-3  # tolerance for sums in single precision, in units of the bound
 _SCALES = (1.0, 10.0, 1000.0)
 _ROUNDS, _STRIDE = 10, 0.3
 
@@ -36,7 +36,7 @@ _ROUNDS, _STRIDE = 10, 0.3
 class NeighbourAudit:
     """How far one record moved the sum of a batch, in units of the bound, for each pair of neighbours.
 
-    ``noised`` has the scores of the worst pair, through the real loop.
+    ``noised`` is the audit of the worst pair in the real loop.
     """
 
     reached: np.ndarray
@@ -44,22 +44,22 @@ class NeighbourAudit:
 
     @property
     def worst(self) -> float:
-        """The furthest that a record moved a sum. The bound is 1."""
+        """The largest distance by which a record moved a sum. The bound is 1."""
         return float(self.reached.max())
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; nothing if the bound held."""
+        """What is wrong, in words; empty if the bound held."""
         beyond = f"one record moves the sum of a batch by {self.worst:.3g} times the bound"
         return (*([beyond] if self.worst > 1 + ROUNDING else []), *self.noised.findings)
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if a record moved a sum beyond the bound, with noise or without."""
+        """Violation if a record moved a sum by more than the bound, with noise or without."""
         return Verdict.VIOLATION if self.worst > 1 + ROUNDING else self.noised.verdict
 
     def facts(self, *, delta: float) -> dict[str, Any]:
-        """All numbers, as plain values. They are about random records alone."""
+        """All results as plain values. They depend on random records only."""
         return {
             "verdict": self.verdict.value,
             "pairs": self.reached.size,
@@ -81,17 +81,17 @@ def audit_neighbours(
 ) -> NeighbourAudit:
     """Compare batches that differ by one record, on a model of your own.
 
-    A third of the differing records is drawn, the others are drawn and made 10 or 1000 times larger, and every second
-    one climbs to where its own gradient is large.
+    A third of the differing records is used as drawn; the others are scaled by 10 or 1000. Every second one is then
+    moved by gradient ascent on the norm of its own gradient.
 
     Args:
         make: makes a bound and its model, with the same weights each time.
-        draw: so many random public records, as columns of the model's inputs and what the losses need.
-        losses: of a model and records, one for each.
+        draw: returns this number of random public records, as columns of the model's inputs and what the losses need.
+        losses: returns one loss for each of the records.
         noise_multiplier: of the run.
-        pairs: of neighbours that are compared without noise.
-        others: records that both have.
-        steps: with noise, for each of the two neighbours that differ most.
+        pairs: number of pairs of neighbours that are compared without noise.
+        others: number of records in both batches of a pair.
+        steps: number of steps with noise, for each batch of the pair that differs most.
         false_alarm: of the audit with noise.
 
     Raises:
@@ -103,13 +103,13 @@ def audit_neighbours(
         lambda: checks.count(pairs=pairs, others=others, steps=steps),
     )
     bound = make()
-    free = deepcopy(bound.model)  # a copy is not recorded
+    free = deepcopy(bound.model)  # the tape does not record a copy
     differences = []
     for k in range(pairs):
         shared, extra = draw(others), draw(1)
         extra = _scaled(extra, _SCALES[k % len(_SCALES)])
         if k % 2:
-            extra = _climbed(free, extra, losses)
+            extra = _ascended(free, extra, losses)
         moved = _sum(bound, _joined(shared, extra), losses) - _sum(bound, shared, losses)
         differences.append((float(moved.norm()), shared, extra, moved))
     bound.close()
@@ -128,8 +128,8 @@ def _scaled(records: Records, factor: float) -> Records:
     return (inputs * factor if inputs.is_floating_point() else inputs, *rest)
 
 
-def _climbed(model: nn.Module, record: Records, losses: Losses) -> Records:
-    """The record after some steps up the slope of its own gradient's norm, as far as there is one."""
+def _ascended(model: nn.Module, record: Records, losses: Losses) -> Records:
+    """The record after some steps of sign ascent on the norm of its gradient, or as it was where that has no slope."""
     inputs, *rest = record
     if not inputs.is_floating_point():
         return record
@@ -144,20 +144,25 @@ def _climbed(model: nn.Module, record: Records, losses: Losses) -> Records:
             grads = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
             size = torch.stack([g.square().sum() for g in grads if g is not None]).sum()
             [up] = torch.autograd.grad(size, [at])
-        except RuntimeError:  # an operation without a second derivative, or a gradient that no input moves
+        except RuntimeError:  # an operation has no second derivative, or the gradient does not depend on the input
             return (at.detach(), *rest)
         at = (at + stride * up.sign()).detach()
     return (at, *rest)
 
 
 def _sum(bound: GradientBound, records: Records, losses: Losses) -> Tensor:
-    """What the bound hands on, flat, in units of the noise at multiplier one: a record moves it by at most one."""
-    with torch.enable_grad(), DisableRandomness():
-        found = losses(bound.model, records)
-    with randomness_disabled_in_recomputation(bound.model):
-        bound.backward(found)
+    """The bounded sum of a batch, flat, in units of the noise at multiplier one: a record moves it by at most one."""
+    _backward(bound.backward, bound.model, records, losses)
     sums = bound.pop_sums()
     return torch.cat([g.double().flatten() * w for part, w in _weights(sums) for g in part.grads])
+
+
+def _backward(backward: Callable[[Tensor], None], model: nn.Module, records: Records, losses: Losses) -> None:
+    """Call ``backward`` with the losses of the records, without randomness in the model."""
+    with torch.enable_grad(), DisableRandomness():
+        found = losses(model, records)
+    with randomness_disabled_in_recomputation(model):
+        backward(found)
 
 
 def _weights(sums: Sequence[BoundedSum]) -> list[tuple[BoundedSum, float]]:
@@ -174,12 +179,12 @@ def _noised(
     noise_multiplier: float,
     steps: int,
 ) -> Scores:
-    """Scores of the record along the direction in which it moves the sum, of runs with it and without it."""
+    """Scores along the direction in which the record moves the sum, of a run with it and a run without it."""
     runs = [
         _run(make(), records, direction, losses, noise_multiplier, steps)
         for records in (shared, _joined(shared, extra))
     ]
-    values = np.stack(runs, 1).reshape(-1, 1)  # by turns
+    values = np.stack(runs, 1).reshape(-1, 1)  # alternately without and with the record
     inside = np.resize([False, True], values.shape[0]).reshape(-1, 1)
     bound = make()
     middle = float(_sum(bound, shared, losses) @ direction) / noise_multiplier
@@ -190,31 +195,22 @@ def _noised(
 def _run(
     bound: GradientBound, records: Records, direction: Tensor, losses: Losses, noise_multiplier: float, steps: int
 ) -> np.ndarray:
-    """What each step of a run with all of these records shows along the direction; the weights stay."""
-    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=0.0)
+    """Scores of the steps of a run on all of these records: its releases along the direction, at constant weights."""
     expected = len(records[0])
-    seen = []
-    with privatize(
+    scores = []
+    for _, _, sums in released_steps(
         bound,
-        optimizer,
         records,
-        sampling_rate=1.0,
-        expected_batch_size=expected,
-        steps=steps,
+        lambda run, batch: _backward(run.backward, bound.model, batch, losses),
         noise_multiplier=noise_multiplier,
-    ) as run:
-        for batch in run.batches():
-            weights = _weights(bound.pop_sums())
-            for piece in batch.microbatches(expected):
-                with DisableRandomness():
-                    found = losses(bound.model, piece)
-                with randomness_disabled_in_recomputation(bound.model):
-                    run.backward(found)
-            optimizer.step()
-            released = torch.cat([_grad(p).flatten() * w for part, w in weights for p in part.params])
-            seen.append(float(released @ direction) * expected / noise_multiplier)
-            optimizer.zero_grad()
-    return np.array(seen)
+        sampling_rate=1.0,
+        steps=steps,
+        expected_batch_size=expected,
+        microbatch_size=expected,
+    ):
+        released = torch.cat([_grad(p).flatten() * w for part, w in _weights(sums) for p in part.params])
+        scores.append(float(released @ direction) * expected / noise_multiplier)
+    return np.array(scores)
 
 
 def _grad(p: Tensor) -> Tensor:

@@ -1,41 +1,75 @@
-"""The game on one step: canaries toss coins whether they take part, and their scores are what an attacker can see.
+"""The membership-inference game on one step: canaries join each batch by a fair coin, and an attacker scores them.
 
-Each canary's gradient points along an axis of its own, so one step gives as many samples as there are canaries.
+The gradient of each canary points along an axis of its own, so one step gives as many scores as there are canaries.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.audit.canary_models import Axes, Canaries, CanaryModel
-from noisette.audit.scores import Scores
+from noisette.accounting import Accountant
+from noisette.audit.canary_models import Axes, CanaryModel
 from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
 from noisette.mechanisms.gaussian import shares_of
-from noisette.run.private import privatize
+from noisette.run.private import PrivateRun, privatize
+from noisette.sampling.poisson import Batch
 
 _MICROBATCH = 200
 _LR = 0.1
 
-MakesBound = Callable[[nn.Module], GradientBound]
-Step = Callable[[Tensor], Tensor]
+BoundFactory = Callable[[nn.Module], GradientBound]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of canaries in units of the noise: N(0, 1) for those out of a batch, N(``shift``, 1) for those in it.
+
+    Args:
+        values: (steps, canaries).
+        inside: whether the canary was in the step's batch, (steps, canaries).
+        noise_multiplier: the documented one; one record moves all of a step by at most one over it.
+        shift: the documented mean of those in: one over the noise multiplier where canaries reach every bound.
+    """
+
+    values: np.ndarray
+    inside: np.ndarray
+    noise_multiplier: float
+    shift: float
+
+    @property
+    def of_those_in(self) -> np.ndarray:
+        """The scores of canaries that were in the batch, in one row."""
+        return self.values[self.inside]
+
+    @property
+    def of_those_out(self) -> np.ndarray:
+        """The scores of canaries that were not, in one row."""
+        return self.values[~self.inside]
+
+    @property
+    def residuals(self) -> np.ndarray:
+        """The scores less the documented means, which leaves the noise, (steps, canaries)."""
+        return self.values - self.shift * self.inside
 
 
 def run_step_game(
-    bound_of: MakesBound, *, noise_multiplier: float, canary_model: CanaryModel | None = None, steps: int = 24
+    bound_of: BoundFactory, *, noise_multiplier: float, canary_model: CanaryModel | None = None, steps: int = 24
 ) -> Scores:
-    """Play the game through the real loop of :func:`noisette.privatize`.
+    """Score canaries in the real training loop of :func:`noisette.privatize`.
 
     Args:
         bound_of: makes the bound of a model, such as ``lambda model: PerExampleClip(model, 1.0)``.
         noise_multiplier: of the run.
         canary_model: model, records and losses; ``Axes()`` unless given.
-        steps: how many; each gives a score for every canary.
+        steps: number of steps; each gives a score for every canary.
 
     Raises:
         ValueError: a number outside its domain.
@@ -44,45 +78,93 @@ def run_step_game(
     checks.all_of(lambda: checks.positive(noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps))
     canary_model = canary_model if canary_model is not None else Axes()
     bound = bound_of(canary_model.model)
-    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=_LR)
     expected = len(canary_model.records) / 2
     values, coins, shift = [], [], 0.0
-    with privatize(
+    for _, batch, sums in released_steps(
         bound,
-        optimizer,
         canary_model.records,
-        sampling_rate=0.5,
-        expected_batch_size=expected,
-        steps=steps,
+        lambda run, records: run.backward(canary_model.losses(bound.model(records))),
         noise_multiplier=noise_multiplier,
-    ) as run:
-        for batch in run.batches():
-            axes = Axis.of(
-                bound.pop_sums(), bound.parameters
-            )  # nothing is pending yet, but the bounds of the batch stand
-            for piece in batch.microbatches(_MICROBATCH):
-                run.backward(canary_model.losses(bound.model(piece)))
-            optimizer.step()
-            shift = axes.shift / noise_multiplier
-            values.append(axes.scores(canary_model.canaries, expected) / noise_multiplier)
-            coins.append(np.isin(np.arange(canary_model.canaries), batch.indices))
-            optimizer.zero_grad()
+        sampling_rate=0.5,
+        steps=steps,
+        expected_batch_size=expected,
+        microbatch_size=_MICROBATCH,
+        lr=_LR,
+    ):
+        axes = CanaryAxes.of(sums, bound.parameters)
+        shift = axes.shift / noise_multiplier
+        values.append(axes.scores(canary_model.canaries, expected) / noise_multiplier)
+        coins.append(np.isin(np.arange(canary_model.canaries), batch.indices))
     return Scores(np.array(values), np.array(coins), noise_multiplier, shift)
 
 
-class Axis:
-    """The direction in which a canary moves a release, in units of the noise at multiplier one.
+def released_steps(
+    bound: GradientBound,
+    records: Tensor | tuple[Tensor, ...],
+    backward: Callable[[PrivateRun, Any], None],
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    steps: int,
+    expected_batch_size: float,
+    microbatch_size: int,
+    lr: float = 0.0,
+    accountant: Accountant | None = None,
+) -> Iterator[tuple[PrivateRun, Batch, Sequence[BoundedSum]]]:
+    """Train with the real loop, and stop after each step while its release is in the parameters' ``grad``.
 
-    A canary reaches the bound of each sum by equal numbers in each of its parameters.
+    Args:
+        bound: of the model that is trained.
+        records: the data set.
+        backward: calls ``run.backward`` with the losses of a microbatch.
+        noise_multiplier: of the run.
+        sampling_rate: of the run.
+        steps: of the run.
+        expected_batch_size: by which each sum is divided.
+        microbatch_size: the largest number of records in a call of ``backward``.
+        lr: learning rate of SGD; 0 keeps the weights.
+        accountant: of the run; that of ``privatize`` unless given.
+
+    Yields:
+        The run, the batch, and sums that hold nothing but the bounds of this step.
+    """
+    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=lr)
+    with privatize(
+        bound,
+        optimizer,
+        records,
+        sampling_rate=sampling_rate,
+        expected_batch_size=expected_batch_size,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        accountant=accountant,
+    ) as run:
+        for batch in run.batches():
+            sums = bound.pop_sums()
+            for microbatch in batch.microbatches(microbatch_size):
+                backward(run, microbatch)
+            optimizer.step()
+            yield run, batch, sums
+            optimizer.zero_grad()
+
+
+class CanaryAxes:
+    """The directions in which canaries move a release, in units of the noise at multiplier one.
+
+    A canary reaches the bound of each sum by equal amounts in each of its parameters.
+
+    Args:
+        weights: each parameter with the weight of its elements in a score.
+        shift: mean score of a canary that is in the batch.
     """
 
     def __init__(self, weights: Sequence[tuple[Tensor, float]], shift: float) -> None:
         self._weights = weights
-        self.shift = shift  # of a canary that takes part
+        self.shift = shift
 
     @classmethod
-    def of(cls, sums: Sequence[BoundedSum], parameters: Mapping[str, Tensor]) -> Axis:
-        """For a release of these sums; what is no parameter, such as a count, is left aside."""
+    def of(cls, sums: Sequence[BoundedSum], parameters: Mapping[str, Tensor]) -> CanaryAxes:
+        """For a release of these sums; sums of anything but parameters, such as a count, are ignored."""
         trained = {id(p) for p in parameters.values()}
         reached = [
             (part, share)
@@ -98,48 +180,9 @@ class Axis:
         return cls(weights, length)
 
     def scores(self, canaries: int, expected_batch_size: float) -> np.ndarray:
-        """What the released gradients show along the axis of each canary, (canaries,)."""
-        seen = torch.zeros(canaries, dtype=torch.float64)
+        """The component of the released gradients along the axis of each canary, (canaries,)."""
+        scores = torch.zeros(canaries, dtype=torch.float64)
         for p, weight in self._weights:
             assert p.grad is not None
-            seen += p.grad.double().flatten()[:canaries] * (weight * expected_batch_size)
-        return seen.numpy()
-
-
-def play_step(
-    step: Step, *, bound: float, noise_multiplier: float, canaries: Canaries | None = None, steps: int = 24
-) -> Scores:
-    """Play the game on a training step of your own.
-
-    Args:
-        step: takes the records of a batch, (n, ``canaries.width``), and returns the noised sum of their clipped
-            gradients, flat, (``canaries.width``,): before any division by a batch size, or multiplied with it. The
-            batch is drawn by the game.
-        bound: the claimed bound on one example.
-        noise_multiplier: the claimed standard deviation of the noise in units of the bound.
-        canaries: the records; ``Canaries()`` unless given.
-        steps: how many.
-
-    Raises:
-        ValueError: a number outside its domain, or the step returned something else.
-    """
-    checks.all_of(
-        lambda: checks.positive(bound=bound, noise_multiplier=noise_multiplier), lambda: checks.count(steps=steps)
-    )
-    canaries = canaries if canaries is not None else Canaries()
-    records, values, coins = canaries.records, [], []
-    for inside in _coins(steps, len(records)):
-        noised = step(records[torch.as_tensor(inside)])
-        if not isinstance(noised, Tensor) or noised.numel() != canaries.width:
-            got = tuple(noised.shape) if isinstance(noised, Tensor) else type(noised).__name__
-            raise ValueError(f"expected the step to return a tensor of {canaries.width} numbers, got {got}")
-        seen = noised.detach().cpu().double().flatten()[: canaries.count].numpy()
-        values.append(seen / (noise_multiplier * bound))
-        coins.append(inside[: canaries.count])
-    return Scores(np.array(values), np.array(coins), noise_multiplier, 1 / noise_multiplier)
-
-
-def _coins(steps: int, records: int) -> Iterator[np.ndarray]:
-    generator = np.random.default_rng()
-    for _ in range(steps):
-        yield generator.random(records) < 0.5
+            scores += p.grad.double().flatten()[:canaries] * (weight * expected_batch_size)
+        return scores.numpy()

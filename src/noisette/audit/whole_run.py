@@ -1,14 +1,14 @@
-"""The audit of a whole run: what its steps together show of canaries, with the sampling that makes them rare.
+"""The audit of whole runs: canaries are scored over all steps, so that Poisson sampling is part of what is tested.
 
 Half of the canaries are records of the run, the other half are not. Each has an axis of its own, so one run gives as
-many samples as there are canaries.
+many scores as there are canaries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,62 +18,35 @@ from noisette.accounting import Accountant
 from noisette.audit.canary_models import CanaryModel, Rows
 from noisette.audit.certificate import certified_epsilon
 from noisette.audit.step_audit import Verdict
-from noisette.audit.step_game import Axis, MakesBound
-from noisette.run.private import privatize
+from noisette.audit.step_game import BoundFactory, CanaryAxes, released_steps
 
 _MICROBATCH = 4096
 _CANARIES = 20_000
-DELTAS = (1e-2, 1e-5)  # rates prove most where delta is large
+DELTAS = (1e-2, 1e-5)  # error rates prove most at a large delta
 
-Progress = Callable[[int, int], None]  # of so many done, and in all
-
-
-class RunScore(Protocol):
-    """How the scores of a canary's steps become one."""
-
-    def __call__(self, steps: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
-        """Of one step, to be added up or compared with those before, (canaries,)."""
-        ...
-
-    def join(self, before: np.ndarray, now: np.ndarray) -> np.ndarray:
-        """Of the steps before and the step of now."""
-        ...
+OnStep = Callable[[int, int], None]  # takes the number of steps done, and of all
 
 
-@dataclass(frozen=True)
-class LikelihoodRatio:
-    """The best score where the other records leave a canary's axis alone: how much likelier in than out."""
+def likelihood_ratio(scores: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
+    """The log-likelihood ratio of in and out for one step, (canaries,).
 
-    def __call__(self, steps: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
-        return np.log1p(sampling_rate * np.expm1(steps * shift - shift**2 / 2))
-
-    def join(self, before: np.ndarray, now: np.ndarray) -> np.ndarray:
-        return before + now
-
-
-@dataclass(frozen=True)
-class Largest:
-    """The largest score of all steps, for canaries in a crowd."""
-
-    def __call__(self, steps: np.ndarray, shift: float, sampling_rate: float) -> np.ndarray:
-        return steps
-
-    def join(self, before: np.ndarray, now: np.ndarray) -> np.ndarray:
-        return np.maximum(before, now)
+    No score is more powerful if no other record is on a canary's axis.
+    """
+    return np.log1p(sampling_rate * np.expm1(scores * shift - shift**2 / 2))
 
 
 @dataclass(frozen=True)
 class Point:
-    """What a run may cost at a delta, and what it costs at least."""
+    """The guaranteed upper bound on a run's epsilon at a delta, and the certified lower bound."""
 
     delta: float
-    claimed: float
+    guaranteed: float
     certified: float
 
 
 @dataclass(frozen=True)
 class RunAudit:
-    """What the scores of whole runs prove; ``inside`` and ``outside`` are those of canaries in them and not."""
+    """What the scores of canaries ``inside`` and ``outside`` of the data set of whole runs prove."""
 
     inside: np.ndarray
     outside: np.ndarray
@@ -82,45 +55,47 @@ class RunAudit:
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """What is wrong, in words; nothing if the claim stands."""
+        """What is wrong, in words; empty if the guarantee is not refuted."""
         return tuple(
-            f"at delta={p.delta:g} the run costs epsilon={p.certified:.3g} or more, {p.claimed:.3g} claimed"
+            f"at delta={p.delta:g} the run costs epsilon={p.certified:.3g} or more; at most {p.guaranteed:.3g} is "
+            "guaranteed"
             for p in self.points
-            if p.certified > p.claimed
+            if p.certified > p.guaranteed
         )
 
     @property
     def verdict(self) -> Verdict:
-        """Violation if the claim is refuted at one of the deltas."""
+        """Violation if the guarantee is refuted at one of the deltas."""
         return Verdict.VIOLATION if self.findings else Verdict.CONSISTENT
 
     def facts(self) -> dict[str, Any]:
-        """All numbers, as plain values. They are about canaries alone."""
+        """All results as plain values. They depend on canaries only, on no record."""
         return {
             "verdict": self.verdict.value,
             "scores_in": self.inside.size,
             "scores_out": self.outside.size,
             "false_alarm": self.false_alarm,
-            "points": [{"delta": p.delta, "claimed": p.claimed, "certified": p.certified} for p in self.points],
+            "points": [{"delta": p.delta, "guaranteed": p.guaranteed, "certified": p.certified} for p in self.points],
             "findings": list(self.findings),
         }
 
 
 def audit_run(
-    bound_of: MakesBound,
+    bound_of: BoundFactory,
     *,
     noise_multiplier: float,
     sampling_rate: float,
     steps: int,
     canary_model: Callable[[], CanaryModel] = lambda: Rows(_CANARIES),
-    score: RunScore = LikelihoodRatio(),
+    score: Callable[[np.ndarray, float, float], np.ndarray] = likelihood_ratio,
+    join: Callable[[np.ndarray, np.ndarray], np.ndarray] = np.add,
     runs: int = 1,
     deltas: Sequence[float] = DELTAS,
     false_alarm: float = 1e-6,
     accountant: Accountant | None = None,
-    on_step: Progress = lambda done, of: None,
+    on_step: OnStep = lambda done, of: None,
 ) -> RunAudit:
-    """Play whole runs of :func:`noisette.privatize` and hold what they show against what they cost.
+    """Score canaries over whole runs of :func:`noisette.privatize`, and test the epsilon that is guaranteed.
 
     Args:
         bound_of: makes the bound of a model.
@@ -128,14 +103,16 @@ def audit_run(
         sampling_rate: of the runs.
         steps: of each run.
         canary_model: makes model, records and losses.
-        score: how a canary's steps become one score.
-        runs: how many, each with all canaries.
-        deltas: at which the run is priced.
-        false_alarm: probability with which a right mechanism is called a violation, at any of the deltas.
-        accountant: prices the runs; that of ``privatize`` unless given.
-        on_step: told how many steps of how many are done.
+        score: of the canaries in one step; takes their components of the release in units of the noise, their shift if
+            they are in the batch, and the sampling rate.
+        join: combines the scores of earlier steps with those of the next.
+        runs: number of runs, each with all canaries.
+        deltas: at which epsilon is tested.
+        false_alarm: probability that a correct mechanism is called a violation, at any of the deltas.
+        accountant: of the runs; that of ``privatize`` unless given.
+        on_step: called after each step.
 
-    Guarantee: the scores are independent for the documented mechanism, so a claim that holds is refuted with
+    Guarantee: the scores are independent for the documented mechanism, so a guarantee that holds is refuted with
     probability ``false_alarm`` at most.
 
     Raises:
@@ -149,42 +126,39 @@ def audit_run(
     )
     inside: list[np.ndarray] = []
     outside: list[np.ndarray] = []
-    claimed: list[float] = []
+    guaranteed: list[float] = []
     for k in range(runs):
         made = canary_model()
         half = made.canaries // 2
         records = torch.cat([made.records[:half], made.records[made.canaries :]])
         bound = bound_of(made.model)
-        optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=0.0)
         expected = max(1.0, sampling_rate * len(records))
         total = None
-        with privatize(
+        trained = released_steps(
             bound,
-            optimizer,
             records,
-            sampling_rate=sampling_rate,
-            expected_batch_size=expected,
-            steps=steps,
+            lambda run, batch, made=made, bound=bound: run.backward(made.losses(bound.model(batch))),
             noise_multiplier=noise_multiplier,
+            sampling_rate=sampling_rate,
+            steps=steps,
+            expected_batch_size=expected,
+            microbatch_size=_MICROBATCH,
             accountant=accountant,
-        ) as run:
-            for step, batch in enumerate(run.batches(), 1):
-                axis = Axis.of(bound.pop_sums(), bound.parameters)
-                for piece in batch.microbatches(_MICROBATCH):
-                    run.backward(made.losses(bound.model(piece)))
-                optimizer.step()
-                seen = axis.scores(made.canaries, expected) / noise_multiplier
-                now = score(seen, axis.shift / noise_multiplier, sampling_rate)
-                total = now if total is None else score.join(total, now)
-                optimizer.zero_grad()
-                on_step(k * steps + step, runs * steps)
-            claimed = claimed or [run.epsilon(delta=delta) for delta in deltas]
+        )
+        for step, (run, _, sums) in enumerate(trained, 1):
+            axes = CanaryAxes.of(sums, bound.parameters)
+            scores = axes.scores(made.canaries, expected) / noise_multiplier
+            of_step = score(scores, axes.shift / noise_multiplier, sampling_rate)
+            total = of_step if total is None else join(total, of_step)
+            on_step(k * steps + step, runs * steps)
+            if k == 0 and step == steps:
+                guaranteed = [run.epsilon(delta=delta) for delta in deltas]
         assert total is not None, "at least one step"
         inside.append(total[:half])
         outside.append(total[half:])
-    of_those_in, of_those_out = np.concatenate(inside), np.concatenate(outside)
+    both, alpha = (np.concatenate(inside), np.concatenate(outside)), false_alarm / len(deltas)
     points = tuple(
-        Point(delta, claim, certified_epsilon(of_those_in, of_those_out, delta=delta, alpha=false_alarm / len(deltas)))
-        for delta, claim in zip(deltas, claimed, strict=True)
+        Point(delta, epsilon, certified_epsilon(*both, delta=delta, alpha=alpha))
+        for delta, epsilon in zip(deltas, guaranteed, strict=True)
     )
-    return RunAudit(of_those_in, of_those_out, points, false_alarm)
+    return RunAudit(*both, points, false_alarm)

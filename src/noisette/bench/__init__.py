@@ -1,1 +1,1 @@
-"""The cost of privacy, measured: time and memory of private steps as ratios to plain training."""
+"""Benchmarks: time and memory of private training steps, as ratios to plain training."""

@@ -1,4 +1,4 @@
-"""One place in an experiment: a model, its batch and its image size, and under which settings it is measured."""
+"""A cell of an experiment: a model at a batch and image size, and the settings of the measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LONGEST = 300  # characters of a message
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for a whole command."""
+    """Settings of a whole command."""
 
     rounds: int
     threads: int
@@ -23,16 +23,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Cell:
-    """A model at a batch size; ``image`` is the pixels a side where the model takes images of any size."""
+    """A model at a batch size; ``image`` is the width in pixels if the model accepts images of any size."""
 
     name: str
     batch: int
     image: int | None = None
-    target: float | None = None  # ratio to plain training that noisette aims at
+    target: float | None = None  # ratio to plain training that is aimed at
 
     @property
     def title(self) -> str:
-        """The model as a reader calls it."""
+        """The name of the model in figures and tables."""
         return MODELS[self.name].title
 
     def model(self, device: str) -> nn.Module:
@@ -40,10 +40,10 @@ class Cell:
         return MODELS[self.name].build().to(device)
 
     def data(self, device: str) -> tuple[Tensor, Tensor]:
-        """A batch at random."""
+        """A random batch."""
         return MODELS[self.name].data(self.batch, self.image, device)
 
 
 def failure(error: BaseException) -> dict[str, str]:
-    """An error as a result: its kind and what it says, in one line."""
+    """An error as a result: its type and message in one line."""
     return {"error": shorten(f"{type(error).__name__}: {error}", _LONGEST, placeholder=" …")}

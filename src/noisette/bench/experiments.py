@@ -1,4 +1,4 @@
-"""The experiments as data: which models and methods, at which batch, and what is measured. After Lee & Kifer 2020."""
+"""The experiments: models, batch sizes, methods, and the measured quantity. After Lee & Kifer 2020."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from noisette.bench.cell import Cell, Settings
+from noisette.bench.memory import peak_memory
 from noisette.bench.methods import METHODS
-from noisette.bench.peak_memory import peak_memory
 from noisette.bench.step_time import step_times
 
 Rows = dict[str, dict[str, Any]]
 Measure = Callable[[Cell, Sequence[str], Settings, Callable[[float], None]], Rows]
 
-# The methods of the paper, nxBP being its baseline and TwoPass its own, and noisette's default.
+# The methods of the paper, of which nxBP is the baseline and TwoPass its proposal, and noisette's default.
 _PAPER = ("plain", "BookKeeping", "TwoPass", "MultiLoss", "nxBP")
 _ALL = tuple(METHODS)
 _CLIPLESS = ("plain", "Clipless", "BookKeeping", *(name for name in ("Opacus-functorch",) if name in METHODS))
@@ -24,7 +24,7 @@ _LARGE = (*(f"resnet{depth}" for depth in (18, 34, 50, 101)), *(f"vgg{depth}" fo
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells and methods, what is measured of them, and how the outcome is shown."""
+    """Cells and methods, the measured quantity, and the form of the figure."""
 
     title: str
     about: str
@@ -32,7 +32,7 @@ class Experiment:
     methods: tuple[str, ...]
     unit: Literal["seconds", "bytes"] = "seconds"
     axis: Literal["batch", "image", "model"] | None = (
-        None  # what a figure of lines has below; None: a row for each cell
+        None  # horizontal axis of a figure of lines; None: a row for each cell
     )
 
     @property
@@ -47,7 +47,7 @@ class Experiment:
         batches: Sequence[int] | None,
         images: Sequence[int] | None,
     ) -> Experiment:
-        """The experiment on these models, by these methods and plain training, at these batch and image sizes."""
+        """The experiment with these models, methods (and plain training), batch sizes and image sizes only."""
         cells = tuple(cell for cell in self.cells if models is None or cell.name in models)
         if batches is not None:
             cells = tuple(replace(cell, batch=batch) for cell in cells for batch in batches)
@@ -57,7 +57,7 @@ class Experiment:
         return replace(self, cells=tuple(dict.fromkeys(self._with_target(cell) for cell in cells)), methods=chosen)
 
     def _with_target(self, cell: Cell) -> Cell:
-        """A target belongs to one model at one batch size, and to no other."""
+        """The cell with the target of its model at its batch size, if there is one."""
         known = {(other.name, other.batch): other.target for other in self.cells}
         return replace(cell, target=known.get((cell.name, cell.batch)))
 
@@ -65,7 +65,7 @@ class Experiment:
 EXPERIMENTS: dict[str, Experiment] = {
     "targets": Experiment(
         "Time per step",
-        "One private step against one plain step of the same model, and the ratio that noisette aims at.",
+        "One private step against one plain step of the same model, and the ratio that is aimed at.",
         (
             Cell("mlp", 128, target=1.5),
             Cell("mlp", 1024, target=1.15),
@@ -87,7 +87,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "fig6": Experiment(
         "Batch size",
-        "Time per example as the batch grows (figure 6 of Lee & Kifer): one example after another gains nothing.",
+        "Time per example as the batch grows (figure 6 of Lee & Kifer): nxBP gains nothing.",
         tuple(Cell(name, batch) for name in ("mlp", "cnn", "rnn") for batch in (16, 32, 64, 128)),
         _PAPER,
         axis="batch",
@@ -114,14 +114,14 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "memory": Experiment(
         "Peak memory",
-        "How far a private step grows beyond the model and the batch, against a plain step.",
+        "Memory of a private step in addition to the model and the batch, against a plain step.",
         (Cell("resnet18-cifar", 128), Cell("transformer", 128)),
         _ALL,
         unit="bytes",
     ),
     "clipless": Experiment(
         "Without clipping",
-        "Time per example as the batch grows (figure 5 of Bethune et al.): bounds of the network against clipping.",
+        "Time per example as the batch grows (figure 5 of Bethune et al.): a Lipschitz bound against clipping.",
         tuple(
             Cell(name, batch, target=1.1) for name in _LIPSCHITZ for batch in (1024, 2048, 5000, 10_000, 20_000, 50_000)
         ),
@@ -130,7 +130,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     ),
     "clipless-memory": Experiment(
         "Peak memory without clipping",
-        "How far a step of a Lipschitz network grows beyond the model and the batch, against a plain step.",
+        "Memory of a step of a Lipschitz network in addition to the model and the batch, against a plain step.",
         tuple(Cell(name, 5000) for name in _LIPSCHITZ),
         _CLIPLESS,
         unit="bytes",

@@ -1,4 +1,4 @@
-"""The figure of an experiment, as SVG that takes its colours from the page around it or brings its own."""
+"""The figure of an experiment as an SVG element."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from noisette.bench.labels import cell_label, method_label
 from noisette.bench.methods import METHODS
-from noisette.bench.run import Report
-from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, svg
+from noisette.bench.report import Report, cell_label, method_label
+from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, log_scale, svg
 
 _INCHES = 9.0
-_HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on light and dark paper alike
-_BESIDE_ROW = {"o": -0.17, "x": 0.0, "s": 0.17}  # noisette above the row's middle, peers below
-_BELOW = {"batch": "examples in a batch", "image": "pixels a side", "model": ""}
+_HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on a light and on a dark background
+_OFFSETS = {"o": -0.17, "x": 0.0, "s": 0.17}  # of marks from the middle of their row: noisette above, Opacus below
+_AXIS_LABELS = {"batch": "examples in a batch", "image": "image width in pixels", "model": ""}
 
 
 def figure(report: Report) -> str:
-    """The figure that suits the experiment: lines where something grows, otherwise a row of marks for each cell."""
+    """Lines if the experiment has a horizontal axis, otherwise a row of marks for each cell."""
     with matplotlib.rc_context(STYLE):
         return svg(_lines(report) if report["axis"] else _rows(report), salt=report["experiment"])
 
@@ -36,13 +34,13 @@ def _rows(report: Report) -> Figure:
     axes.axvline(1, color=INK, linewidth=1, linestyle="--", label="plain")
     for name, style in styles.items():
         ratios = [cell["methods"].get(name, {}).get("ratio") for cell in cells]
-        offset = _BESIDE_ROW[style["marker"]]
+        offset = _OFFSETS[style["marker"]]
         points = [(ratio, row + offset) for row, ratio in enumerate(ratios) if ratio]
         axes.plot(*_columns(points), **style, linestyle="", label=method_label(name))
     targets = [(cell["target"], row) for row, cell in enumerate(cells) if cell["target"]]
     if targets:
         axes.plot(*_columns(targets), color=INK, marker="|", markersize=17, linestyle="", label="target")
-    _log(axes.xaxis, axes.set_xscale, "×")
+    log_scale(axes.xaxis, axes.set_xscale, "{:g}×".format)
     axes.set_xlabel("time per step, plain = 1" if report["unit"] == "seconds" else "peak memory of a step, plain = 1")
     axes.set_yticks(range(len(cells)), [cell_label(cell) for cell in cells])
     axes.set_ylim(len(cells) - 0.5, -0.5)
@@ -60,10 +58,10 @@ def _lines(report: Report) -> Figure:
         panels.setdefault(cell_label(cell, without=axis), []).append(cell)
     height = 2.9 + _legend_inches(len(styles) + 1)
     drawn = Figure(figsize=(_INCHES, height))
-    room = 0.92 / max(len(panels), 1.4)
+    width = 0.92 / max(len(panels), 1.4)
     axes = None
     for k, (title, cells) in enumerate(panels.items()):
-        axes = drawn.add_axes((0.07 + k * room, 0.62 / height, room - 0.05, 1.95 / height), sharey=axes)
+        axes = drawn.add_axes((0.07 + k * width, 0.62 / height, width - 0.05, 1.95 / height), sharey=axes)
         axes.set_title(title, fontsize=9, color=INK, loc="left")
         plain = {"color": INK, "marker": "", "linestyle": "--", "linewidth": 1}
         for name, style in {"plain": plain, **styles}.items():
@@ -72,8 +70,8 @@ def _lines(report: Report) -> Figure:
             axes.plot(*_columns(points), **{"linewidth": 1.2, **style}, label=method_label(name))
         axes.set_xticks(range(len(cells)), [_tick(cell, axis) for cell in cells])
         axes.set_xlim(-0.3, len(cells) - 0.7)
-        _log(axes.yaxis, axes.set_yscale, "")
-        axes.set_xlabel(_BELOW[axis])
+        log_scale(axes.yaxis, axes.set_yscale, "{:g}".format)
+        axes.set_xlabel(_AXIS_LABELS[axis])
         axes.tick_params(length=0, labelleft=k == 0)
         if k == 0:
             axes.set_ylabel("ms per example")
@@ -87,11 +85,11 @@ def _tick(cell: dict[str, Any], axis: str) -> str:
 
 
 def _styles(report: Report) -> dict[str, dict[str, Any]]:
-    """Colour and mark of each method but plain training: noisette filled, its peers open, nxBP a cross."""
+    """Colour and mark of each method except plain training: noisette filled, Opacus open, others a cross."""
     measured = [name for cell in report["cells"] for name in cell["methods"] if name != "plain"]
     styles: dict[str, dict[str, Any]] = {}
     count = {"o": 0, "s": 0, "x": 0}
-    for name in dict.fromkeys([*METHODS, *measured]):  # a method looks the same in all figures
+    for name in dict.fromkeys([*METHODS, *measured]):  # so that a method looks the same in all figures
         label = method_label(name)
         marker = "o" if label.startswith("noisette") else "s" if label.startswith("Opacus") else "x"
         colour = INK if marker == "x" else _HUES[count[marker] % len(_HUES)]
@@ -108,14 +106,6 @@ def _styles(report: Report) -> dict[str, dict[str, Any]]:
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
     return [x for x, _ in points], [y for _, y in points]
-
-
-def _log(axis: Any, set_scale: Any, unit: str) -> None:
-    """A log scale with its numbers written out."""
-    set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
 
 
 _LEGEND_COLUMNS = 4

@@ -1,4 +1,7 @@
-"""The models whose steps are measured, by name, with random examples for them."""
+"""The models whose steps are measured, by name, with random examples for them.
+
+ResNets and VGGs have group norm; Lipschitz networks have no biases, as those of Bethune et al. 2024.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,29 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from noisette.bench.convnets import resnet, resnet_small, vgg, vgg_small
-from noisette.bench.lipschitz_nets import lipschitz_conv, lipschitz_dense, lipschitz_mixer
+from noisette import models
+from noisette.models.blocks import normalised, sequence
+from noisette.models.resnets import residual_blocks
+from noisette.models.vggs import vgg_features
+from noisette.nn.lipschitz import (
+    BoundedInput,
+    GroupSort2,
+    L2NormPool2d,
+    MixerBlock,
+    PatchConv2d,
+    SpectralConv2d,
+    SpectralLinear,
+)
 
 F = nn.functional
+_GROUPS = 32  # of group norm
+_INPUT_NORM = 3.0
+_CIFAR = (3, 32, 32)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model and what it takes; times depend on neither labels nor pixels, so both are random."""
+    """A model and the shape of its data, which is random: times depend on neither labels nor pixels."""
 
     title: str
     build: Callable[[], nn.Module]
@@ -26,7 +43,7 @@ class Model:
     classes: int = 10
 
     def data(self, batch: int, image: int | None, device: str) -> tuple[Tensor, Tensor]:
-        """A batch of inputs and labels; ``image`` is for models of colour images of any size: pixels a side."""
+        """A batch of inputs and labels; ``image`` is the width in pixels for models of colour images of any size."""
         shape = (3, image, image) if image else self.shape
         return torch.randn(batch, *shape, device=device), torch.randint(0, self.classes, (batch,), device=device)
 
@@ -80,6 +97,52 @@ class Transformer(nn.Module):
         return self.head(x.mean(1))
 
 
+def resnet(depth: int) -> nn.Module:
+    """A ResNet for images of any size: a 7x7 convolution and a pooling, then four stages.
+
+    Source: He et al. 2016, with group norm in place of batch norm (Wu & He 2018).
+    """
+    stem = sequence(normalised("conv", nn.Conv2d(3, 64, 7, 2, 3, bias=False), _group_norm))
+    blocks = residual_blocks(depth, 64, _group_norm)
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(blocks[-1].channels, 10)]
+    return nn.Sequential(*stem, nn.ReLU(), nn.MaxPool2d(3, 2, 1), *blocks, *head)
+
+
+def vgg(depth: int) -> nn.Module:
+    """A VGG for images of any size: convolutions, pooling to 7 x 7, and three large linear layers.
+
+    Source: Simonyan & Zisserman 2015, with group norm after each convolution.
+    """
+    head = [nn.Linear(512 * 49, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 10)]
+    return nn.Sequential(*vgg_features(depth, _group_norm), nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head)
+
+
+def _group_norm(channels: int, axes: int) -> nn.Module:
+    return nn.GroupNorm(_GROUPS, channels)
+
+
+def lipschitz_dense() -> nn.Module:
+    """784 inputs, 128 hidden units, 10 outputs: 101,632 parameters."""
+    return nn.Sequential(BoundedInput(_INPUT_NORM), SpectralLinear(784, 128), GroupSort2(), SpectralLinear(128, 10))
+
+
+def lipschitz_mixer() -> nn.Module:
+    """Patches of four pixels a side, one mixer block of 64 channels, and a linear layer."""
+    return nn.Sequential(
+        *(BoundedInput(_INPUT_NORM), PatchConv2d(1, 64, patch=4), GroupSort2()),
+        *(MixerBlock(channels=64, tokens=49), nn.Flatten(), SpectralLinear(64 * 49, 10)),
+    )
+
+
+def lipschitz_conv() -> nn.Module:
+    """Two 3x3 convolutions with 16 and 32 channels, each with pooling, and a linear layer."""
+    return nn.Sequential(
+        *(BoundedInput(_INPUT_NORM), SpectralConv2d(1, 16, 3, padding=1), GroupSort2(), L2NormPool2d(2)),
+        *(SpectralConv2d(16, 32, 3, padding=1), GroupSort2(), L2NormPool2d(2)),
+        *(nn.Flatten(), SpectralLinear(32 * 49, 10)),
+    )
+
+
 MODELS: dict[str, Model] = {
     "mlp": Model("MLP", mlp, (784,)),
     "cnn": Model("CNN", cnn, (1, 28, 28)),
@@ -87,12 +150,14 @@ MODELS: dict[str, Model] = {
     "lstm": Model("LSTM", partial(Recurrent, nn.LSTM), (28, 28)),
     "gru": Model("GRU", partial(Recurrent, nn.GRU), (28, 28)),
     "transformer": Model("Transformer block", Transformer, (128, 200), 2),
-    "resnet18-cifar": Model("ResNet-18 (CIFAR)", partial(resnet_small, 18), (3, 32, 32)),
-    "vgg16-cifar": Model("VGG-16 (CIFAR)", partial(vgg_small, 16), (3, 32, 32)),
+    "resnet18-cifar": Model(
+        "ResNet-18 (CIFAR)", partial(models.resnet, _CIFAR, 10, depth=18, norm=_group_norm), _CIFAR
+    ),
+    "vgg16-cifar": Model("VGG-16 (CIFAR)", partial(models.vgg, _CIFAR, 10, depth=16, norm=_group_norm), _CIFAR),
     "lipschitz-dense": Model("Lipschitz MLP", lipschitz_dense, (784,)),
     "lipschitz-mixer": Model("Lipschitz mixer", lipschitz_mixer, (1, 28, 28)),
     "lipschitz-conv": Model("Lipschitz CNN", lipschitz_conv, (1, 28, 28)),
     **{f"mlp-{depth}": Model(f"MLP, {depth} hidden layers", partial(mlp, depth), (784,)) for depth in (4, 6, 8)},
-    **{f"resnet{depth}": Model(f"ResNet-{depth}", partial(resnet, depth), (3, 32, 32)) for depth in (18, 34, 50, 101)},
-    **{f"vgg{depth}": Model(f"VGG-{depth}", partial(vgg, depth), (3, 32, 32)) for depth in (11, 13, 16, 19)},
+    **{f"resnet{depth}": Model(f"ResNet-{depth}", partial(resnet, depth), _CIFAR) for depth in (18, 34, 50, 101)},
+    **{f"vgg{depth}": Model(f"VGG-{depth}", partial(vgg, depth), _CIFAR) for depth in (11, 13, 16, 19)},
 }

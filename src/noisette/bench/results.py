@@ -1,24 +1,28 @@
-"""The files of a benchmark: one JSON and one figure for each experiment, and a page that shows them all."""
+"""The files of a benchmark: one JSON file and one figure for each experiment, and a page that shows all of them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
 
 from noisette._internal import atomic_files
 from noisette.bench.experiments import EXPERIMENTS
 from noisette.bench.figures import figure
-from noisette.bench.page import page
-from noisette.bench.run import Report
+from noisette.bench.report import Report, cell_label, method_label
 from noisette.training.report.svg import standalone
+from noisette.training.report.templates import templates
 
 PAGE = "bench.html"
+_PAGES = templates("noisette.bench")
 
 
 def write(report: Report, out: Path) -> None:
-    """Write an experiment's files, and the page anew with all experiments that the folder holds.
+    """Write the files of an experiment, and the page with all experiments in the folder.
 
-    Guarantee: no file is ever half-written; each takes the place of an older one when it is whole.
+    Guarantee: each file is replaced atomically, so none is ever incomplete.
     """
     name = report["experiment"]
     atomic_files.write(out / f"{name}.json", (json.dumps(report, indent=1) + "\n").encode())
@@ -27,6 +31,69 @@ def write(report: Report, out: Path) -> None:
 
 
 def read(out: Path) -> list[Report]:
-    """The reports that lie in a folder, in the order of the experiments."""
+    """The reports in a folder, in the order of the experiments."""
     files = [out / f"{name}.json" for name in EXPERIMENTS]
     return [json.loads(file.read_text()) for file in files if file.exists()]
+
+
+def page(reports: list[Report]) -> str:
+    """The page as HTML."""
+    return _PAGES.get_template("page.html").render(
+        sections=[_section(report) for report in reports],
+        cell_label=cell_label,
+        method_label=method_label,
+        amount=amount,
+    )
+
+
+def _section(report: Report) -> dict[str, Any]:
+    methods = dict.fromkeys(name for cell in report["cells"] for name in cell["methods"] if name != "plain")
+    return {
+        "report": report,
+        "figure": Markup(figure(report)),
+        "methods": list(methods),
+        "rows": [(cell, _best(cell)) for cell in report["cells"]],
+        "targets": any(cell["target"] for cell in report["cells"]),
+        "failures": _failures(report),
+        "machine": _machine(report),
+    }
+
+
+def amount(value: float, unit: str) -> str:
+    """A time or a size in a suitable unit.
+
+    >>> amount(0.00312, "seconds"), amount(21.5, "seconds"), amount(10490000, "bytes")
+    ('3.12 ms', '21.5 s', '10.0 MiB')
+    """
+    if unit == "bytes":
+        return f"{value / 2**20:,.1f} MiB"
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def _best(cell: dict[str, Any]) -> str | None:
+    """The private method with the lowest ratio."""
+    ratios = {name: row["ratio"] for name, row in cell["methods"].items() if "ratio" in row and name != "plain"}
+    return min(ratios, key=lambda name: ratios[name], default=None)
+
+
+def _failures(report: Report) -> list[tuple[str, str, str]]:
+    """Failed measurements: method, its cells, and the message; equal messages of a method are merged."""
+    cells: dict[tuple[str, str], list[str]] = {}
+    for cell in report["cells"]:
+        for name, row in cell["methods"].items():
+            if "error" in row:
+                cells.setdefault((name, row["error"]), []).append(cell_label(cell))
+    return [(method_label(name), "; ".join(where), message) for (name, message), where in cells.items()]
+
+
+def _machine(report: Report) -> str:
+    """Machine, settings and versions in one line."""
+    hardware = report["hardware"]
+    versions = [f"{package} {number}" for package, number in hardware["versions"].items() if number]
+    processor = (
+        hardware["processor"] if hardware["device"] == "cpu" else f"{hardware['device']}, {hardware['processor']}"
+    )
+    threads = f"{hardware['threads']} thread{'s' if hardware['threads'] > 1 else ''}"
+    steps = f"median of {report['rounds']} steps" if report["rounds"] > 1 else "one step"
+    rounds = [steps] if report["unit"] == "seconds" else []
+    return ", ".join([processor, threads, *rounds, f"Python {hardware['python']}", *versions])

@@ -1,4 +1,4 @@
-"""Seconds per step: one step of each method in turn, so that a busy moment of the machine falls on all of them."""
+"""Seconds per step. The methods take turns step by step, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 import torch
 
 from noisette.bench.cell import Cell, Settings, failure
-from noisette.bench.memory_limit import memory_limit
-from noisette.bench.methods import METHODS
-from noisette.bench.step import Step
+from noisette.bench.memory import memory_limit
+from noisette.bench.methods import METHODS, Step
 
 WARM_UP = 2
 SLOW_SECONDS = 20.0
@@ -22,27 +21,27 @@ SLOW_SECONDS = 20.0
 def step_times(
     cell: Cell, methods: Sequence[str], settings: Settings, advance: Callable[[float], None]
 ) -> dict[str, dict[str, Any]]:
-    """Median seconds per step of each method, and each measured step; a method that fails gives its error instead.
+    """Median seconds per step of each method, and the time of each measured step; or the error of a method that fails.
 
-    Steps before the measured ones warm up. A method slower than 20 seconds a step is measured once.
+    Warm-up steps come first. A method slower than 20 seconds a step is measured once.
     """
-    gc.collect()  # models of earlier cells, which hold themselves by their hooks
+    gc.collect()  # models of earlier cells, which are in reference cycles with their hooks
     torch.manual_seed(0)
     inputs, targets = cell.data(settings.device)
-    courses = {
-        name: _Course(lambda make=METHODS[name]: make(cell.model(settings.device), inputs, targets), settings.device)
+    timers = {
+        name: _Timer(lambda make=METHODS[name]: make(cell.model(settings.device), inputs, targets), settings.device)
         for name in methods
     }
     with memory_limit(settings.device):
         for _ in range(WARM_UP + settings.rounds):
-            for course in courses.values():
-                course.go_on()
-                advance(1 / (len(courses) * (WARM_UP + settings.rounds)))
-    return {name: course.row() for name, course in courses.items()}
+            for timer in timers.values():
+                timer.measure()
+                advance(1 / (len(timers) * (WARM_UP + settings.rounds)))
+    return {name: timer.row() for name, timer in timers.items()}
 
 
-class _Course:
-    """The steps of one method, until one fails or turns out slow."""
+class _Timer:
+    """Times the steps of one method, until one fails or is slow."""
 
     def __init__(self, start: Callable[[], Step], device: str) -> None:
         self._start = start
@@ -51,25 +50,25 @@ class _Course:
         self._seconds: list[float] = []
         self._error: dict[str, str] | None = None
 
-    def go_on(self) -> None:
-        """One step more."""
+    def measure(self) -> None:
+        """Time one more step."""
         if self._error or self._is_slow():
             return
         try:
             self._step = self._step or self._start()
             self._seconds.append(self._timed(self._step))
-        except Exception as error:  # that a method cannot train a model is a result
+        except Exception as error:  # a method that cannot train a model has its error as a result
             self._error, self._step = failure(error), None
 
     def row(self) -> dict[str, Any]:
-        """What was measured."""
+        """The measurements, or the error."""
         if self._error:
             return self._error
         measured = self._seconds[-1:] if self._is_slow() else self._seconds[WARM_UP:]
         return {"seconds": statistics.median(measured), "each": measured}
 
     def _is_slow(self) -> bool:
-        """The first step does not tell: it may try out what is fastest for these shapes."""
+        """Whether the last step was slow. The first does not count: it may time several algorithms for these shapes."""
         return len(self._seconds) > 1 and self._seconds[-1] > SLOW_SECONDS
 
     def _timed(self, step: Step) -> float:

@@ -1,4 +1,4 @@
-"""The command ``noisette``. Torch is imported by the commands that look at a model, not by the others."""
+"""The command ``noisette``. Only the commands that use a model import torch."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def _options(
 
 
 def main() -> None:
-    """Run the command. Models named as package.module:callable are also found in the current folder."""
+    """Run the command. Models given as package.module:callable are also found in the current folder."""
     sys.path.append(str(Path.cwd()))
     app()

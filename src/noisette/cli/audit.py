@@ -1,4 +1,4 @@
-"""``noisette audit``: plays against a run or a recipe, and says what leaked beside what was claimed."""
+"""``noisette audit``: lower bounds on the leakage of a run or a recipe, beside its guarantee."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from rich.table import Table
 
 from noisette._internal import checks
 from noisette._internal.allocator import keep_freed_memory
-from noisette.cli.audited import Audited
+from noisette.cli.audit_results import AuditResults
 from noisette.cli.errors import INTERRUPTED, plain_errors
+from noisette.cli.options import DataDir
 
 if TYPE_CHECKING:
     from noisette.audit import Attack
 
 _FOUND = 1
+_MECHANISM, _RECORDS = "Audits of the mechanism", "Audits that read the records"
 
 
 @plain_errors()
@@ -28,74 +30,69 @@ def audit(
     ],
     *,
     steps: Annotated[
-        int, typer.Option(metavar="N", help="Steps of the step audit; each gives 512 scores.", rich_help_panel="Games")
+        int,
+        typer.Option(metavar="N", help="Steps of the step audit; each gives 512 scores.", rich_help_panel=_MECHANISM),
     ] = 48,
     pairs: Annotated[
         int,
         typer.Option(
             metavar="N",
             help="Pairs of batches that differ by one record, on the run's own model and random records; 0 for none.",
-            rich_help_panel="Games",
+            rich_help_panel=_MECHANISM,
         ),
     ] = 30,
     whole_run: Annotated[
         bool,
         typer.Option(
-            "--whole-run", help="Also play whole runs, with their sampling. Takes minutes.", rich_help_panel="Games"
+            "--whole-run", help="Also audit a whole run, with its sampling. Takes minutes.", rich_help_panel=_MECHANISM
         ),
     ] = False,
     one_run: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Also train once with N mislabelled canaries among the records, and guess who they were. Not private.",
-            rich_help_panel="Looks at the records",
+            help="Also train once with a random half of N mislabelled canaries, and guess which were in the data. Not "
+            "private.",
+            rich_help_panel=_RECORDS,
         ),
     ] = None,
     confidence: Annotated[
         float,
         typer.Option(
-            metavar="F", help="Of the bound from one run: 0.95 to 0.999.", rich_help_panel="Looks at the records"
+            metavar="F", help="Confidence of the bound from --one-run: 0.95 to 0.999.", rich_help_panel=_RECORDS
         ),
     ] = 0.95,
     membership: Annotated[
         bool,
         typer.Option(
             "--membership",
-            help="Also attack the run's model with its own records and the test records. Not private.",
-            rich_help_panel="Looks at the records",
+            help="Also attack the run's model by membership inference, on training and test records. Not private.",
+            rich_help_panel=_RECORDS,
         ),
     ] = False,
     shadows: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="Models that --membership trains on halves of the records, to compare with; 0 for none.",
-            rich_help_panel="Looks at the records",
+            help="Number of shadow models that --membership trains on halves of the records; 0 for none.",
+            rich_help_panel=_RECORDS,
         ),
     ] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where figures and numbers go.", show_default="audits/NAME of the run"),
+        typer.Option(metavar="DIR", help="Folder for figures and results.", show_default="audits/NAME of the run"),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where the files of built-in data lie.",
-            show_default="$NOISETTE_DATA, then the user cache, then download",
-        ),
-    ] = None,
+    data_dir: DataDir = None,
 ) -> None:
-    """Play against a run or a recipe: how far one record moves a step at least, beside what was claimed.
+    """Test the guarantee of a run or a recipe with canaries in the real training loop.
 
-    The step audit hides canaries among random records and sees what the real training loop releases of them, under the
-    run's own way of bounding and its noise. Seconds, and no record is looked at.
+    The step audit hides canaries among random records and measures how far each moves what the training loop releases,
+    with the run's own gradient bound and noise. It takes seconds and reads no record.
 
-    Exit code 0 if nothing was found, 1 if a claim is refuted or the mechanism is not the documented one, 2 for bad
-    input.
+    Exit code 0 if nothing was found, 1 if a guarantee is refuted or the mechanism is not the documented one, 2 for
+    invalid input.
     """
-    from noisette.audit.guesses import check_confidence
+    from noisette.audit.one_run import check_confidence
 
     checks.all_of(
         lambda: checks.count(steps=steps),
@@ -107,94 +104,95 @@ def audit(
     )
     keep_freed_memory()
     try:
-        found = Audited(place, data_dir)
-        found.play(steps, pairs, whole_run)
-        found.look(one_run, confidence, membership, shadows)
+        results = AuditResults(place, data_dir)
+        results.audit_mechanism(steps, pairs, whole_run)
+        results.audit_records(one_run, confidence, membership, shadows)
     except KeyboardInterrupt:
         typer.echo("Stopped. Nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     folder = out or Path("audits", place.resolve().name.removesuffix(".toml"))
-    found.write(folder)
-    _print(found, folder)
-    if found.findings:
+    results.write(folder)
+    _print(results, folder)
+    if results.findings:
         raise typer.Exit(_FOUND)
 
 
 def _check_shadows(shadows: int, membership: bool) -> None:
     if shadows and not membership:
-        raise ValueError("--shadows is for an attack on members; add --membership")
+        raise ValueError("--shadows is an option of the membership-inference attacks; add --membership")
     if shadows < 0 or shadows == 1:
         raise ValueError(f"expected --shadows as 0, or at least 2 so that each record is left out once, got {shadows}")
 
 
 def _check_place(place: Path, membership: bool) -> None:
     if not place.exists():
-        raise ValueError(f"there is no {place}; name the folder of a run, or a recipe")
+        raise ValueError(f"there is no {place}; give the folder of a run, or a recipe")
     if membership and not place.is_dir():
-        raise ValueError("--membership attacks a trained model: name the folder of its run")
+        raise ValueError("--membership attacks a trained model: give the folder of its run")
 
 
-def _print(found: Audited, folder: Path) -> None:
-    """What came of it, on the terminal."""
+def _print(results: AuditResults, folder: Path) -> None:
+    """Print the results: a table, z-scores, remarks and findings."""
     console = Console(soft_wrap=True, highlight=False)
     table = Table(
-        "", "certified, at least", "claimed, at most", "verdict", box=None, pad_edge=False, header_style="bold"
+        "", "certified, at least", "guaranteed, at most", "verdict", box=None, pad_edge=False, header_style="bold"
     )
-    for row in _rows(found):
+    for row in _rows(results):
         table.add_row(*row)
     console.print(table)
-    if found.step:
-        checks = "  ".join(f"{check.name} {check.z:+.1f}" for check in found.step.checks)
+    if results.step:
+        checks = "  ".join(f"{check.name} {check.z:+.1f}" for check in results.step.checks)
         console.print(f"\nz-scores of the step: {checks}", markup=False)
-    for remark in found.remarks:
+    for remark in results.remarks:
         console.print(remark, markup=False)
-    for line in _about_records(found):
+    for line in _about_records(results):
         console.print(line, markup=False)
-    for finding in found.findings:
+    for finding in results.findings:
         console.print(f"Found: {finding}", markup=False, style="bold")
-    console.print(f"\nverdict  {found.verdict.value}\nfigures  {folder}", markup=False)
+    console.print(f"\nverdict  {results.verdict.value}\nfigures  {folder}", markup=False)
 
 
-def _rows(found: Audited) -> list[tuple[str, str, str, str]]:
+def _rows(results: AuditResults) -> list[tuple[str, str, str, str]]:
     from noisette.training.report import power_of_ten, upward
 
     rows = []
-    if step := found.step:
-        delta = found.subject.delta
-        sure = f"mu {step.certified_mu:.2f}, epsilon {step.certified_epsilon(delta=delta):.2f}"
-        claimed = f"mu {step.claimed_mu:.2f}, epsilon {upward(step.claimed_epsilon(delta=delta))}"
-        rows.append((f"one step, delta {power_of_ten(delta)}", sure, claimed, step.verdict.value))
-    if near := found.neighbours:
+    if step := results.step:
+        delta = results.run.delta
+        certified = f"mu {step.certified_mu:.2f}, epsilon {step.certified_epsilon(delta=delta):.2f}"
+        guaranteed = f"mu {step.guaranteed_mu:.2f}, epsilon {upward(step.guaranteed_epsilon(delta=delta))}"
+        rows.append((f"one step, delta {power_of_ten(delta)}", certified, guaranteed, step.verdict.value))
+    if near := results.neighbours:
         rows.append(("one record more", f"{near.worst:.3f} of the bound", "1.000", near.verdict.value))
-    if runs := found.runs:
+    if run := results.whole_run:
         rows += [
             (
                 f"whole run, delta {power_of_ten(p.delta)}",
                 f"epsilon {p.certified:.2f}",
-                f"epsilon {upward(p.claimed)}",
-                runs.verdict.value,
+                f"epsilon {upward(p.guaranteed)}",
+                run.verdict.value,
             )
-            for p in runs.points
+            for p in run.points
         ]
     return rows
 
 
-def _about_records(found: Audited) -> list[str]:
+def _about_records(results: AuditResults) -> list[str]:
+    """The results of the audits that read the records, in lines."""
     from noisette.audit.membership import NOT_PRIVATE, RATES
     from noisette.training.report import percent, power_of_ten
 
     lines = []
-    if one := found.one_run:
+    if one := results.one_run:
         lines.append(
-            f"one run: epsilon {one.epsilon:.2f} or more for a Gaussian curve, {one.plain_epsilon:.2f} for any, at "
-            f"{percent(one.confidence)} confidence; {found.subject.epsilon:g} claimed at delta "
+            f"one run: epsilon {one.epsilon:.2f} or more for a Gaussian trade-off curve, {one.plain_epsilon:.2f} for "
+            f"any, at {percent(one.confidence)} confidence; {results.run.epsilon:g} guaranteed at delta "
             f"{power_of_ten(one.delta)}"
         )
-    if members := found.members:
-        for attack in members.attacks:
+    if results.membership:
+        for attack in results.membership.attacks:
             caught = ", ".join(_caught(attack, rate) for rate in RATES)
-            seen = f"{len(attack.members):,} members among {len(attack.others):,} others"
-            lines.append(f"{seen}, by {attack.name}: AUC {attack.auc:.3f}, {caught}")
+            records = f"{len(attack.members):,} members and {len(attack.others):,} others"
+            lines.append(f"{records}, by {attack.name}: AUC {attack.auc:.3f}, {caught}")
     return [*lines, f"These lines are {NOT_PRIVATE}."] if lines else []
 
 
@@ -202,4 +200,4 @@ def _caught(attack: Attack, rate: float) -> str:
     from noisette.training.report import percent
 
     share = attack.caught(rate)
-    return f"{'?' if share is None else percent(share)} caught at {percent(rate)} false alarms"
+    return f"true positive rate {'?' if share is None else percent(share)} at false positive rate {percent(rate)}"

@@ -1,4 +1,4 @@
-"""``noisette bench``: what privacy costs in time and memory, on this machine."""
+"""``noisette bench``: time and memory of private training on this machine, as ratios to plain training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from noisette._internal import checks
@@ -20,11 +20,11 @@ from noisette.cli.errors import INTERRUPTED, plain_errors
 if TYPE_CHECKING:
     from noisette.bench.cell import Settings
     from noisette.bench.experiments import Experiment
-    from noisette.bench.run import Report
+    from noisette.bench.report import Report
 
 
 class Device(StrEnum):
-    """Where steps are measured."""
+    """The device on which steps are measured."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -53,7 +53,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="A,B,..",
-            help="Only these methods, such as BookKeeping,nxBP,Opacus-ghost; plain is always among them.",
+            help="Only these methods, such as BookKeeping,nxBP,Opacus-ghost, and always plain.",
             show_default="those of the experiment",
         ),
     ] = None,
@@ -65,23 +65,25 @@ def bench(
         str | None,
         typer.Option(
             metavar="N,N,..",
-            help="Pixels a side, for models that take images of any size: at least 32.",
+            help="Width of images in pixels, for models that accept any size: at least 32.",
             show_default="those of the experiment",
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(metavar="N", help="Measured steps of each method: at least 1.")] = 15,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Number of measured steps of each method.")] = 15,
     threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Processor threads.", show_default="what torch takes")
+        int | None, typer.Option(metavar="N", help="Number of processor threads.", show_default="torch's own")
     ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where steps run.", show_default="cuda if there is one")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="Device of the steps.", show_default="cuda if there is one")
+    ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="The folder for results; older ones of the same name are replaced.")
+        Path, typer.Option(metavar="DIR", help="Folder for results; those of an earlier run are replaced.")
     ] = Path("bench"),
 ) -> None:
-    """Measure private training against plain training: time per step and peak memory, by every method there is.
+    """Measure time per step and peak memory of private training, by several methods, against plain training.
 
-    Writes one JSON and one figure for each experiment, and bench.html that shows them. The experiments follow Lee &
-    Kifer 2020. Ctrl-C keeps the experiments that are done.
+    Writes one JSON file and one figure for each experiment, and bench.html with all of them. The experiments follow Lee
+    & Kifer 2020. Ctrl-C keeps the completed experiments.
     """
     checks.count(rounds=rounds)
     if threads is not None:
@@ -93,7 +95,7 @@ def bench(
     try:
         _run(chosen, settings, out)
     except KeyboardInterrupt:
-        typer.echo(f"Stopped. What was done before is in {out}.", err=True)
+        typer.echo(f"Stopped. The completed experiments are in {out}.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     Console(soft_wrap=True).print(f"report  {out / 'bench.html'}")
 
@@ -114,7 +116,11 @@ def _experiments(
     batches: Sequence[int] | None,
     images: Sequence[int] | None,
 ) -> dict[str, Experiment]:
-    """The experiments asked for, without those that have none of the models."""
+    """The chosen experiments that have at least one of the models.
+
+    Raises:
+        ValueError: a name is unknown, or no experiment has any of the models.
+    """
     from noisette.bench.experiments import EXPERIMENTS
     from noisette.bench.methods import METHODS
     from noisette.bench.models import MODELS
@@ -128,8 +134,8 @@ def _experiments(
     chosen = {name: EXPERIMENTS[name].only(only_models, only_methods, batches, images) for name in asked or ()}
     if kept := {name: experiment for name, experiment in chosen.items() if experiment.cells}:
         return kept
-    there = dict.fromkeys(cell.name for name in chosen for cell in EXPERIMENTS[name].cells)
-    raise ValueError(f"no model {models} in {', '.join(chosen)}; there are {', '.join(there)}")
+    present = dict.fromkeys(cell.name for name in chosen for cell in EXPERIMENTS[name].cells)
+    raise ValueError(f"no model {models} in {', '.join(chosen)}; there are {', '.join(present)}")
 
 
 def _names(given: str | None) -> tuple[str, ...] | None:
@@ -146,39 +152,31 @@ def _settings(rounds: int, threads: int | None, device: Device | None) -> Settin
 
     from noisette.bench.cell import Settings
 
-    there = torch.cuda.is_available()
-    if device == Device.CUDA and not there:
+    has_cuda = torch.cuda.is_available()
+    if device == Device.CUDA and not has_cuda:
         raise ValueError("torch finds no CUDA device on this machine; choose --device cpu")
     if threads is not None:
         torch.set_num_threads(threads)
-    return Settings(rounds, torch.get_num_threads(), device or (Device.CUDA if there else Device.CPU))
+    return Settings(rounds, torch.get_num_threads(), device or (Device.CUDA if has_cuda else Device.CPU))
 
 
 def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -> None:
+    from noisette.bench.report import measure
     from noisette.bench.results import write
-    from noisette.bench.run import run
 
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(24),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with progress:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
         for name, experiment in experiments.items():
             task = progress.add_task(f"{name}, {len(experiment.cells)} models and sizes", total=len(experiment.cells))
-            report = run(name, experiment, settings, partial(progress.advance, task))
+            report = measure(name, experiment, settings, partial(progress.advance, task))
             write(report, out)
             progress.remove_task(task)
             _show(report)
 
 
 def _show(report: Report) -> None:
-    """A line for each cell: plain training, and the ratios of the others, the lowest first."""
-    from noisette.bench.labels import cell_label
-    from noisette.bench.page import amount
+    """Print a line for each cell: plain training, and the ratios of the other methods, the lowest first."""
+    from noisette.bench.report import cell_label
+    from noisette.bench.results import amount
 
     table = Table("", "plain", "ratio to plain", title=report["title"], title_justify="left", box=None, pad_edge=False)
     for cell in report["cells"]:

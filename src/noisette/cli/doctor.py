@@ -1,4 +1,4 @@
-"""``noisette doctor``: the preflight on a model of the user's own, as a table, before there is a run."""
+"""``noisette doctor``: the preflight on a model, before any run, as a table."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from noisette.cli.errors import plain_errors
+from noisette.cli.options import DataDir
 from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 2
 _REFUSED = 1
-_RESULTS = {True: "passed", False: "[bold]refused[/bold]", None: "not looked at"}
-_CLIP = 1.0  # any bound does: losses are scaled so that half of the examples are above it
+_RESULTS = {True: "passed", False: "[bold]refused[/bold]", None: "not checked"}
+_MAX_GRAD_NORM = 1.0  # arbitrary: the checks scale losses so that half of the gradients exceed it
 
 
 @plain_errors()
@@ -34,59 +35,48 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Makes the model: returns a torch.nn.Module, or (module, example inputs), or a bound of one. Called "
-            "with nothing, or with (shape of an example, classes) if it takes two arguments.",
+            help="Function that returns a torch.nn.Module, or (module, example inputs), or a gradient bound. Called "
+            "with no arguments, or with (shape of an example, number of classes) if it takes two.",
         ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="A built-in data set, whose shapes random inputs have; or give --input-shape."
+            metavar="NAME", help="Built-in data set that gives the shape of the random inputs; or give --input-shape."
         ),
     ] = None,
     input_shape: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N,..", help="Shape of one example, such as 3,32,32, where no data set is named.", show_default=""
-        ),
+        typer.Option(metavar="N,N,..", help="Shape of one example, such as 3,32,32, if --data is not given."),
     ] = None,
-    bf16: Annotated[
-        bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16, as training will.")
-    ] = False,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Where the files of built-in data lie.",
-            show_default="$NOISETTE_DATA, then the user cache, then download",
-        ),
-    ] = None,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16.")] = False,
+    data_dir: DataDir = None,
 ) -> None:
-    """Check that a model can be trained privately, and say what to do where it cannot.
+    """Check that a model can be trained privately, and list what to change where it cannot.
 
-    These are the checks that every run makes before its first step, on random inputs. Of a data set only shapes are
-    looked at. Exit code 0 if the model is accepted, 1 if it is refused, 2 for bad input.
+    These are the checks that every run makes before its first step, on random inputs. Only the shapes of a data set are
+    used. Exit code 0 if the model is accepted, 1 if it is refused, 2 for invalid input.
     """
     import torch
 
     if data is not None and input_shape is not None:
-        raise ValueError("--data and --input-shape both give the shape of an example; leave out one of them")
+        raise ValueError("--data and --input-shape both give the shape of an example; give one of them")
     sample, classes = _of_data(data, data_dir) if data else (None, CLASSES)
     shape = tuple(sample.shape[1:]) if sample is not None else given_shape(input_shape)
     bound, inputs = _bound_and_inputs(target, made_by(target, shape, classes), shape, sample)
     device = next(iter(bound.parameters.values())).device.type
     with torch.autocast(device, torch.bfloat16) if bf16 else nullcontext():
-        lines = _examined(target, bound, inputs)
+        lines = _checked(target, bound, inputs)
     bound.close()
     _show(lines)
     if refused := sum(line.passed is False for line in lines):
         typer.echo(f"\nRefused: {refused} of {len(lines)} checks failed.")
         raise typer.Exit(_REFUSED)
-    typer.echo("\nAccepted. A run makes these checks again, with its own bound, inside the first call of the model.")
+    typer.echo("\nAccepted. A run repeats these checks, with its own bound, in the first call of the model.")
 
 
 def _of_data(name: str, data_dir: Path | None) -> tuple[Any, int]:
-    """Zeros like two examples as a model is given them, and the number of classes."""
+    """Zeros in the shape of two examples as a model receives them, and the number of classes."""
     import torch
 
     from noisette.data import load, names
@@ -95,13 +85,14 @@ def _of_data(name: str, data_dir: Path | None) -> tuple[Any, int]:
         raise ValueError(f"expected --data as one of {', '.join(names())}, got {name!r}; or give --input-shape")
     found = load(name, data_dir=data_dir)
     shape = found.train.inputs.shape[1:]
-    words = () if found.vectors is None else found.vectors.shape[1:]  # a model is given the vectors of a text
+    words = () if found.vectors is None else found.vectors.shape[1:]  # a model receives the word vectors of a text
     return torch.zeros(_EXAMPLES, *shape, *words), found.classes
 
 
 def _bound_and_inputs(
     target: str, made: Any, shape: tuple[int, ...] | None, sample: Any
 ) -> tuple[GradientBound, tuple[Any, ...]]:
+    """The bound that the target returned, or per-example clipping of its model, and example inputs."""
     from noisette.clipping.per_example import PerExampleClip
     from noisette.lipschitz.bound import LipschitzBound
 
@@ -110,24 +101,29 @@ def _bound_and_inputs(
             raise ValueError(f"{target} returned a bound: give the shape of one example with --data or --input-shape")
         return made, model_and_inputs(target, made.model, shape)[1]
     model, inputs = model_and_inputs(target, made, shape)
-    return PerExampleClip(model, _CLIP), inputs if sample is None else (sample,)
+    return PerExampleClip(model, _MAX_GRAD_NORM), inputs if sample is None else (sample,)
 
 
 @dataclass(frozen=True)
 class _Line:
     check: str
-    passed: bool | None  # None if it was not looked at
-    said: str
+    passed: bool | None  # None if it was not made
+    remark: str
 
 
-def _examined(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list[_Line]:
+def _checked(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list[_Line]:
+    """The result of each check, in order. Those after a refused one are not made.
+
+    Raises:
+        ValueError: the model does not accept the inputs.
+    """
     from noisette.validation import CHECKS, Call
 
     call = Call(inputs, {})
     try:
         bound.model(*inputs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{target} cannot take its inputs: {error}; give the shape of its data") from error
+        raise ValueError(f"{target} does not accept its inputs: {error}; give the shape of its data") from error
     lines = [
         _line("every trainable parameter is covered", lambda: _coverage(bound, inputs)),
         _line(CHECKS[0].name, lambda: _passed(CHECKS[0].run, bound, call)),
@@ -137,7 +133,7 @@ def _examined(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> lis
         lines.append(
             _line(check.name, lambda check=check: _passed(check.run, bound, call))
             if sound
-            else _Line(check.name, None, "once what is refused is mended")
+            else _Line(check.name, None, "made once the refused checks pass")
         )
     return lines
 
@@ -157,10 +153,10 @@ def _passed(run: Callable[[GradientBound, Call], None], bound: GradientBound, ca
 
 
 def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
-    """What is trained, each of it with a rule or a bound.
+    """The trained parameters, after checking that each of their uses has a rule or a bound.
 
     Raises:
-        PrivacyError: naming every use of a parameter that has none.
+        PrivacyError: some use has none; names them all.
     """
     from noisette.errors import PrivacyError
     from noisette.lipschitz.bound import LipschitzBound
@@ -168,10 +164,12 @@ def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
     from noisette.validation.explain import explain
 
     parameters = bound.parameters
-    trained = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters.values()):,} numbers"
+    trained = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters.values()):,} parameters"
     left = sorted(_trainable(bound.model) - parameters.keys())
     if left:
-        raise PrivacyError(f"{', '.join(left)} would be trained without a bound; freeze them or bound them")
+        raise PrivacyError(
+            f"{', '.join(left)} would be trained without a bound; freeze them or include them in the bound"
+        )
     if isinstance(bound, LipschitzBound):
         return trained
     explanation = explain(bound.model, *inputs)
@@ -179,7 +177,7 @@ def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
     if problems := [problem for problem in explanation.problems if problem not in mixing]:
         raise PrivacyError("\n".join(problems))
     idle = ", ".join(explanation.unused)
-    return f"{trained}; not used here, but noised all the same: {idle}" if idle else trained
+    return f"{trained}; not used in this call, but noise is added to them: {idle}" if idle else trained
 
 
 def _trainable(model: nn.Module) -> set[str]:
@@ -187,7 +185,7 @@ def _trainable(model: nn.Module) -> set[str]:
 
 
 def _show(lines: list[_Line]) -> None:
-    table = Table("check", "result", "what to know or do", box=None, header_style="bold", pad_edge=False)
+    table = Table("check", "result", "remarks", box=None, header_style="bold", pad_edge=False)
     for line in lines:
-        table.add_row(line.check, _RESULTS[line.passed], escape(line.said))
+        table.add_row(line.check, _RESULTS[line.passed], escape(line.remark))
     Console().print(table)

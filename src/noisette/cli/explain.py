@@ -1,4 +1,4 @@
-"""``noisette explain``: what noisette sees in a model, before anything is trained."""
+"""``noisette explain``: the rule for each use of each parameter, or the bounds of each layer, before training."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ def explain(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Makes the model: returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. Called "
-            f"with nothing, or with (shape of an example, {CLASSES} classes) if it takes two arguments.",
+            help="Function that returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. Called "
+            f"with no arguments, or with (shape of an example, {CLASSES} classes) if it takes two.",
         ),
     ],
     input_shape: Annotated[
         str | None,
         typer.Option(
-            metavar="N,N,..", help="Shape of one example, such as 3,32,32. Needed unless example inputs come back."
+            metavar="N,N,..", help="Shape of one example, such as 3,32,32. Required unless the function returns inputs."
         ),
     ] = None,
     batch_norm: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What takes the place of each batch norm, as for noisette train; random inputs stand for public ones.",
-            show_default="batch norm stays, and is refused",
+            help="Replace each batch norm, as in noisette train, with random inputs as public examples.",
+            show_default="batch norm is kept, and refused",
         ),
     ] = None,
 ) -> None:
-    """Show each use of each parameter in a model: its rule, its cost, what is refused and why. Or each layer's bound.
+    """Show the rule and the size of each use of each parameter in a model, or the bounds of each layer.
 
-    Nothing is trained and no data is read. Exit code 1 if the model is refused.
+    A use without a rule is refused, with the reason. Nothing is trained and no data is read. Exit code 1 if the model
+    is refused.
     """
     from noisette.errors import PrivacyError
     from noisette.lipschitz.bound import LipschitzBound
@@ -66,7 +67,7 @@ def explain(
         raise
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"{target} cannot take its inputs: {error}; give --input-shape, or return (module, inputs)"
+            f"{target} does not accept its inputs: {error}; give --input-shape, or return (module, inputs)"
         ) from error
     _show(explanation)
     if explanation.problems:
@@ -74,6 +75,11 @@ def explain(
 
 
 def _replace_batch_norm(model: nn.Module, name: str, inputs: tuple[Any, ...]) -> None:
+    """Replace batch norm in the model, with public examples in the shape of the inputs.
+
+    Raises:
+        ValueError: there is no norm of this name, or no batch norm in the model.
+    """
     import torch
 
     from noisette.training.build import replace_batch_norm
@@ -89,26 +95,29 @@ def _replace_batch_norm(model: nn.Module, name: str, inputs: tuple[Any, ...]) ->
 
 
 def _show_bounds(explanation: Explanation) -> None:
-    """The layers in the order of the forward pass; bounds on gradients walked the other way."""
+    """Print the layers in the order of the forward pass, each with its bounds."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("layer", overflow="fold")
-    for heading in ("input reaches", "gradient at output", "one example adds"):
+    for heading in ("input norm", "gradient at output", "sensitivity"):
         table.add_column(heading, justify="right", overflow="fold")
     for line in explanation.bounds:
-        added = ", ".join(f"{name} {value:.4g}" for name, value in line.sensitivities.items())
-        table.add_row(f"{line.name}  {line.kind}", f"{line.input_norm:.4g}", f"{line.gradient_norm:.4g}", added)
+        sensitivities = ", ".join(f"{name} {value:.4g}" for name, value in line.sensitivities.items())
+        table.add_row(f"{line.name}  {line.kind}", f"{line.input_norm:.4g}", f"{line.gradient_norm:.4g}", sensitivities)
     console = Console(soft_wrap=True)
     console.print(table)
-    console.print("\nNorms, for any example at all, under the weights of now. A search for a steeper example is made")
-    console.print("before the first step of a run.")
+    console.print(
+        "\nUpper bounds on norms, for every possible example, at the current weights. Before the first step of a run"
+    )
+    console.print("a search tries to find an example that exceeds them.")
 
 
 def _show(explanation: Explanation) -> None:
+    """Print a line for each use of a parameter, remarks, and whether the model is accepted."""
     console = Console(soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("parameter", "used by", "input", "rule"):
         table.add_column(heading, overflow="fold")
-    table.add_column("numbers per example", justify="right", overflow="fold")
+    table.add_column("elements per example", justify="right", overflow="fold")
     for use in explanation.uses:
         table.add_row(
             use.parameter,
@@ -119,7 +128,7 @@ def _show(explanation: Explanation) -> None:
         )
     console.print(table)
     for name in explanation.unused:
-        console.print(f"{name}: not used here; counts as zero, and gets its noise", markup=False)
+        console.print(f"{name}: not used in this call; its gradient is zero, and noise is added to it", markup=False)
     for remark in explanation.remarks:
         console.print(remark, markup=False)
     if explanation.problems:
@@ -128,4 +137,4 @@ def _show(explanation: Explanation) -> None:
             console.print(f"  {problem}", markup=False)
     else:
         console.print("\nAccepted: every use of a parameter has a rule.", style="bold")
-        console.print("Whether examples mix is tested again, by measurement, before the first step of a run.")
+        console.print("Before the first step of a run, a measurement tests again whether examples mix.")

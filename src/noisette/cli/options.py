@@ -55,6 +55,14 @@ PlotFile = Annotated[
         "--plot", metavar="FILE", help="Also draw a figure: a .png, an .svg, or an .html page with figure and tables."
     ),
 ]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder with the files of built-in data sets.",
+        show_default="$NOISETTE_DATA, then the user cache, then download",
+    ),
+]
 _SUFFIXES = (".png", ".svg", ".html")
 
 

@@ -1,4 +1,4 @@
-"""A model named on the command line, as ``package.module:callable``."""
+"""A model given on the command line as ``package.module:callable``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-CLASSES = 10  # where nothing says how many there are
+CLASSES = 10  # if no data set gives their number
 _EXAMPLES = 2
 
 
 def given_shape(given: str | None) -> tuple[int, ...] | None:
-    """The shape of one example as it was written, such as 3,32,32 or 3x32x32.
+    """The shape of one example, parsed from a text such as 3,32,32 or 3x32x32.
 
     Raises:
-        ValueError: it was written in another way.
+        ValueError: the text has another form.
     """
     if given is None:
         return None
     parts = given.replace("x", ",").split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ValueError(f"expected --input-shape as whole numbers of at least one, such as 3,32,32, got {given!r}")
+        raise ValueError(f"expected --input-shape as whole numbers of at least 1, such as 3,32,32, got {given!r}")
     return tuple(int(part) for part in parts)
 
 
 def made_by(target: str, shape: tuple[int, ...] | None, classes: int = CLASSES) -> Any:
-    """What the callable makes: called with nothing, or with (shape of an example, classes) if it takes two arguments.
+    """What the callable returns, called without arguments or, if it takes two, with (shape of an example, classes).
 
     Raises:
         ValueError: there is no such callable, or it takes other arguments.
@@ -40,7 +40,7 @@ def made_by(target: str, shape: tuple[int, ...] | None, classes: int = CLASSES) 
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"there is no {target}: {error}") from error
     if not callable(factory):
-        raise ValueError(f"{target} is a {type(factory).__name__}; expected something to call that makes the model")
+        raise ValueError(f"{target} is of type {type(factory).__name__}; expected a function that returns a model")
     required = [
         parameter
         for parameter in inspect.signature(factory).parameters.values()
@@ -49,17 +49,19 @@ def made_by(target: str, shape: tuple[int, ...] | None, classes: int = CLASSES) 
     if not required:
         return factory()
     if len(required) != 2:
-        raise ValueError(f"{target} needs {len(required)} arguments; it may take none, or (shape, number of classes)")
+        raise ValueError(
+            f"{target} has {len(required)} required arguments; expected none, or (shape, number of classes)"
+        )
     if shape is None:
-        raise ValueError(f"{target} wants the shape of an example: give it with --input-shape")
+        raise ValueError(f"{target} takes the shape of an example: give it with --input-shape")
     return factory(shape, classes)
 
 
 def model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model that was made, and inputs for it: those that came with it, or zeros of the given shape.
+    """The model that the target returned, and inputs for it: those returned with it, or zeros of the given shape.
 
     Raises:
-        ValueError: no module was made, or nothing says what it takes.
+        ValueError: no module was returned, or neither inputs nor a shape are given.
     """
     import torch
     from torch import Tensor, nn

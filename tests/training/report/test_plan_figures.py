@@ -8,6 +8,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from noisette.training.report.plan_figures import Line, Panel, as_png_file, as_svg, as_svg_file
+from noisette.training.report.svg import PAPER
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -58,8 +59,8 @@ def test_panels_stand_side_by_side() -> None:
 
 def test_a_file_has_paper_of_its_own_and_a_part_of_a_page_has_not() -> None:
     panels = [panel(Line("a", [1, 2], [1, 2]))]
-    assert "background" in as_svg_file(panels)
-    assert "background" not in as_svg(panels)
+    assert PAPER in as_svg_file(panels)
+    assert PAPER not in as_svg(panels)
     assert as_png_file(panels).startswith(b"\x89PNG")
 
 

@@ -1,4 +1,4 @@
-"""Figures of prices before a run: lines on log scales, each named at its end."""
+"""Figures of privacy costs before a run: lines on log scales, each with its name at its end."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from noisette.training.report.numbers import power_of_ten
-from noisette.training.report.svg import BLUE, INK, STYLE, end_label, spread, standalone, svg
+from noisette.training.report.svg import BLUE, INK, PAPER, STYLE, end_label, log_scale, spread, standalone, svg
 
-_PAPER = "#fcfbf8"
 _INCHES = (4.3, 2.8)  # of one panel
 _PLACE = (0.16, 0.165, 0.48, 0.69)  # of its axes, with room on the right for names
-_LONG = 1500  # from one end of an axis to the other: more than three numbers for each power of ten are too many
-_APART = 0.08  # of the height: what the letters of a name take
+_LONG = 1500  # ratio of the ends of an axis above which three tick labels for each power of ten do not fit
+_APART = 0.08  # distance of two names, as a share of the height
 
 
 @dataclass(frozen=True)
@@ -28,11 +27,11 @@ class Line:
     """A named line.
 
     Args:
-        name: what stands at its end.
-        x: places along the horizontal axis, above 0 and in order.
-        y: values there. What a log scale cannot show, 0 and infinity, is left out.
-        colour: one of those that a page can set for light and dark paper.
-        strength: 1 is full colour; less fades.
+        name: written at its end.
+        x: positions on the horizontal axis, above 0 and in ascending order.
+        y: values there. Values that a log scale cannot show, 0 and infinity, are left out.
+        colour: a colour of :mod:`noisette.training.report.svg`, which has a light and a dark variant.
+        strength: opacity, 1 for full colour.
         dashes: matplotlib's line style.
     """
 
@@ -45,20 +44,20 @@ class Line:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """What can be shown of it."""
+        """The points that a log scale can show."""
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if 0 < y < math.inf]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines over one pair of axes.
+    """Lines on one pair of axes.
 
     Args:
-        title: what it shows.
+        title: written above it.
         horizontal: name of the horizontal axis.
         vertical: name of the vertical axis.
         lines: at least one.
-        budget: a height that is not to be passed, shown as a dashed line.
+        budget: an upper limit of the values, drawn as a dashed line.
     """
 
     title: str
@@ -69,21 +68,21 @@ class Panel:
 
 
 def as_svg(panels: Sequence[Panel]) -> str:
-    """The panels side by side, as an SVG element that takes its colours from the page around it."""
+    """The panels side by side, as an SVG element in the colours of the HTML page that contains it."""
     with matplotlib.rc_context(STYLE):
         return svg(_figure(panels), salt=panels[0].title)
 
 
 def as_svg_file(panels: Sequence[Panel]) -> str:
-    """The panels side by side, as an SVG file with paper and colours of its own."""
+    """The panels side by side, as an SVG file with its own background and colours."""
     return standalone(as_svg(panels))
 
 
 def as_png_file(panels: Sequence[Panel]) -> bytes:
-    """The panels side by side, as a PNG file on light paper."""
+    """The panels side by side, as a PNG file with a light background."""
     drawn = io.BytesIO()
-    with matplotlib.rc_context(STYLE), matplotlib.rc_context({"axes.facecolor": _PAPER}):
-        _figure(panels).savefig(drawn, format="png", dpi=200, facecolor=_PAPER)
+    with matplotlib.rc_context(STYLE), matplotlib.rc_context({"axes.facecolor": PAPER}):
+        _figure(panels).savefig(drawn, format="png", dpi=200, facecolor=PAPER)
     return drawn.getvalue()
 
 
@@ -100,8 +99,8 @@ def _draw(panel: Panel, axes: Axes) -> None:
     budget = "" if panel.budget is None else f"; – –  budget {panel.budget:g}"
     axes.set_title(f"{panel.title}{budget}", fontsize=9, loc="left", pad=10)
     axes.set(xlabel=panel.horizontal, ylabel=panel.vertical)
-    _log(axes.xaxis, axes.set_xscale)
-    _log(axes.yaxis, axes.set_yscale)
+    log_scale(axes.xaxis, axes.set_xscale, _short)
+    log_scale(axes.yaxis, axes.set_yscale, _short)
     axes.tick_params(length=0)
     axes.margins(x=0)
     shown = [(line, line.points) for line in panel.lines if line.points]
@@ -120,14 +119,14 @@ def _draw(panel: Panel, axes: Axes) -> None:
     low, high = (math.log(end) for end in axes.get_ylim())
     apart = _APART * (high - low)
     heights = _below(high, spread([math.log(points[-1][1]) for _, points in shown], apart=apart), apart=apart)
-    _only_powers_of_ten(axes.xaxis)
-    _only_powers_of_ten(axes.yaxis)
+    _thin_ticks(axes.xaxis)
+    _thin_ticks(axes.yaxis)
     for (line, points), height in zip(shown, heights, strict=True):
         end_label(axes, line.name, (points[-1][0], math.exp(height)), line.colour)
 
 
 def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[float]:
-    """The heights, moved downwards as little as keeps labels apart and under the ceiling."""
+    """The heights, each lowered by as little as keeps labels ``apart`` from each other and below the ceiling."""
     placed = list(heights)
     for index in sorted(range(len(heights)), key=lambda index: heights[index], reverse=True):
         placed[index] = min(heights[index], ceiling)
@@ -135,16 +134,8 @@ def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[fl
     return placed
 
 
-def _log(axis: Any, set_scale: Any) -> None:
-    """A log scale with its numbers written out."""
-    set_scale("log")
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-
-
-def _only_powers_of_ten(axis: Any) -> None:
-    """Fewer numbers for an axis that is too long for more."""
+def _thin_ticks(axis: Any) -> None:
+    """Label only powers of ten where the axis is too long for more."""
     low, high = axis.get_view_interval()
     if high > _LONG * low:
         axis.set_major_locator(LogLocator(subs=(1,)))

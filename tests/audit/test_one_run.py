@@ -1,4 +1,4 @@
-"""Right guesses about one run: what they prove holds, and is what the theorems give."""
+"""Correct guesses about one run: the bounds that they prove hold, and are those of the theorems."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scipy.optimize import linprog
 from scipy.stats import norm
 
 from noisette.audit import audit_guesses, epsilon_of
-from noisette.audit.guesses import Tried, certified_mu_of_guesses, chance_of_guesses
+from noisette.audit.one_run import Guesses, certified_mu_of_guesses, chance_of_guesses
 
 
 def ideal(random: np.random.Generator, mu: float, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the best attacker sees of a run that is exactly mu-GDP for each canary."""
+    """Scores of the best attacker on a run that is exactly mu-GDP for each canary."""
     inside = random.random(m) < 0.5
     return random.normal(size=m) + mu * inside, inside
 
@@ -30,7 +30,7 @@ POWER = {
 
 
 @pytest.mark.parametrize(("setting", "expected"), POWER.items())
-def test_power_is_that_of_the_table(setting: tuple[float, int], expected) -> None:
+def test_power_is_in_the_expected_range(setting: tuple[float, int], expected) -> None:
     random = np.random.default_rng(1)
     audits = [audit_guesses(*ideal(random, *setting), delta=1e-5) for _ in range(10)]
     found = np.median([(a.plain_epsilon, a.epsilon) for a in audits], axis=0)
@@ -40,8 +40,8 @@ def test_power_is_that_of_the_table(setting: tuple[float, int], expected) -> Non
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.5, 2.0])
-def test_a_true_claim_is_seldom_refuted(mu: float) -> None:
-    """At 95 %: of 200 runs at most 10 by right, and no more than 10 + 6 deviations by bad luck."""
+def test_a_true_guarantee_is_rarely_refuted(mu: float) -> None:
+    """At 95 %: 10 of 200 runs are expected at most; the test allows six deviations more."""
     random = np.random.default_rng(2)
     audits = [audit_guesses(*ideal(random, mu, 300), delta=1e-5) for _ in range(200)]
     limit = 10 + 6 * math.sqrt(10)
@@ -57,11 +57,11 @@ def test_chance_of_guesses_is_that_of_the_theorem(v: int, r: int, m: int, epsilo
     law = [math.comb(r, k) * rate**k * (1 - rate) ** (r - k) for k in range(r + 1)]
     slope = max((sum(law[v - i : v]) / i for i in range(1, v + 1)), default=Fraction(0))
     exact = min(1.0, float(sum(law[v:]) + 2 * m * Fraction(delta) * slope))
-    assert chance_of_guesses(Tried(m, r, v), epsilon, delta) == pytest.approx(exact, rel=1e-9)
+    assert chance_of_guesses(Guesses(m, r, v), epsilon, delta) == pytest.approx(exact, rel=1e-9)
 
 
 def largest_chance(m: int, guesses: int, right: int, mu: float) -> float:
-    """The most probability that mu-GDP leaves for so many right guesses, by linear programming.
+    """The largest probability that mu-GDP allows for this many correct guesses, by linear programming.
 
     The trade-off, a concave function, is replaced by many of its tangents, all of which lie above it.
     """
@@ -86,14 +86,14 @@ def largest_chance(m: int, guesses: int, right: int, mu: float) -> float:
 
 
 @pytest.mark.parametrize(("m", "guesses", "right"), [(10, 10, 9), (20, 20, 16), (30, 12, 12), (40, 24, 20)])
-def test_mu_of_guesses_is_where_linear_programming_has_it(m: int, guesses: int, right: int) -> None:
+def test_mu_of_guesses_agrees_with_linear_programming(m: int, guesses: int, right: int) -> None:
     level = 0.05
-    mu = certified_mu_of_guesses(Tried(m, guesses, right), level=level)
+    mu = certified_mu_of_guesses(Guesses(m, guesses, right), level=level)
     assert mu > 0
     assert largest_chance(m, guesses, right, 0.99 * mu) < level < largest_chance(m, guesses, right, 1.02 * mu)
 
 
-def test_few_canaries_and_null_scores_prove_nothing() -> None:
+def test_few_canaries_and_uninformative_scores_prove_nothing() -> None:
     for m in (1, 2, 3):
         audit = audit_guesses(np.arange(m, dtype=float), np.arange(m) >= m / 2, delta=1e-5)
         assert audit.mu == audit.epsilon == audit.plain_epsilon == 0
@@ -106,17 +106,17 @@ def test_few_canaries_and_null_scores_prove_nothing() -> None:
 def test_guesses_are_counted() -> None:
     scores, inside = np.array([5.0, 1.0, 4.0, 2.0, 3.0]), np.array([True, False, False, True, True])
     audit = audit_guesses(scores, inside, delta=1e-5, guesses=[2, 3, 5])
-    assert [(t.guesses, t.right) for t in audit.tried] == [(2, 2), (3, 2), (5, 3)]
+    assert [(t.made, t.correct) for t in audit.tried] == [(2, 2), (3, 2), (5, 3)]
 
 
-def test_more_confidence_proves_less() -> None:
+def test_a_higher_confidence_gives_a_smaller_bound() -> None:
     scores, inside = ideal(np.random.default_rng(3), 1.0, 5_000)
     found = [audit_guesses(scores, inside, delta=1e-5, confidence=c) for c in (0.95, 0.99, 0.999)]
     assert found[0].mu > found[1].mu > found[2].mu > 0
     assert found[0].plain_epsilon > found[1].plain_epsilon > found[2].plain_epsilon > 0
 
 
-def test_what_is_dishonest_is_refused() -> None:
+def test_arguments_outside_their_domain_are_refused() -> None:
     scores, inside = ideal(np.random.default_rng(4), 1.0, 100)
     with pytest.raises(ValueError, match=r"0\.95 <= confidence <= 0\.999, got confidence=0\.9999999: one run proves"):
         audit_guesses(scores, inside, delta=1e-5, confidence=0.9999999)

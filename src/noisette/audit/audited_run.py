@@ -1,4 +1,4 @@
-"""What is audited on the command line: a run folder or a recipe, in the numbers that it claims."""
+"""The run that ``noisette audit`` tests: read from a run folder or a recipe."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import nn
 
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.accounting.ledger.ledger import LEDGER_FILE
-from noisette.audit.canary_models import Axes, BehindPublicNorm, CanaryModel, LipschitzAxes
+from noisette.audit.canary_models import Axes, BehindPublicNorm, LipschitzAxes, Rows
+from noisette.audit.neighbours import NeighbourAudit, Records, audit_neighbours
+from noisette.audit.step_audit import StepAudit, audit_bound
+from noisette.audit.whole_run import OnStep, RunAudit, audit_run
 from noisette.clipping import ClippingRule, FlatClipping, PerLayerClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet, Split, names
@@ -37,27 +41,28 @@ from noisette.training.recipe import (
 )
 
 RUN_FILE = "run.json"
-_STAND_INS = 256
+_RANDOM_RECORDS = 256
+_CANARIES, _LIPSCHITZ_CANARIES = 20_000, 4_096  # of a whole run
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """What is public about the records of a data set."""
+    """The public facts about the records of a data set."""
 
     data: str
     inputs: tuple[int, ...]
-    words: tuple[int, ...]  # of a text: how many vectors there are and how long each is; () otherwise
+    words: tuple[int, ...]  # for texts: number of word vectors and their length; () otherwise
     classes: int
     declared_size: int
 
     @classmethod
     def of(cls, data: DataSet) -> Self:
-        """Those of a data set."""
+        """The facts of a data set."""
         words = () if data.vectors is None else data.vectors.shape
         return cls(data.name, data.train.inputs.shape[1:], words, data.classes, data.declared_size)
 
-    def stand_in(self, seed: int, examples: int = _STAND_INS) -> DataSet:
-        """Random records in the place of the private ones."""
+    def random_data(self, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
+        """Random records in place of the private ones."""
         random = np.random.default_rng(seed)
         size = (examples, *self.inputs)
         inputs = random.integers(0, self.words[0], size) if self.words else random.random(size, dtype=np.float32)
@@ -67,17 +72,17 @@ class Shapes:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A run or a recipe: what it claims, how it bounds one record, and what it takes to train it again.
+class AuditedRun:
+    """A run, finished or described by a recipe: its guarantee, its gradient bound, and how to train it again.
 
-    ``recipe`` is ``None`` where the run folder does not tell all of it, and ``unknown`` says what it lacks.
+    ``recipe`` is ``None`` if the run folder does not contain all of it; ``unknown`` then names what is missing.
     """
 
-    claim: PoissonGaussian
+    event: PoissonGaussian  # of one step
     steps: int
     epsilon: float
     delta: float
-    clipping: ClippingRule | None  # of all that is trained; of the gradient at the scores, if any, where layers bound
+    clipping: ClippingRule | None  # of the gradient; for a Lipschitz bound, of the gradient at the scores, if any
     lipschitz: bool
     public_norm: bool
     shapes: Shapes
@@ -86,27 +91,27 @@ class Subject:
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
-        """What a run of this recipe will claim. Nothing is trained, and of the records only shapes are looked at.
+        """The run of this recipe. Nothing is trained, and of the records only shapes are used.
 
         Raises:
-            ValueError: the recipe makes no claim, or does not fit the data.
-            PrivacyError: the budget does not pay for the run.
+            ValueError: the recipe gives no guarantee, or does not fit the data.
+            PrivacyError: the run would exceed the budget.
         """
         if recipe.model.couples:
-            raise ValueError("a recipe that couples its examples makes no claim, so there is nothing to audit")
+            raise ValueError("a recipe whose model mixes examples gives no guarantee, so there is nothing to audit")
         shapes, privacy = Shapes.of(data), recipe.privacy
         with Ledger() as ledger:
-            learner = _learner(recipe, shapes, ledger)
-            sampling_rate, steps = length(recipe, shapes.declared_size, learner.noise_multiplier, ledger)
+            setup = _setup(recipe, shapes, ledger)
+            sampling_rate, steps = length(recipe, shapes.declared_size, setup.noise_multiplier, ledger)
             run = privatize(
-                learner.bound,
-                learner.optimizer,
-                learner.examples,
+                setup.bound,
+                setup.optimizer,
+                setup.examples,
                 expected_batch_size=recipe.training.batch_size,
                 sampling_rate=sampling_rate,
                 steps=steps,
                 epsilon=privacy.budget,
-                noise_multiplier=learner.noise_multiplier,
+                noise_multiplier=setup.noise_multiplier,
                 delta=privacy.delta,
                 accountant=ACCOUNTANTS[privacy.accountant],
                 allow_large_delta=privacy.allow_large_delta,
@@ -130,21 +135,23 @@ class Subject:
 
     @classmethod
     def of_run(cls, folder: Path) -> Self:
-        """What the run in this folder claims.
+        """The run in this folder.
 
         Raises:
-            ValueError: it is no run, makes no claim, or its ledger tells of another one.
+            ValueError: there is no finished run, it gives no guarantee, or its ledger is that of another run.
         """
         facts = _facts(folder)
         try:
             return cls._of_facts(facts, folder)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{folder / RUN_FILE} lacks {error}; it is not that of a run") from error
+            raise ValueError(f"{folder / RUN_FILE} lacks {error}, so it does not describe a run") from error
 
     @classmethod
     def _of_facts(cls, facts: Mapping[str, Any], folder: Path) -> Self:
         if not facts["claim"]:
-            raise ValueError(f"{folder} makes no claim, so there is nothing to audit: {facts['no_claim_because']}")
+            raise ValueError(
+                f"the run in {folder} gives no guarantee, so there is nothing to audit: {facts['no_claim_because']}"
+            )
         event, ledger = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), folder / LEDGER_FILE
         _check_ledger(event, facts["steps"], ledger)
         bounds, bound = facts["lipschitz"], facts["max_grad_norm"]
@@ -169,51 +176,90 @@ class Subject:
             unknown,
         )
 
-    def canary_model(self) -> CanaryModel:
-        """Canaries that fit the way in which one record is bounded."""
-        if self.lipschitz:
-            return LipschitzAxes()
-        return BehindPublicNorm() if self.public_norm else Axes()
-
     def bound_of(self, model: nn.Module) -> GradientBound:
-        """The bound of the run, on the model of an arena."""
+        """The gradient bound of the run, on a canary model."""
         if not self.lipschitz:
             return PerExampleClip(model, clipping=self.clipping)
         shape = LipschitzAxes().input_shape
         return LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=shape, logit_clipping=self.clipping)
 
-    def learner(self) -> TrainingSetup:
-        """The run's own model and bound, always with the same weights, on random records.
+    def audit_step(self, *, steps: int) -> StepAudit:
+        """Audit steps with the run's gradient bound and noise."""
+        if self.lipschitz:
+            canary_model = LipschitzAxes()
+        else:
+            canary_model = BehindPublicNorm() if self.public_norm else Axes()
+        noise = self.event.noise_multiplier
+        return audit_bound(self.bound_of, noise_multiplier=noise, canary_model=canary_model, steps=steps)
+
+    def audit_neighbours(self, *, pairs: int) -> NeighbourAudit:
+        """Compare batches that differ by one record, on the run's own model and random records.
+
+        Raises:
+            ValueError: the recipe is not known.
+            PrivacyError: the preflight refuses the model.
+        """
+        setup = self.setup()
+        inputs, targets = (column.clone() for column in setup.examples.tensors)
+        setup.bound.close()
+        random = np.random.default_rng()
+
+        def draw(n: int) -> Records:
+            chosen = torch.as_tensor(random.integers(0, len(inputs), n))
+            return inputs[chosen], targets[chosen]
+
+        return audit_neighbours(
+            lambda: self.setup().bound,
+            draw,
+            lambda model, records: setup.loss(model(records[0]), records[1]),
+            noise_multiplier=self.event.noise_multiplier,
+            pairs=pairs,
+            steps=20,
+        )
+
+    def audit_whole_run(self, *, on_step: OnStep) -> RunAudit:
+        """Audit a run of the same length, sampling rate, gradient bound and noise."""
+        return audit_run(
+            self.bound_of,
+            noise_multiplier=self.event.noise_multiplier,
+            sampling_rate=self.event.sampling_rate,
+            steps=self.steps,
+            canary_model=lambda: LipschitzAxes(_LIPSCHITZ_CANARIES) if self.lipschitz else Rows(_CANARIES),
+            on_step=on_step,
+        )
+
+    def setup(self) -> TrainingSetup:
+        """The run's own model and bound, on random records. The weights are the same on each call.
 
         Raises:
             ValueError: the recipe is not known.
         """
-        return _learner(self.known_recipe, self.shapes, Ledger())
+        return _setup(self.known_recipe, self.shapes, Ledger())
 
     def model_in(self, folder: Path) -> nn.Module:
-        """The model that the run published, with its weights.
+        """The published model of the run, with its weights.
 
         Raises:
-            ValueError: the recipe is not known, or the file holds the weights of another model.
+            ValueError: the recipe is not known, or the file contains the weights of another model.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        model, path = self.learner().published, folder / "model.safetensors"
+        model, path = self.setup().published, folder / "model.safetensors"
         try:
             model.load_state_dict(load_file(path))
         except (RuntimeError, SafetensorError) as error:
-            raise ValueError(f"{path} does not hold the weights of the run's model: {error}") from error
+            raise ValueError(f"{path} does not contain the weights of the run's model: {error}") from error
         return model.eval()
 
     def facts(self) -> dict[str, Any]:
-        """What is claimed, as plain values."""
+        """The guarantee and its parameters, as plain values."""
         return {
             "data": self.shapes.data,
             "epsilon": self.epsilon,
             "delta": self.delta,
-            "sampling_rate": self.claim.sampling_rate,
-            "noise_multiplier": self.claim.noise_multiplier,
+            "sampling_rate": self.event.sampling_rate,
+            "noise_multiplier": self.event.noise_multiplier,
             "steps": self.steps,
             "bound": "layers" if self.lipschitz else "clipping",
         }
@@ -226,13 +272,14 @@ class Subject:
             ValueError: it is not known.
         """
         if self.recipe is None:
-            raise ValueError(f"the run folder does not hold {self.unknown}; audit the recipe of the run instead")
+            raise ValueError(f"the run folder does not contain {self.unknown}; audit the recipe of the run instead")
         return self.recipe
 
 
-def _learner(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
-    records, examples = shapes.stand_in(0), recipe.public.examples
-    public = shapes.stand_in(1, examples) if recipe.public.data else None
+def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
+    """The model, bound and optimizer of a recipe on random records."""
+    records = shapes.random_data(0)
+    public = shapes.random_data(1, recipe.public.examples) if recipe.public.data else None
     return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger))
 
 
@@ -241,31 +288,31 @@ def _facts(folder: Path) -> dict[str, Any]:
     try:
         facts = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        raise ValueError(f"{folder} holds no {RUN_FILE}, so it is no finished run; name one, or a recipe") from error
+        raise ValueError(f"{folder} contains no {RUN_FILE}; give the folder of a finished run, or a recipe") from error
     except ValueError as error:
-        raise ValueError(f"{path} was cut or altered: {error}") from error
+        raise ValueError(f"{path} is truncated or altered: {error}") from error
     if not isinstance(facts, dict):
-        raise ValueError(f"{path} was cut or altered: it is no table of facts")
+        raise ValueError(f"{path} is truncated or altered: expected a JSON object")
     return facts
 
 
 def _check_ledger(event: PoissonGaussian, steps: int, path: Path) -> None:
-    """The ledger tells of the same releases, at least so many."""
-    paid = {
+    """Check that the ledger contains at least this many releases of the event."""
+    recorded = {
         (known.sampling_rate, known.noise_multiplier): times
         for known, times in Ledger.read(path).events.items()
         if isinstance(known, PoissonGaussian)
     }
-    found = paid.get((event.sampling_rate, event.noise_multiplier), 0)
+    found = recorded.get((event.sampling_rate, event.noise_multiplier), 0)
     if found < steps:
         raise ValueError(
-            f"the run claims {steps} steps of rate {event.sampling_rate:.4g} and noise multiplier "
-            f"{event.noise_multiplier:.4g}, but {path} has {found} of them"
+            f"{RUN_FILE} states {steps} steps at sampling rate {event.sampling_rate:.4g} and noise multiplier "
+            f"{event.noise_multiplier:.4g}, but {path} contains {found} of them"
         )
 
 
 def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
-    """The recipe of a run, or what its facts lack of it."""
+    """The recipe of a run; or ``None``, and the parts that its facts do not contain."""
     lacking = [
         what
         for what, lacks in (

@@ -1,0 +1,101 @@
+"""A benchmark report: the measurements of an experiment and the machine that they were made on, as JSON values."""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from noisette.bench.cell import Cell, Settings
+from noisette.bench.experiments import Experiment
+from noisette.bench.methods import ENGINES
+
+Report = dict[str, Any]
+_PACKAGES = ("torch", "opacus", "numpy", "noisette")
+
+
+def measure(name: str, experiment: Experiment, settings: Settings, advance: Callable[[float], None]) -> Report:
+    """Measure all cells. ``advance`` is called with each part of a cell that is done, as a fraction of the cell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Opacus warns about the security of its noise
+        cells = [_measured(cell, experiment, settings, advance) for cell in experiment.cells]
+    return {
+        "experiment": name,
+        "title": experiment.title,
+        "about": experiment.about,
+        "unit": experiment.unit,
+        "axis": experiment.axis,
+        "hardware": hardware(settings.threads, settings.device),
+        "rounds": settings.rounds,
+        "cells": cells,
+    }
+
+
+def _measured(cell: Cell, experiment: Experiment, settings: Settings, advance: Callable[[float], None]) -> Report:
+    rows = experiment.measure(cell, experiment.methods, settings, advance)
+    plain = rows["plain"].get(experiment.unit)
+    for row in rows.values():
+        if plain and experiment.unit in row:
+            row["ratio"] = row[experiment.unit] / plain
+    return {
+        "model": cell.name,
+        "title": cell.title,
+        "batch": cell.batch,
+        "image": cell.image,
+        "target": cell.target,
+        "methods": rows,
+    }
+
+
+def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
+    """Processor, device, number of threads, and versions."""
+    return {
+        "processor": _processor(),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "threads": threads,
+        "python": platform.python_version(),
+        "versions": {package: _version(package) for package in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def cell_label(cell: dict[str, Any], *, without: str | None = None) -> str:
+    """The name of a cell: model, image size and batch size, except the one on a figure's axis.
+
+    >>> cell_label({"title": "ResNet-18", "image": 64, "batch": 20})
+    'ResNet-18, 64 × 64, batch 20'
+    >>> cell_label({"title": "MLP", "image": None, "batch": 128}, without="batch")
+    'MLP'
+    """
+    parts = {
+        "model": cell["title"],
+        "image": f"{cell['image']} × {cell['image']}" if cell["image"] else "",
+        "batch": f"batch {cell['batch']}",
+    }
+    return ", ".join(part for name, part in parts.items() if part and name != without)
+
+
+def method_label(name: str) -> str:
+    """The name of a method, with its library.
+
+    >>> method_label("BookKeeping"), method_label("Opacus-hooks"), method_label("nxBP")
+    ('noisette BookKeeping', 'Opacus hooks', 'nxBP')
+    """
+    return f"noisette {name}" if name in ENGINES else name.replace("-", " ")
