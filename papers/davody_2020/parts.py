@@ -21,8 +21,8 @@ PAPER: Paper[Run] = Paper(
     title="Normalisation layers and private training, made again",
     about=(
         "The tables of Davody et al. 2020, with the printed number above ours. Tables 2 to 4 and figure 1 are about "
-        "noise on weights and claim no privacy. Tables 5 to 7 are private training: each run is priced by itself, and "
-        "neither several seeds nor the choice of settings is charged.",
+        "noise on weights and have no privacy guarantee. Tables 5 to 7 are private training: each epsilon is that of "
+        "one run, and includes neither the other seeds nor the choice of settings.",
     ),
     parts={
         "table-2": _table(table_2.GRID, _SEEDS),

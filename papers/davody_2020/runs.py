@@ -28,7 +28,7 @@ class Run:
     """A finished run: its setting, its accuracy on the test examples at its end, and accuracies along the way.
 
     Those of a run under weight noise are on held-out training examples after each epoch, those of a private run on test
-    examples after some steps. ``epsilon`` is ``None`` where there is no claim.
+    examples after some steps. ``epsilon`` is ``None`` where there is no guarantee.
     """
 
     setting: Setting
@@ -90,11 +90,14 @@ def _trained(
         from papers.davody_2020.weight_noise import train
 
         return train(setting, seed, data[setting.data], tell)
-    public = data[setting.public] if setting.public else None
-    points = _POINTS if setting.claimed else 1  # each test example of the mixture goes through with all public ones
-    records = data[setting.data]
-    recipe = setting.recipe(seed, records.declared_size, weights)
-    facts = carry_out(recipe, records, public, tell, points=points)
+    records, public = data[setting.data], data[setting.public] if setting.public else None
+    if setting.guaranteed:
+        facts = carry_out(setting.recipe(seed, weights), records, public, tell, points=_POINTS)
+    else:
+        from papers.davody_2020 import non_private
+
+        assert public is not None, "the mixture has public examples"
+        facts = non_private.train(setting, seed, records, public, tell)
     return {"records": records.declared_size, "test_accuracy": facts["points"][-1][1]} | facts
 
 

@@ -47,8 +47,8 @@ GRID = networks_against_noise(
         "The paper's own batch norm is the row mixture-bn-lenet-5: statistics of the lot together with 128 public "
         "images. One record then moves the gradients of all others, up to 2 L - 1 times the bound that the noise was "
         "made for, so neither the printed epsilon nor any other holds for that row: it has the noise of its column and "
-        "no claim. The row public-bn-lenet-5 has statistics of the 128 public images alone (Kuzushiji-MNIST, training "
-        "images drawn with seed 0), whose gradient follows each layer's own weight; its epsilon holds.",
+        "no guarantee. The row public-bn-lenet-5 has statistics of the 128 public images alone (Kuzushiji-MNIST, "
+        "training images drawn with seed 0), whose gradient follows each layer's own weight; its epsilon holds.",
         "The mixture's gradients cost a pass over a whole lot and the public images for each example, so it has rows "
         "of its own in which it and the sound norm have one epoch of lots of 32, which is the paper's lot, and again "
         "the same noise; their learning rate was not searched.",

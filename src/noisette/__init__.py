@@ -1,7 +1,5 @@
 """Train PyTorch models with differential privacy: fast, exact, and with a claim that can be checked."""
 
-from importlib import import_module
-
 from noisette._internal.version import __version__ as __version__
 
 # Public names by the module that defines them; `__init__.pyi` shows type checkers the same list.
@@ -18,10 +16,12 @@ _PUBLIC = {
         ),
         *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
     ),
-    "clipping": (
-        *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping", "PerExampleClip"),
-        *("PerLayerClipping", "engines"),
+    "clipping": ("engines",),
+    "clipping.adaptive": ("AdaptiveClip",),
+    "clipping.clipping_rules": (
+        *("AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping", "PerLayerClipping"),
     ),
+    "clipping.per_example": ("PerExampleClip",),
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "gradients.rules": ("rule",),
     "lipschitz.bound": ("LipschitzBound",),
@@ -41,7 +41,7 @@ def __getattr__(name: str) -> object:
     # Modules are imported on first use, so that the accounting commands never wait for torch.
     if name not in _MODULES:
         raise AttributeError(f"module 'noisette' has no attribute {name!r}")
-    value = getattr(import_module(f"noisette.{_MODULES[name]}"), name)
+    value = getattr(__import__(f"noisette.{_MODULES[name]}", fromlist=[name]), name)
     globals()[name] = value
     return value
 

@@ -186,7 +186,7 @@ def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> Non
     assert run["resumed"] == 4
     assert run["steps_lost"] > 3 * 54
     text = (tmp_path / "run" / "privacy.txt").read_text().replace("\n", " ")
-    assert f"{run['steps_lost']} steps of a process that died are paid for" in text
+    assert f"{run['steps_lost']} steps were lost when a process ended early. Epsilon covers them" in text
     assert (
         f"{run['steps_taken']} of {STEPS} (resumed, {run['steps_lost']} lost)"
         in (tmp_path / "run" / "report.html").read_text()
@@ -309,7 +309,7 @@ def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
 ) -> None:
     put_off(5, monkeypatch)
     shown = put_off(5, monkeypatch)
-    assert f"An earlier run is unfinished. To go on with it: noisette train --resume {tmp_path}/run.unfinished-1" in (
+    assert f"An earlier run is unfinished. To continue it: noisette train --resume {tmp_path}/run.unfinished-1" in (
         shown.output
     )
     shown = train("--resume", "run")

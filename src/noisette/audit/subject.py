@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from torch import nn
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.audit.canary_models import Axes, BehindPublicNorm, CanaryModel, LipschitzAxes
-from noisette.clipping.clipping_rules import ClippingRule, FlatClipping, PerLayerClipping
+from noisette.clipping.clipping_rules import ClippingRule, FlatClipping
 from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet, Split, names
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
@@ -24,17 +24,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.run.private import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.cost import length
-from noisette.training.recipe import (
-    ACCOUNTANTS,
-    DataSection,
-    LipschitzSection,
-    ModelSection,
-    PrivacySection,
-    ProjectionSection,
-    PublicSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.recipe import ACCOUNTANTS, Recipe
 
 RUN_FILE = "run.json"
 _STAND_INS = 256
@@ -89,11 +79,9 @@ class Subject:
         """What a run of this recipe will claim. Nothing is trained, and of the records only shapes are looked at.
 
         Raises:
-            ValueError: the recipe makes no claim, or does not fit the data.
+            ValueError: the recipe does not fit the data.
             PrivacyError: the budget does not pay for the run.
         """
-        if recipe.model.couples:
-            raise ValueError("a recipe that couples its examples makes no claim, so there is nothing to audit")
         shapes, privacy = Shapes.of(data), recipe.privacy
         with Ledger() as ledger:
             learner = _learner(recipe, shapes, ledger)
@@ -105,7 +93,7 @@ class Subject:
                 expected_batch_size=recipe.training.batch_size,
                 sampling_rate=sampling_rate,
                 steps=steps,
-                epsilon=privacy.budget,
+                epsilon=privacy.epsilon,
                 noise_multiplier=learner.noise_multiplier,
                 delta=privacy.delta,
                 accountant=ACCOUNTANTS[privacy.accountant],
@@ -114,11 +102,11 @@ class Subject:
             )
             run.close()
         lipschitz, clip = recipe.lipschitz.used, recipe.lipschitz.logit_clip
-        rule = PerLayerClipping(privacy.max_grad_norm) if privacy.per_layer else FlatClipping(privacy.max_grad_norm)
+        rule = CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm)
         return cls(
             run.event,
             steps,
-            privacy.budget,
+            privacy.epsilon,
             privacy.delta,
             (FlatClipping(clip) if clip else None) if lipschitz else rule,
             lipschitz,
@@ -133,7 +121,7 @@ class Subject:
         """What the run in this folder claims.
 
         Raises:
-            ValueError: it is no run, makes no claim, or its ledger tells of another one.
+            ValueError: it is no run, or its ledger tells of another one.
         """
         facts = _facts(folder)
         try:
@@ -143,21 +131,20 @@ class Subject:
 
     @classmethod
     def _of_facts(cls, facts: Mapping[str, Any], folder: Path) -> Self:
-        if not facts["claim"]:
-            raise ValueError(f"{folder} makes no claim, so there is nothing to audit: {facts['no_claim_because']}")
+        settings = facts["recipe"]
         event, ledger = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), folder / LEDGER_FILE
         _check_ledger(event, facts["steps"], ledger)
-        bounds, bound = facts["lipschitz"], facts["max_grad_norm"]
-        clip = bounds["logit_clip"] if bounds else bound
+        clip = settings["lipschitz"]["logit_clip"] if facts["lipschitz"] else facts["max_grad_norm"]
+        rule = CLIPPING_RULES["flat" if facts["lipschitz"] else settings["privacy"]["clipping"]].resolve()
         recipe, unknown = _recipe(facts)
         return cls(
             event,
             facts["steps"],
             facts["epsilon"],
-            facts["delta"],
-            (PerLayerClipping(clip) if facts["layers"] > 1 else FlatClipping(clip)) if clip else None,
-            bool(bounds),
-            facts["batch_norm"] == "public",
+            settings["privacy"]["delta"],
+            rule(clip) if clip else None,
+            bool(facts["lipschitz"]),
+            settings["model"]["batch_norm"] == "public",
             Shapes(
                 facts["data"],
                 tuple(facts["input_shape"]),
@@ -266,40 +253,16 @@ def _check_ledger(event: PoissonGaussian, steps: int, path: Path) -> None:
 
 def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
     """The recipe of a run, or what its facts lack of it."""
+    public = facts["recipe"]["public"]["data"]
     lacking = [
         what
         for what, lacks in (
             ("the file of its public weights", facts["public_weights"]),
             ("the declaration of its data", facts["data"] not in names()),
-            ("its public data", facts["public_data"] and facts["public_data"] not in names()),
+            ("its public data", public and public not in names()),
         )
         if lacks
     ]
     if lacking:
         return None, " and ".join(lacking)
-    bounds, bound, layers = facts["lipschitz"], facts["max_grad_norm"], facts["layers"]
-    public = PublicSection(facts["public_data"], facts["public_examples"], facts["public_seed"])
-    recipe = Recipe(
-        DataSection(facts["data"]),
-        ModelSection(facts["model"], batch_norm=facts["batch_norm"] or None, standardised=facts["standardised"]),
-        PrivacySection(
-            facts["budget"],
-            facts["delta"],
-            max_grad_norm=PrivacySection().max_grad_norm if bound is None else bound / math.sqrt(layers),
-            per_layer=layers > 1,
-            accountant=facts["accountant"],
-            allow_large_delta=facts["allow_large_delta"],
-        ),
-        TrainingSection(
-            epochs=facts["epochs"],
-            batch_size=facts["expected_batch_size"],
-            seed=facts["seed"],
-            **{key: facts["learning"][key] for key in ("lr", "momentum", "cosine", "lr_end", "lr_epochs")},
-            averaging=facts["learning"]["averaging"],
-            microbatch_size=facts["learning"]["microbatch_size"],
-        ),
-        ProjectionSection(facts["components"], facts["components_noise_multiplier"]),
-        public if facts["public_data"] else PublicSection(),
-        LipschitzSection(bounds["tau"], bounds["logit_clip"], bounds["allocation"]) if bounds else LipschitzSection(),
-    )
-    return recipe, ""
+    return Recipe.of(facts["recipe"], RUN_FILE), ""

@@ -1,0 +1,48 @@
+"""The names that a recipe can choose from, each table in one place. Reading the tables does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from noisette._internal.registry import Entry
+
+
+@dataclass(frozen=True)
+class BatchNormEntry(Entry):
+    """A norm that replaces batch norm; ``needs_public`` if its statistics come from public examples."""
+
+    needs_public: bool = False
+
+
+BATCH_NORMS: Mapping[str, BatchNormEntry] = {
+    "public": BatchNormEntry("noisette.nn:PublicBatchNorm", "statistics of public examples", needs_public=True),
+    "per-example": BatchNormEntry(
+        "noisette.nn:PerExampleBatchNorm", "statistics of one example and the public ones, in closed form", True
+    ),
+    "per-example-exact": BatchNormEntry(
+        "noisette.nn:ExactPerExampleBatchNorm", "the same from a forward pass for each example (slow)", True
+    ),
+    "frozen": BatchNormEntry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data", True),
+    "group": BatchNormEntry("torch.nn:GroupNorm", "group norm"),
+    "layer": BatchNormEntry("torch.nn:LayerNorm", "layer norm"),
+    "instance": BatchNormEntry("torch.nn.modules.instancenorm:_InstanceNorm", "instance norm"),
+}
+NEED_PUBLIC = tuple(name for name, norm in BATCH_NORMS.items() if norm.needs_public)
+
+ALLOCATIONS: Mapping[str, Entry] = {
+    "global": Entry("noisette.lipschitz.noise_allocation:GlobalAllocation", "the same noise on every parameter"),
+    "per-layer": Entry("noisette.lipschitz.noise_allocation:PerLayerAllocation", "an equal share for each layer"),
+    "optimal": Entry("noisette.lipschitz.noise_allocation:OptimalAllocation", "the least noise in total"),
+}
+
+# The names of noisette.models, whose import takes seconds because it brings torch.
+MODELS = (
+    *("linear", "mlp", "mlp1000", "cnn", "scattering"),
+    *("lenet-300-100", "bn-lenet-300-100", "ln-lenet-300-100", "lenet-5", "bn-lenet-5", "ln-lenet-5"),
+    *("cifar-tutorial", "bn-cifar-tutorial", "ln-cifar-tutorial", "tf-tutorial", "bn-tf-tutorial", "ln-tf-tutorial"),
+    *("resnet-18", "resnet-18-mod", "bn-resnet-18", "vgg-16", "vgg-16-mod", "bn-vgg-16"),
+    *("light-vgg", "bn-light-vgg", "ln-light-vgg", "bilstm-dl", "ln-bilstm-dl"),
+    *("lipschitz-linear", "lipschitz-dense", "lipschitz-rows", "lipschitz-patch", "lipschitz-mixer"),
+    *("dct-lipschitz-dense", "scattering-lipschitz-linear"),
+)
