@@ -1,1 +1,1 @@
-"""Experiments of published papers made again, with the printed number beside ours."""
+"""Reproductions of the experiments of published papers, with the printed number beside ours."""

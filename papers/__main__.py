@@ -1,4 +1,4 @@
-"""``python -m papers``: make a paper's figures and tables again."""
+"""``python -m papers``: reproduce the figures and tables of a paper."""
 
 import typer
 

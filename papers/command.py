@@ -1,4 +1,4 @@
-"""``python -m papers``: a paper's figures and tables made again, with the printed numbers beside ours."""
+"""``python -m papers``: reproduces the figures and tables of a paper, with the printed numbers beside ours."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Name(StrEnum):
-    """A paper that can be made again."""
+    """A paper that can be reproduced."""
 
     ABADI_2016 = "abadi-2016"
     DAVODY_2020 = "davody-2020"
@@ -59,17 +59,17 @@ def reproduce(
     ] = None,
     full: Annotated[
         bool,
-        typer.Option("--full", help="All of a grid, not what fits in an hour or so. Takes hours, or a GPU."),
+        typer.Option("--full", help="The whole grid instead of an hour of it. Takes hours, or a GPU."),
     ] = False,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N,N,..", help="Seeds of the first weights, a run for each.", show_default="0,1,2 or 0"),
+        typer.Option(metavar="N,N,..", help="Seeds of the first weights, one run each.", show_default="0,1,2 or 0"),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="The folder for runs, figures and page. Runs that it holds are not made again.",
+            help="The folder for runs, figures and page. Runs that it holds are not repeated.",
             show_default="runs/PAPER",
         ),
     ] = None,
@@ -77,7 +77,7 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="For networks that begin with public weights: a safetensors file of them.",
+            help="The safetensors file of public weights, for networks that begin with some.",
             exists=True,
             dir_okay=False,
         ),
@@ -86,15 +86,15 @@ def reproduce(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the files of the data sets lie.",
+            help="The folder with the files of the data sets.",
             show_default="$NOISETTE_DATA, then the user cache, then download",
         ),
     ] = None,
 ) -> None:
-    """Make the figures and tables of a paper again, with the printed numbers beside ours.
+    """Reproduce the figures and tables of a paper, with the printed numbers beside ours.
 
-    Every finished run is one line of DIR/runs.jsonl, so a command that was stopped goes on where it was. Writes the
-    figure or table into a page. Without --figure and --table it says what there is, and about how long it takes.
+    Every finished run is one line of DIR/runs.jsonl, so a stopped command continues where it ended. The figure or table
+    is written into a page. Without --figure and --table the command lists what there is, and about how long it takes.
     """
     from papers.paper import Asked
     from papers.run_file import RUNS
@@ -119,13 +119,13 @@ def reproduce(
                 _make(left, data, out / RUNS)
             except KeyboardInterrupt:
                 typer.echo(
-                    f"Stopped. Finished runs are in {out / RUNS}; the same command goes on from there.", err=True
+                    f"Stopped. Finished runs are in {out / RUNS}; the same command continues from there.", err=True
                 )
                 raise typer.Exit(INTERRUPTED) from None
         _show(chosen.write(name, out))
         Console(soft_wrap=True).print(f"page  {out / chosen.page}")
     if figure is None and table is None:
-        _say_what_others_cost(chosen)
+        _list_training_times(chosen)
 
 
 def _paper(name: Name) -> Paper[Any]:
@@ -139,7 +139,7 @@ def _paper(name: Name) -> Paper[Any]:
 
 
 def _part_name(paper: Paper[Any], figure: str | None, table: str | None) -> str | None:
-    """The figure or table that is asked for, or the paper's first."""
+    """The figure or table that the options name, or the first one of the paper."""
     if figure is not None and table is not None:
         raise ValueError("give --figure or --table, not both")
     if figure is None and table is None:
@@ -153,38 +153,38 @@ def _part_name(paper: Paper[Any], figure: str | None, table: str | None) -> str 
 
 def _check_seeds(seeds: str | None, part: Part[Any]) -> None:
     if seeds is not None and not part.seeds:
-        raise ValueError("--seeds is for figures that train; add --figure")
+        raise ValueError("--seeds is for figures and tables that train; add --figure or --table")
     _seeds(seeds)
 
 
 def _check_full(full: bool, paper: Paper[Any], part: Part[Any]) -> None:
     if full and "full" not in part.options:
-        raise ValueError(f"--full is for a small and a full grid: add {_options_of(paper, 'full')}")
+        raise ValueError(f"--full is for parts with a small and a full grid: add {_options_of(paper, 'full')}")
 
 
 def _check_rows(rows: str | None, part: Part[Any]) -> None:
     if rows is None:
         return
     if not part.rows:
-        raise ValueError("--rows is for tables whose rows can be made alone; add --table")
+        raise ValueError("--rows is for tables whose rows can be run separately; add --table")
     if unknown := [name for name in _names(rows) or () if name not in part.rows]:
         raise ValueError(f"no row {', '.join(unknown)}; there are {', '.join(part.rows)}")
 
 
 def _check_weights(weights: Path | None, rows: str | None, paper: Paper[Any], part: Part[Any]) -> None:
     if weights is not None and "weights" not in part.options:
-        raise ValueError(f"--weights is for what begins with public weights: add {_options_of(paper, 'weights')}")
+        raise ValueError(f"--weights is for parts that begin with public weights: add {_options_of(paper, 'weights')}")
     if weights is None and "weights" in part.options:
         raise ValueError(
-            "this begins with convolutions learnt from public images: give their file with --weights; the "
-            "documentation of noisette.models.pretrained tells how to make one"
+            "this begins with convolutions trained on public images: give their file with --weights; the documentation "
+            "of noisette.models.pretrained describes how to make one"
         )
     if weights is not None and part.rows and len(_names(rows) or ()) != 1:
         raise ValueError(f"the weights fit one network: add --rows with one of {', '.join(part.rows)}")
 
 
 def _options_of(paper: Paper[Any], option: str) -> str:
-    """The parts of a paper that understand an option, as they are asked for."""
+    """The parts of a paper that accept an option, as options of the command."""
     named = (name.replace("-", " ", 1) for name, part in paper.parts.items() if option in part.options)
     return " or ".join(f"--{name}" for name in named) or "another paper"
 
@@ -203,7 +203,7 @@ def _names(given: str | None) -> tuple[str, ...] | None:
 
 
 def _load(jobs: Sequence[Job], data_dir: Path | None) -> dict[str, DataSet]:
-    """The sets that the jobs need."""
+    """The data sets that the jobs need."""
     from noisette.data import load
 
     names = dict.fromkeys(name for job in jobs for name in job.sets)
@@ -211,7 +211,7 @@ def _load(jobs: Sequence[Job], data_dir: Path | None) -> dict[str, DataSet]:
 
 
 def _make(jobs: Sequence[Job], data: Mapping[str, DataSet], runs: Path) -> None:
-    """Carry out the jobs one after another, with a bar over all of them."""
+    """Carry out the jobs one after another, with one progress bar for all of them."""
     keep_freed_memory()
     progress = Progress(
         TextColumn("{task.description}"),
@@ -245,11 +245,11 @@ def _show(section: Section) -> None:
     Console(highlight=False).print(table)
 
 
-def _say_what_others_cost(paper: Paper[Any]) -> None:
+def _list_training_times(paper: Paper[Any]) -> None:
     from noisette.training.report import duration
     from papers.paper import Asked
 
-    typer.echo("These train networks, and some share their runs. On one processor core, anew:")
+    typer.echo("These train networks, and some share their runs. The time of all runs on one processor core:")
     for name, part in paper.parts.items():
         if part.seeds:
             jobs = part.missing(Asked(part.seeds), [])

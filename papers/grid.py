@@ -1,4 +1,4 @@
-"""A table of a paper, cell by cell: what is printed above what we reached."""
+"""A table of a paper, cell by cell: the printed number above ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Kept = TypeVar("Kept", bound="Keyed")
 
 
 class Keyed(Protocol):
-    """A run, finished or to be made, that is known by its setting and its seed."""
+    """A run, finished or planned, identified by its setting and its seed."""
 
     @property
     def setting(self) -> Hashable: ...
@@ -26,14 +26,14 @@ class Keyed(Protocol):
 
 
 class KeyedJob(Keyed, Job, Protocol):
-    """A run to be made that is known by its setting and its seed."""
+    """A planned run, identified by its setting and its seed."""
 
 
 Wanted = TypeVar("Wanted", bound=KeyedJob)
 
 
 def missing(cells: Callable[[Asked], Sequence[Wanted]]) -> Callable[[Asked, Sequence[Keyed]], list[Wanted]]:
-    """Those of the cells asked for that no finished run has, each once."""
+    """The requested cells without a finished run, each once."""
 
     def left(asked: Asked, done: Sequence[Keyed]) -> list[Wanted]:
         known = {(run.setting, run.seed) for run in done}
@@ -44,15 +44,15 @@ def missing(cells: Callable[[Asked], Sequence[Wanted]]) -> Callable[[Asked, Sequ
 
 
 def one_of_each_seed(runs: Sequence[Kept], setting: Hashable) -> list[Kept]:
-    """The runs of a setting; where a seed was run again, the last one."""
+    """The runs of a setting, one for each seed: the last one if a seed was run several times."""
     return list({run.seed: run for run in runs if run.setting == setting}.values())
 
 
 @dataclass(frozen=True)
 class Row(Generic[Column, Setting]):
-    """What the paper prints in a row, and how its cells are run: ``None`` where there is nothing to be run.
+    """The printed numbers of a row, and the settings of its cells: ``None`` where there is nothing to run.
 
-    ``short`` are cells that fit in an hour, where the whole ones do not.
+    ``short`` gives settings that take an hour, if ``whole`` gives longer ones.
     """
 
     name: str
@@ -65,9 +65,9 @@ class Row(Generic[Column, Setting]):
 class Grid(Generic[Column, Setting, Wanted, Run]):
     """A table.
 
-    ``of`` is what its rows are, and ``heading`` what a column is called. ``default`` are the rows of a command that
-    names none, ``cell`` is a setting to be run with a seed, and ``shown`` what the finished runs reached in a setting,
-    "" for nothing yet.
+    ``of`` is the heading of the rows, and ``heading`` gives that of a column. ``default`` are the rows that a command
+    without ``--rows`` runs, ``cell`` makes a job of a setting and a seed, and ``shown`` gives the text of the finished
+    runs of a setting, "" if there are none.
     """
 
     name: str
@@ -80,10 +80,10 @@ class Grid(Generic[Column, Setting, Wanted, Run]):
     default: tuple[str, ...]
     cell: Callable[[Setting, int, Asked], Wanted]
     shown: Callable[[Sequence[Run], Setting], str]
-    short: str = ""  # what short cells are
+    short: str = ""  # how the short settings differ
 
     def cells(self, asked: Asked) -> list[Wanted]:
-        """The cells that are asked for, all rows of a seed before the next seed."""
+        """The requested cells, all rows of a seed before the next seed."""
         names = asked.rows or (tuple(row.name for row in self.rows) if asked.full else self.default)
         chosen = [row for row in self.rows if row.name in names]
         return [
@@ -95,7 +95,7 @@ class Grid(Generic[Column, Setting, Wanted, Run]):
         ]
 
     def section(self, runs: Sequence[Run], *more: tuple[str, ...], figure: str = "") -> Section:
-        """The table, made from the runs that are there, with ``more`` lines below."""
+        """The table of the finished runs, with ``more`` lines below."""
         header = (self.of, "", *(self.heading(column) for column in self.columns))
         rows = (line for row in self.rows for line in self._lines(row, runs))
         return Section(self.name, self.title, self.about, header, (*rows, *more), figure)

@@ -1,4 +1,4 @@
-"""A paper made again: its figures and tables, what each needs to be run, and the page that shows them."""
+"""The reproduction of a paper: its figures and tables, the runs that each needs, and the page that shows them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from noisette.data import DataSet
 
 Run = TypeVar("Run")
-Tell = Callable[[float, float | None], None]  # how much of a run is done, 0 to 1, and its latest accuracy
+Tell = Callable[[float, float | None], None]  # the finished share of a run, and its latest accuracy
 _PAGES = templates("papers")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What of a figure or table is to be run: with which seeds and rows, how much of it, from which public weights."""
+    """The request for a figure or table: seeds, rows, the full grid or not, and the file of public weights."""
 
     seeds: Sequence[int]
     full: bool = False
     weights: str | None = None
-    rows: Sequence[str] | None = None  # all if left out
+    rows: Sequence[str] | None = None  # the default ones if left out
 
 
 class Job(Protocol):
-    """A run to be made."""
+    """A planned run."""
 
     @property
     def seconds(self) -> float:
@@ -45,10 +45,10 @@ class Job(Protocol):
         ...
 
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
-        """Make the run and add its line to the file ``runs``; ``tell`` is told how far it is.
+        """Carry out the run and add its line to the file ``runs``; ``tell`` is called with the progress.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed; the run leaves no line.
+            KeyboardInterrupt: Ctrl-C was pressed; no line was added.
         """
         ...
 
@@ -57,9 +57,9 @@ class Job(Protocol):
 class Part(Generic[Run]):
     """A figure or a table of a paper.
 
-    ``missing`` are the runs that are asked for and not among the finished ones, and ``seeds`` are those of the command
-    that names none; both are empty where nothing is trained. ``options`` are those of the command that it understands
-    beside seeds, and ``rows`` those that can be asked for alone.
+    ``missing`` gives the requested runs that are not finished, and ``seeds`` are the default ones; both are empty where
+    nothing is trained. ``options`` are those of the command that it accepts besides the seeds, and ``rows`` those that
+    can be run separately.
     """
 
     title: str
@@ -72,9 +72,9 @@ class Part(Generic[Run]):
 
 @dataclass(frozen=True)
 class Paper(Generic[Run]):
-    """A paper: its parts by their names, such as "figure-2", and how its file of runs is read.
+    """A paper: its parts by name, such as "figure-2", and the reader of its file of runs.
 
-    ``first`` is the part that a command makes that names none, if there is one that trains nothing.
+    ``first`` is the part that a command without ``--figure`` and ``--table`` makes; ``None`` if every part trains.
     """
 
     name: str
@@ -86,13 +86,13 @@ class Paper(Generic[Run]):
 
     @property
     def page(self) -> str:
-        """What the page's file is called."""
+        """The name of the page's file."""
         return f"{self.name}.html"
 
     def write(self, name: str, out: Path) -> Section:
-        """Make a part from the runs of a folder, and write it there with a page of all parts that the page had.
+        """Make a part from the runs of a folder, and write it there, with a page of this part and those it had.
 
-        Guarantee: no file is ever half-written; each takes the place of an older one when it is whole.
+        Guarantee: files are written atomically; an older one is replaced only when the new one is complete.
         """
         older = (out / self.page).read_text("utf-8") if (out / self.page).exists() else ""
         shown = [other for other in self.parts if other == name or f'id="{other}"' in older]
@@ -105,11 +105,11 @@ class Paper(Generic[Run]):
         return sections[name]
 
     def drawn(self, names: Sequence[str], runs: Path) -> list[Section]:
-        """The parts, made from the runs of a file."""
+        """The parts, made from the runs in a file."""
         finished = self.read(runs)
         return [self.parts[name].section(finished) for name in names]
 
     def document(self, sections: Sequence[Section], origin: str) -> str:
-        """The sections as a Markdown document that tells its origin; their figures lie beside it."""
+        """The sections as a Markdown document with a paragraph on its origin; figures are files in the same folder."""
         parts = [f"# {self.title}", *self.about, origin, *(markdown(section) for section in sections)]
         return "\n\n".join(parts) + "\n"

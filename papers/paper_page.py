@@ -15,7 +15,7 @@ PAPERS = Path(__file__).parent
 
 
 def main(paper: Paper[Any], description: str, origin: str) -> None:
-    """Write the document, or with --check say by the exit code whether it is up to date."""
+    """Write the document, or with --check only report by the exit code whether it is up to date."""
     parser = argparse.ArgumentParser(description=description.split("\n")[0])
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()

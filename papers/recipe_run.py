@@ -1,4 +1,4 @@
-"""A recipe carried out for a paper: what is kept of it."""
+"""Training by a recipe for a paper, and the results that are kept."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def carry_out(
     points: int,
     on_outcome: Callable[[Outcome], None] = lambda outcome: None,
 ) -> dict[str, Any]:
-    """Train by the recipe: steps, price, noise, time, and the test accuracy at so many places along the way.
+    """Train by the recipe: steps, epsilon, noise, time, and the test accuracy at ``points`` evenly spaced steps.
 
-    ``on_outcome`` is shown what became of the run.
+    ``on_outcome`` is called with the outcome of the run.
 
-    Guarantee: that of the recipe; nothing here was computed from the training records but through the noise.
+    Guarantee: that of the recipe; nothing here was computed from the training records except through the noise.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed.

@@ -1,4 +1,4 @@
-"""Runs that are finished, one JSON line each; a run is made once."""
+"""The file of finished runs, with one JSON line for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RUNS = "runs.jsonl"
 def read(path: Path, parse: Callable[[Mapping[str, Any]], Run]) -> list[Run]:
     """The finished runs of a file, in their order; none if there is no file.
 
-    ``parse`` makes a run of a line's facts.
+    ``parse`` converts the facts of a line to a run.
 
     Raises:
         ValueError: a line is not a run: ``parse`` raises KeyError, TypeError or ValueError.
@@ -31,13 +31,13 @@ def read(path: Path, parse: Callable[[Mapping[str, Any]], Run]) -> list[Run]:
 
 
 def append(path: Path, facts: Mapping[str, Any]) -> None:
-    """Add a run to the file, which is never half-written."""
+    """Add a run to the file, which is replaced atomically."""
     older = path.read_bytes() if path.exists() else b""
     atomic_files.write(path, older + json.dumps(facts).encode() + b"\n")
 
 
 def made_with(weights: str | None = None) -> dict[str, Any]:
-    """What a run was made with, and the digest of the file of public weights that it began with, if any."""
+    """Versions and machine of a run, and the digest of the file of public weights, ``None`` if there is none."""
     import torch
 
     digest = hashlib.sha256(Path(weights).read_bytes()).hexdigest() if weights else None

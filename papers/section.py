@@ -1,4 +1,4 @@
-"""One figure or table of a paper, made again: its numbers beside ours, for a page, a document or a terminal."""
+"""The reproduction of one figure or table, for a page, a document or a terminal."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Section:
     """A figure with its table, or a table alone.
 
-    ``figure`` is an SVG element that takes its colours from the page around it, or empty; ``about`` are paragraphs, the
-    cells of ``rows`` are text, and ``name`` is what the figure's file is called.
+    ``figure`` is an SVG element that uses the colours of the page around it, or empty; ``about`` are paragraphs, the
+    cells of ``rows`` are text, and ``name`` is the name of the figure's file.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Section:
 
 
 def markdown(section: Section) -> str:
-    """The section as a part of a Markdown document that has its figures beside it."""
+    """The section as a part of a Markdown document; its figure is a file in the same folder."""
     table = [section.header, ("---",) * len(section.header), *section.rows]
     picture = [f"![{section.title}]({section.name}.svg)"] if section.figure else []
     return "\n\n".join(

@@ -34,7 +34,7 @@ _HEADER = ("norm", "guarantee", *(f"ε {epsilon:g}" for epsilon in EPSILONS))
 
 
 def cells(asked: Asked) -> list[Cell]:
-    """Every norm at every budget; the printed one, which takes days, only if it is asked for."""
+    """Every norm at every budget; the printed one, which takes days, only on request."""
     names = asked.rows or (tuple(norm.name for norm in NORMS) if asked.full else DEFAULT)
     asked_for = [norm.setting(epsilon) for norm in NORMS if norm.name in names for epsilon in EPSILONS]
     settings = [setting for setting in asked_for if setting]
@@ -47,7 +47,7 @@ def guarantee(norm: Norm) -> str:
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there."""
+    """The figure of the finished runs, and its table."""
     reached = {norm.name: _reached(runs, norm) for norm in NORMS}
     rows = tuple(
         (norm.label, guarantee(norm), *(_shown(norm, reached[norm.name], epsilon) for epsilon in EPSILONS))

@@ -35,7 +35,7 @@ class Norm:
         return self.batch_norm != "mixture"
 
     def setting(self, epsilon: float) -> Private | None:
-        """How it is trained with the noise of this budget, if it is; norms of one schedule have the same noise."""
+        """The training with the noise of this budget, if there is one; all norms of a schedule have the same noise."""
         schedule = self.schedule.get(epsilon)
         if schedule is None:
             return None

@@ -1,4 +1,4 @@
-"""Runs of the paper, finished and to be made."""
+"""Runs of the paper, finished and planned."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Cell:
         return (self.setting.data, *([public] if public else []))
 
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
-        """Make the run and add its line to the file."""
+        """Carry out the run and add its line to the file."""
         known = {"kind": self.setting.kind, "setting": asdict(self.setting), "seed": self.seed}
         facts = _trained(self.setting, self.seed, self.weights, data, tell)
         run_file.append(runs, known | facts | {"made_with": run_file.made_with(self.weights)})
@@ -116,7 +116,7 @@ class Mean:
 
 
 def mean_of(runs: Sequence[Run], setting: Setting) -> Mean | None:
-    """What the runs of a setting reached at their end; ``None`` if there are none."""
+    """The final accuracy of the runs of a setting; ``None`` if there are none."""
     percents = [100 * run.test_accuracy for run in one_of_each_seed(runs, setting)]
     if not percents:
         return None

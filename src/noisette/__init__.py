@@ -1,5 +1,7 @@
 """Train PyTorch models with differential privacy: fast, exact, and with a claim that can be checked."""
 
+from importlib import import_module
+
 from noisette._internal.version import __version__ as __version__
 
 # Public names by the module that defines them; `__init__.pyi` shows type checkers the same list.
@@ -16,7 +18,7 @@ _PUBLIC = {
         ),
         *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
     ),
-    "clipping": ("engines",),
+    "clipping.engines": ("engines",),  # the module itself
     "clipping.adaptive": ("AdaptiveClip",),
     "clipping.clipping_rules": (
         *("AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping", "PerLayerClipping"),
@@ -41,7 +43,8 @@ def __getattr__(name: str) -> object:
     # Modules are imported on first use, so that the accounting commands never wait for torch.
     if name not in _MODULES:
         raise AttributeError(f"module 'noisette' has no attribute {name!r}")
-    value = getattr(__import__(f"noisette.{_MODULES[name]}", fromlist=[name]), name)
+    module = import_module(f"noisette.{_MODULES[name]}")
+    value = getattr(module, name, module)
     globals()[name] = value
     return value
 

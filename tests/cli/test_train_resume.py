@@ -406,7 +406,7 @@ def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.Monke
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("charge") == 1
     run = facts(tmp_path / "run")
-    assert (run["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
+    assert (run["recipe"]["projection"]["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
     assert 1.9 < run["epsilon"] <= 2
     assert run["test_accuracy"] > 0.15  # chance is 0.1, and the noise large
 

@@ -51,7 +51,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(runs, "make", _stopped)
     done = reproduce("--figure", "3", "--seeds", "0", out=tmp_path)
     assert done.exit_code == 130
-    assert "the same command goes on from there" in done.stderr
+    assert "the same command continues from there" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["--figure", "two"], "no figure two; there are 2, 3, 4, 5, 6"),
         (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
         (["--seeds", "-1", "--figure", "3"], "--seeds as whole numbers"),
-        (["--seeds", "1"], "--seeds is for figures that train"),
-        (["--full", "--figure", "3"], "--full is for a small and a full grid: add --figure 4 or --figure 5"),
+        (["--seeds", "1"], "--seeds is for figures and tables that train"),
+        (["--full", "--figure", "3"], "small and a full grid: add --figure 4 or --figure 5"),
         (["--figure", "6"], "give their file with --weights"),
         (["--figure", "6", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
-        (["--figure", "3", "--weights", __file__], "--weights is for what begins with public weights: add --figure 6"),
+        (
+            ["--figure", "3", "--weights", __file__],
+            "--weights is for parts that begin with public weights: add --figure 6",
+        ),
         (["--figure", "2", "--weights", __file__, "--full", "--seeds", "1"], "--seeds is for"),
         (["--table", "2"], "no table 2; there are no tables"),
         (["--rows", "a", "--figure", "3"], "--rows is for tables"),

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a name stands for: where it is defined, and a description of a few words.
-
-    The module is imported when the entry is resolved, so that a table can be read without torch.
+    """What a name stands for.
 
     Args:
-        target: ``module:attribute``.
-        description: for help texts and reports; it continues the sentence "NAME: ...".
+        resolve: gives the class or function itself. It imports the module when it is called, so that a table can be
+            read without torch.
+        description: a few words for help texts and reports.
 
-    >>> Entry("math:sqrt", "square root").resolve()(4.0)
+    >>> Entry(lambda: float, "a number").resolve()("2")
     2.0
     """
 
-    target: str
+    resolve: Callable[[], Any]
     description: str
-
-    def resolve(self) -> Any:
-        """The class or function itself."""
-        module, _, attribute = self.target.partition(":")
-        return getattr(import_module(module), attribute)
 
 
 def described(table: Mapping[str, Entry]) -> str:
-    """The names of a table with their descriptions, as one line of help.
+    """The names of a table with their descriptions, for a help text.
 
-    >>> described({"sqrt": Entry("math:sqrt", "square root"), "exp": Entry("math:exp", "exponential")})
-    'sqrt: square root; exp: exponential'
+    >>> described({"whole": Entry(lambda: int, "a whole number"), "any": Entry(lambda: float, "any number")})
+    'whole: a whole number; any: any number'
     """
     return "; ".join(f"{name}: {entry.description}" for name, entry in table.items())

@@ -131,9 +131,9 @@ class Subject:
 
     @classmethod
     def _of_facts(cls, facts: Mapping[str, Any], folder: Path) -> Self:
-        settings = facts["recipe"]
         event, ledger = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), folder / LEDGER_FILE
         _check_ledger(event, facts["steps"], ledger)
+        settings = facts["recipe"]
         clip = settings["lipschitz"]["logit_clip"] if facts["lipschitz"] else facts["max_grad_norm"]
         rule = CLIPPING_RULES["flat" if facts["lipschitz"] else settings["privacy"]["clipping"]].resolve()
         recipe, unknown = _recipe(facts)

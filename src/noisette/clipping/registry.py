@@ -28,27 +28,45 @@ class RuleEntry(Entry):
 
 
 _TOGETHER = "the gradient of each example, over all {parameters} trained parameters together, is "
-_RULES, _ENGINES = "noisette.clipping.clipping_rules", "noisette.clipping.engines"
+
+
+def _rules():
+    from noisette.clipping import clipping_rules
+
+    return clipping_rules
+
+
+def _adaptive():
+    from noisette.clipping.adaptive import AdaptiveClip
+
+    return AdaptiveClip
+
+
+def _engines():
+    from noisette.clipping import engines
+
+    return engines
+
 
 CLIPPING_RULES: Mapping[str, RuleEntry] = {
     "flat": RuleEntry(
-        f"{_RULES}:FlatClipping",
+        lambda: _rules().FlatClipping,
         "one norm over all parameters",
         _TOGETHER + "scaled to a Euclidean norm of at most {norm}",
     ),
     "per-layer": RuleEntry(
-        f"{_RULES}:PerLayerClipping",
+        lambda: _rules().PerLayerClipping,
         "one norm for each layer, where clipping norm and noise multiplier are those of each layer",
         "the gradient of each example is scaled in each of {groups} layers to a Euclidean norm of at most {each}, "
         "which for all {parameters} trained parameters together gives at most {norm}",
     ),
     "automatic": RuleEntry(
-        f"{_RULES}:AutomaticClipping",
+        lambda: _rules().AutomaticClipping,
         "one norm over all parameters, to which small gradients are scaled up as well",
         _TOGETHER + "multiplied by {norm} / (its Euclidean norm + 0.01), which leaves a norm of at most {norm}",
     ),
     "adaptive": RuleEntry(
-        "noisette.clipping.adaptive:AdaptiveClip",
+        _adaptive,
         "one norm over all parameters, which follows the median of the gradient norms by a noised count",
         _TOGETHER + "scaled to a Euclidean norm of at most C; C is {first} in the first step, follows the median of "
         "these norms by means of released values alone, and is {norm} after the last step",
@@ -57,11 +75,12 @@ CLIPPING_RULES: Mapping[str, RuleEntry] = {
 }
 
 ENGINES: Mapping[str, Entry] = {
-    "book-keeping": Entry(f"{_ENGINES}:BookKeeping", "one backward pass"),
-    "two-pass": Entry(f"{_ENGINES}:TwoPass", "two backward passes, with less memory"),
-    "multi-loss": Entry(f"{_ENGINES}:MultiLoss", "one backward pass for each example, all in memory at once"),
+    "book-keeping": Entry(lambda: _engines().BookKeeping, "one backward pass"),
+    "two-pass": Entry(lambda: _engines().TwoPass, "two backward passes, with less memory"),
+    "multi-loss": Entry(lambda: _engines().MultiLoss, "one backward pass for each example, all in memory at once"),
     "per-example-loop": Entry(
-        f"{_ENGINES}:PerExampleLoop", "one backward pass for each example, one after the other (slow, the reference)"
+        lambda: _engines().PerExampleLoop,
+        "one backward pass for each example, one after the other (slow)",
     ),
-    "vmap": Entry(f"{_ENGINES}:Vmap", "the model's call is repeated for each example with torch.func"),
+    "vmap": Entry(lambda: _engines().Vmap, "the model's call is repeated for each example with torch.func"),
 }

@@ -15,25 +15,43 @@ class BatchNormEntry(Entry):
     needs_public: bool = False
 
 
+def _norms():
+    from noisette import nn
+
+    return nn
+
+
+def _conversion():
+    from noisette.nn import conversion  # has the norms of torch, which is not imported here
+
+    return conversion
+
+
+def _allocations():
+    from noisette.lipschitz import noise_allocation
+
+    return noise_allocation
+
+
 BATCH_NORMS: Mapping[str, BatchNormEntry] = {
-    "public": BatchNormEntry("noisette.nn:PublicBatchNorm", "statistics of public examples", needs_public=True),
+    "public": BatchNormEntry(lambda: _norms().PublicBatchNorm, "statistics of public examples", needs_public=True),
     "per-example": BatchNormEntry(
-        "noisette.nn:PerExampleBatchNorm", "statistics of one example and the public ones, in closed form", True
+        lambda: _norms().PerExampleBatchNorm, "statistics of one example and the public ones, in closed form", True
     ),
     "per-example-exact": BatchNormEntry(
-        "noisette.nn:ExactPerExampleBatchNorm", "the same from a forward pass for each example (slow)", True
+        lambda: _norms().ExactPerExampleBatchNorm, "the same from a forward pass for each example (slow)", True
     ),
-    "frozen": BatchNormEntry("noisette.nn:FrozenBatchNorm", "fixed statistics of public data", True),
-    "group": BatchNormEntry("torch.nn:GroupNorm", "group norm"),
-    "layer": BatchNormEntry("torch.nn:LayerNorm", "layer norm"),
-    "instance": BatchNormEntry("torch.nn.modules.instancenorm:_InstanceNorm", "instance norm"),
+    "frozen": BatchNormEntry(lambda: _norms().FrozenBatchNorm, "fixed statistics of public data", True),
+    "group": BatchNormEntry(lambda: _conversion().nn.GroupNorm, "group norm"),
+    "layer": BatchNormEntry(lambda: _conversion().nn.LayerNorm, "layer norm"),
+    "instance": BatchNormEntry(lambda: _conversion()._InstanceNorm, "instance norm"),
 }
 NEED_PUBLIC = tuple(name for name, norm in BATCH_NORMS.items() if norm.needs_public)
 
 ALLOCATIONS: Mapping[str, Entry] = {
-    "global": Entry("noisette.lipschitz.noise_allocation:GlobalAllocation", "the same noise on every parameter"),
-    "per-layer": Entry("noisette.lipschitz.noise_allocation:PerLayerAllocation", "an equal share for each layer"),
-    "optimal": Entry("noisette.lipschitz.noise_allocation:OptimalAllocation", "the least noise in total"),
+    "global": Entry(lambda: _allocations().GlobalAllocation, "the same noise on every parameter"),
+    "per-layer": Entry(lambda: _allocations().PerLayerAllocation, "an equal share for each layer"),
+    "optimal": Entry(lambda: _allocations().OptimalAllocation, "the least noise in total"),
 }
 
 # The names of noisette.models, whose import takes seconds because it brings torch.

@@ -1,4 +1,4 @@
-"""The figures of a report, as SVG that takes its colours from the page around it."""
+"""The figures of a report, as SVG that uses the colours of the page around it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing but itself."""
+"""The report: one self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of prices before a run: lines on log scales, each named at its end."""
+"""Figures of privacy costs before a run: lines on log scales, each labelled at its end."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from noisette.training.report.svg import BLUE, INK, STYLE, end_label, spread, st
 
 _PAPER = "#fcfbf8"
 _INCHES = (4.3, 2.8)  # of one panel
-_PLACE = (0.16, 0.165, 0.48, 0.69)  # of its axes, with room on the right for names
-_LONG = 1500  # from one end of an axis to the other: more than three numbers for each power of ten are too many
-_APART = 0.08  # of the height: what the letters of a name take
+_PLACE = (0.16, 0.165, 0.48, 0.69)  # of its axes, with space on the right for labels
+_LONG = 1500  # ratio of an axis' ends above which only powers of ten are labelled
+_APART = 0.08  # of the height: the least distance between labels
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Line:
     """A named line.
 
     Args:
-        name: what stands at its end.
-        x: places along the horizontal axis, above 0 and in order.
-        y: values there. What a log scale cannot show, 0 and infinity, is left out.
-        colour: one of those that a page can set for light and dark paper.
-        strength: 1 is full colour; less fades.
+        name: the label at its end.
+        x: horizontal coordinates, above 0 and ascending.
+        y: values there. Zeros and infinities, which a log scale cannot show, are left out.
+        colour: one of those that a page can set for its light and its dark style.
+        strength: the opacity, up to 1.
         dashes: matplotlib's line style.
     """
 
@@ -45,7 +45,7 @@ class Line:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """What can be shown of it."""
+        """The points that a log scale can show."""
         return [(x, y) for x, y in zip(self.x, self.y, strict=True) if 0 < y < math.inf]
 
 
@@ -54,11 +54,11 @@ class Panel:
     """Lines over one pair of axes.
 
     Args:
-        title: what it shows.
+        title: the heading.
         horizontal: name of the horizontal axis.
         vertical: name of the vertical axis.
         lines: at least one.
-        budget: a height that is not to be passed, shown as a dashed line.
+        budget: the largest value allowed, shown as a dashed line.
     """
 
     title: str
@@ -69,18 +69,18 @@ class Panel:
 
 
 def as_svg(panels: Sequence[Panel]) -> str:
-    """The panels side by side, as an SVG element that takes its colours from the page around it."""
+    """The panels side by side, as an SVG element that uses the colours of the page around it."""
     with matplotlib.rc_context(STYLE):
         return svg(_figure(panels), salt=panels[0].title)
 
 
 def as_svg_file(panels: Sequence[Panel]) -> str:
-    """The panels side by side, as an SVG file with paper and colours of its own."""
+    """The panels side by side, as an SVG file with its own background and colours."""
     return standalone(as_svg(panels))
 
 
 def as_png_file(panels: Sequence[Panel]) -> bytes:
-    """The panels side by side, as a PNG file on light paper."""
+    """The panels side by side, as a PNG file on a light background."""
     drawn = io.BytesIO()
     with matplotlib.rc_context(STYLE), matplotlib.rc_context({"axes.facecolor": _PAPER}):
         _figure(panels).savefig(drawn, format="png", dpi=200, facecolor=_PAPER)
@@ -127,7 +127,7 @@ def _draw(panel: Panel, axes: Axes) -> None:
 
 
 def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[float]:
-    """The heights, moved downwards as little as keeps labels apart and under the ceiling."""
+    """The heights, moved downwards just as far as labels need to be ``apart`` and below the ceiling."""
     placed = list(heights)
     for index in sorted(range(len(heights)), key=lambda index: heights[index], reverse=True):
         placed[index] = min(heights[index], ceiling)
@@ -136,7 +136,7 @@ def _below(ceiling: float, heights: Sequence[float], *, apart: float) -> list[fl
 
 
 def _log(axis: Any, set_scale: Any) -> None:
-    """A log scale with its numbers written out."""
+    """A log scale whose labels are plain numbers."""
     set_scale("log")
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_minor_locator(NullLocator())
@@ -144,7 +144,7 @@ def _log(axis: Any, set_scale: Any) -> None:
 
 
 def _only_powers_of_ten(axis: Any) -> None:
-    """Fewer numbers for an axis that is too long for more."""
+    """Label only the powers of ten of a long axis."""
     low, high = axis.get_view_interval()
     if high > _LONG * low:
         axis.set_major_locator(LogLocator(subs=(1,)))

@@ -1,4 +1,4 @@
-"""Figures as SVG elements that take their colours from the page around them."""
+"""Figures as SVG elements that use the colours of the page around them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Told apart by colour-blind eyes (Okabe and Ito), and by their dashes in grey.
+# Colours that colour-blind readers can tell apart (Okabe and Ito); in grey the dashes differ.
 INK, FAINT, BLUE, GREEN, ORANGE = "#23262b", "#d7d5cf", "#0072b2", "#00795a", "#c65102"
 _VARIABLES = {INK: "--ink", FAINT: "--faint", BLUE: "--blue", GREEN: "--green", ORANGE: "--orange"}
 STYLE: dict[Any, Any] = {
@@ -32,7 +32,7 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "lines.solid_capstyle": "round",
 }
-# A file of its own has no page to take colours from.
+# The colours of a figure in a file of its own.
 _PAPER = (
     "<style>svg { background: #fcfbf8 } @media (prefers-color-scheme: dark) { svg { background: #16181c; --ink: "
     "#e4e3df; --faint: #373b43; --blue: #56b4e9; --green: #3ecf9f; --orange: #f5914a } }</style>"
@@ -40,7 +40,7 @@ _PAPER = (
 
 
 def svg(figure: Figure, *, salt: str) -> str:
-    """The figure as an element of a page: no prolog, no addresses, colours from the page's variables."""
+    """The figure as an element of a page: no prolog, no links, and colours from the variables of the page."""
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": salt}):
         figure.savefig(
@@ -60,20 +60,20 @@ def svg(figure: Figure, *, salt: str) -> str:
 
 
 def standalone(element: str) -> str:
-    """The figure with paper and colours of its own, light or dark as the reader likes."""
+    """The figure with its own background and colours, light or dark as the reader's system asks."""
     start = element.index(">") + 1
     return f"{element[:start]}\n{_PAPER}{element[start:]}"
 
 
 def end_label(axes: Axes, text: str, end: tuple[float, float], colour: str) -> None:
-    """Text right of the end of a line."""
+    """Text to the right of the end of a line."""
     axes.annotate(
         text, end, xytext=(7, 0), textcoords="offset points", color=colour, va="center", annotation_clip=False
     )
 
 
 def spread(heights: Sequence[float], *, apart: float) -> list[float]:
-    """The heights, moved upwards as little as keeps labels apart."""
+    """The heights, moved upwards just as far as labels need to be ``apart``."""
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     placed = list(heights)
     for below, above in pairwise(order):
