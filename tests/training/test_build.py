@@ -16,9 +16,11 @@ from torch import nn
 
 from noisette import PrivacyError, models
 from noisette import nn as norms
-from noisette.clipping.clipping_rules import AutomaticClipping
+from noisette._internal.registry import Entry
+from noisette.clipping.clipping_rules import AutomaticClipping, FlatClipping
+from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
-from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.training.build import TrainingSetup, replace_batch_norm
@@ -306,3 +308,24 @@ def test_adaptive_clipping_states_its_count_and_the_noise_on_both_sums() -> None
 
 def test_the_stability_that_the_statement_names_is_that_of_automatic_clipping() -> None:
     assert f"+ {AutomaticClipping(1.0).stability})" in CLIPPING_RULES["automatic"].statement
+
+
+class HalfNorm(FlatClipping):
+    """A rule of a user's own."""
+
+
+class CountingEngine(BookKeeping):
+    """An engine of a user's own."""
+
+
+def test_a_new_rule_and_a_new_engine_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = RuleEntry(lambda: HalfNorm, "a dummy", "the gradient of each example is treated as the dummy does")
+    monkeypatch.setitem(CLIPPING_RULES, "dummy", rule)  # type: ignore[arg-type]
+    monkeypatch.setitem(ENGINES, "counting", Entry(lambda: CountingEngine, "a counting engine"))  # type: ignore[arg-type]
+    outcome = run(recipe(None, privacy=replace(BUDGET, clipping="dummy", engine="counting"), **PLAIN), None)
+    assert isinstance(outcome.run.bound, PerExampleClip)
+    assert isinstance(outcome.run.bound.clipping, HalfNorm)
+    assert isinstance(outcome.run.bound.engine, CountingEngine)
+    text = " ".join(as_text(statement(facts_of(outcome)), title="").split())
+    assert "the gradient of each example is treated as the dummy does, so one record moves" in text
+    assert "engine counting (a counting engine)" in text

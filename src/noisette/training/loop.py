@@ -57,25 +57,25 @@ def train(
     """
     start = time.perf_counter()
     with Ledger(ledger_path, dataset=data.name) as ledger:
-        learner = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
-        sampling_rate, steps = length(recipe, data.declared_size, learner.noise_multiplier, ledger)
+        setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
+        sampling_rate, steps = length(recipe, data.declared_size, setup.noise_multiplier, ledger)
         run = privatize(
-            learner.bound,
-            learner.optimizer,
-            learner.examples,
+            setup.bound,
+            setup.optimizer,
+            setup.examples,
             expected_batch_size=recipe.training.batch_size,
             sampling_rate=sampling_rate,
             steps=steps,
             epsilon=recipe.privacy.epsilon,
-            noise_multiplier=learner.noise_multiplier,
+            noise_multiplier=setup.noise_multiplier,
             delta=recipe.privacy.delta,
             accountant=ACCOUNTANTS[recipe.privacy.accountant],
             allow_large_delta=recipe.privacy.allow_large_delta,
             ledger=ledger,
         )
         with run:
-            outcome = Outcome(recipe, data, learner.published, run)
-            return _Training(learner, outcome, checkpoint, start, points).whole(on_step)
+            outcome = Outcome(recipe, data, setup.published, run)
+            return _Training(setup, outcome, checkpoint, start, points).finish(on_step)
 
 
 def resume(
@@ -98,32 +98,32 @@ def resume(
         PrivacyError: the ledger is not that of the run, or is in use.
     """
     start = time.perf_counter()
-    kept = SavedRun.read(checkpoint).extras
-    learner = TrainingSetup(recipe, data, public, lambda: kept["principal components"])
-    if learner.public_digest != kept["public examples"]:
+    saved = SavedRun.read(checkpoint).extras
+    setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"])
+    if setup.public_digest != saved["public examples"]:
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     accountant = ACCOUNTANTS[recipe.privacy.accountant]
-    run = PrivateRun.resume(checkpoint, learner.bound, learner.optimizer, learner.examples, accountant=accountant)
+    run = PrivateRun.resume(checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant)
     with run:
-        if learner.averaged:
-            learner.averaged.load_state_dict(kept["averaged"])
+        if setup.averaged:
+            setup.averaged.load_state_dict(saved["averaged"])
         outcome = Outcome(
             recipe,
             data,
-            learner.published,
+            setup.published,
             run,
-            points=[Point(**point) for point in kept["points"]],
-            resumed=kept["resumed"] + 1,
+            points=[Point(**point) for point in saved["points"]],
+            resumed=saved["resumed"] + 1,
         )
-        training = _Training(learner, outcome, checkpoint, start - kept["seconds"], kept["places"])
-        return training.whole(on_step)
+        training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"])
+        return training.finish(on_step)
 
 
 class _Training:
     """The remaining steps of a run.
 
     Args:
-        learner: the model, its bound and optimizer, and the examples.
+        setup: the model, its bound and optimizer, and the examples.
         outcome: the run and its points so far.
         checkpoint: folder where the run is saved; ``None`` if it is not.
         start: when the run began, on the clock of ``time.perf_counter``.
@@ -131,14 +131,14 @@ class _Training:
     """
 
     def __init__(
-        self, learner: TrainingSetup, outcome: Outcome, checkpoint: Path | None, start: float, places: int
+        self, setup: TrainingSetup, outcome: Outcome, checkpoint: Path | None, start: float, places: int
     ) -> None:
-        self._learner, self._outcome, self._checkpoint, self._start = learner, outcome, checkpoint, start
+        self._setup, self._outcome, self._checkpoint, self._start = setup, outcome, checkpoint, start
         self._places = places
         self._taken_before = outcome.run.steps_taken
         self._costs = costs(outcome.run, outcome.recipe, _evenly_spaced(outcome.run.steps, places))
 
-    def whole(self, on_step: Watch) -> Outcome:
+    def finish(self, on_step: Watch) -> Outcome:
         """The outcome at the end of the run, or when Ctrl-C was pressed."""
         outcome = self._outcome
         try:
@@ -161,11 +161,11 @@ class _Training:
 
     def _train(self, on_step: Watch) -> None:
         run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
-        model, optimizer, averaged = run.bound.model, run.optimizer, self._learner.averaged
+        model, optimizer, averaged = run.bound.model, run.optimizer, self._setup.averaged
         _set_learning_rate(run, settings)
         for batch in run.batches():
             for inputs, targets in batch.microbatches(settings.microbatch_size):
-                run.backward(self._learner.loss(model(inputs), targets))
+                run.backward(self._setup.loss(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
             _set_learning_rate(run, settings)
@@ -180,24 +180,24 @@ class _Training:
             on_step(run, Point(run.steps_spent, self._costs[following], latest))
 
     def _add_point(self, epsilon: float) -> None:
-        learner = self._learner
-        accuracy = evaluate(learner.learned, *learner.test, at_once=learner.at_once) if learner.test else None
+        setup = self._setup
+        accuracy = evaluate(setup.learned, *setup.test, at_once=setup.at_once) if setup.test else None
         self._outcome.points.append(Point(self._outcome.run.steps_spent, epsilon, accuracy))
 
     def _save(self) -> None:
         if self._checkpoint is None:
             return
-        outcome, learner = self._outcome, self._learner
+        outcome, setup = self._outcome, self._setup
         extras: dict[str, Any] = {
-            "averaged": learner.averaged.state_dict() if learner.averaged else None,
+            "averaged": setup.averaged.state_dict() if setup.averaged else None,
             "points": [asdict(point) for point in outcome.points],
             "places": self._places,
             "seconds": time.perf_counter() - self._start,
             "resumed": outcome.resumed,
-            "public examples": learner.public_digest,
+            "public examples": setup.public_digest,
         }
-        if learner.components is not None:
-            extras["principal components"] = learner.components
+        if setup.components is not None:
+            extras["principal components"] = setup.components
         outcome.run.save(self._checkpoint, extras)
 
 
