@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from experiments.picture import main
 from noisette import PerExampleClip
 from noisette.clipping.engines import PerExampleLoop
-from noisette.nn import MixtureBatchNorm, PublicBatchNorm, convert_batch_norm
+from noisette.nn import PublicBatchNorm, convert_batch_norm
 from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, standalone, svg
+from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
 PICTURE = Path(__file__).parent.parent / "docs" / "batch-norm" / "one-record.svg"
 BOUND = 1.0

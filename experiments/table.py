@@ -58,14 +58,14 @@ def results(name: str) -> list[dict[str, Any]]:
 
 
 def row(name: str, runs: list[dict[str, Any]], elsewhere: str) -> str:
-    accuracies = [run["test_accuracy"] for run in runs]
+    recipe, accuracies = runs[0]["recipe"], [run["test_accuracy"] for run in runs]
     spread = (
         f"**{statistics.median(accuracies):.1%}** ({min(accuracies):.1%} to {max(accuracies):.1%}), {len(runs)} seeds"
     )
-    epsilon = f"{max(run['epsilon'] for run in runs):.2f}, {runs[0]['delta']:.0e}".replace("e-0", "e-")
+    epsilon = f"{max(run['epsilon'] for run in runs):.2f}, {recipe['privacy']['delta']:.0e}".replace("e-0", "e-")
     seconds = statistics.median(run["seconds"] for run in runs)
     time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-    return f"| {name} | {MODELS[runs[0]['model']]} | {epsilon} | {spread} | {time} | {elsewhere} |"
+    return f"| {name} | {MODELS[recipe['model']['name']]} | {epsilon} | {spread} | {time} | {elsewhere} |"
 
 
 if __name__ == "__main__":

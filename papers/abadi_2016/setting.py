@@ -117,7 +117,7 @@ class Plan:
                 delta=DELTA,
                 noise_multiplier=self.setting.noise,
                 max_grad_norm=self.setting.clip,
-                per_layer=True,
+                clipping="per-layer",
                 accountant=self.accountant,
             ),
             training=learning.training,

@@ -2,7 +2,7 @@
 
     python -m papers.davody_2020 [--check]
 
-With --check nothing is written, and the exit code says whether the document is up to date. The runs are made by
+With --check nothing is written, and the exit code tells whether the document is up to date. The runs are made by
 `python -m papers davody-2020 --table N or --figure N --out papers/davody_2020`.
 """
 
@@ -12,10 +12,10 @@ from papers.davody_2020.parts import PAPER
 from papers.paper_page import main
 
 _ORIGIN = (
-    "To make a table yourself: `python -m papers davody-2020 --table N`. It says how long that takes, and goes on "
-    "where it was stopped. This page is made by `python -m papers.davody_2020` from the runs in "
-    "`papers/davody_2020/runs.jsonl`, one line each, which that command has made with `--out "
-    "papers/davody_2020`. Times are those of one thread on a machine that had other work too."
+    "To reproduce a table: `python -m papers davody-2020 --table N`. The command reports how long that takes, and "
+    "continues where it was stopped. This page is made by `python -m papers.davody_2020` from the runs in "
+    "`papers/davody_2020/runs.jsonl`, one line each, which that command wrote with `--out "
+    "papers/davody_2020`. Times are those of one thread on a shared machine."
 )
 
 if __name__ == "__main__":

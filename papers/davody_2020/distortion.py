@@ -1,4 +1,4 @@
-"""How training images are distorted: photographs shifted and mirrored, digits and texts left alone."""
+"""The random distortion of training images: photographs are shifted and mirrored, digits and texts stay as they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MARGIN = 4  # pixels
 
 
 def distortion_for(data: str) -> Distortion:
-    """What is done to each training batch of this data set."""
+    """The distortion of the training batches of this data set."""
     return shifted_and_mirrored if data == "cifar10" else unchanged
 
 
@@ -24,7 +24,7 @@ def unchanged(inputs: Tensor) -> Tensor:
 
 
 def shifted_and_mirrored(images: Tensor) -> Tensor:
-    """Each image moved by up to four pixels each way, with black around it, and every other one mirrored, at random."""
+    """Each image shifted by up to four pixels in each direction, padded with black, and mirrored in half the cases."""
     count, _, height, width = images.shape
     device = images.device
     framed = pad(images, (_MARGIN,) * 4)

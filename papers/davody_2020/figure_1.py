@@ -53,7 +53,7 @@ def cells(asked: Asked) -> list[Cell]:
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there; of several seeds, the first that was run."""
+    """The figure of the finished runs, and its table; of several seeds, the first that was run."""
     curves = {sigma: curve for sigma in EPOCHS if (curve := _curve(runs, sigma))}
     return Section("figure-1", TITLE, _ABOUT, _HEADER, tuple(_rows(curves)), _figure(curves))
 

@@ -1,4 +1,4 @@
-"""Accuracy against epsilon for every norm, sound and unsound, with what may be claimed of each."""
+"""Accuracy against epsilon for every norm, sound and unsound, with the guarantee of each."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from papers.paper import Asked
 from papers.section import Section
 
 TITLE = "Every norm, sound and unsound: accuracy against epsilon"
-DEFAULT = tuple(norm.name for norm in NORMS if norm.claimed)
+DEFAULT = tuple(norm.name for norm in NORMS if norm.guaranteed)
 _ABOUT = (
     "LeNet-5 on MNIST with the settings of table 5; a figure that the paper does not have. At one place of the axis "
     "all norms have the same noise, lots and steps. Batch norm as printed is drawn dashed and hollow at the noise it "
-    "was run with: the epsilon below it is what that noise would be worth if no record moved the gradients of others, "
-    "and it is not kept. Crosses are the paper's numbers for it. Squares are one epoch of lots of 32, with noise for "
-    "that.",
+    "was run with: the epsilon below it is the one that this noise would give if no record moved the gradients of "
+    "others, and it does not hold. Crosses are the paper's numbers for it. Squares are one epoch of lots of 32, with "
+    "the noise for that.",
     '"One example and public" gives each example statistics of itself and the 128 public images, as the paper does in '
     'test; "statistics of the start" are taken once, from the public images under the first weights. They do not '
     "follow the weights, so that learning rates which suit the other norms can make such a run fail, at 10 %, which is "
     "guessing and not drawn.",
 )
 _LOWEST = 60.0  # per cent: a run that ends below has failed
-_HEADER = ("norm", "claim", *(f"ε {epsilon:g}" for epsilon in EPSILONS))
+_HEADER = ("norm", "guarantee", *(f"ε {epsilon:g}" for epsilon in EPSILONS))
 
 
 def cells(asked: Asked) -> list[Cell]:
-    """Every norm at every budget; the printed one, which takes days, only if it is asked for."""
+    """Every norm at every budget; the printed one, which takes days, only on request."""
     names = asked.rows or (tuple(norm.name for norm in NORMS) if asked.full else DEFAULT)
     asked_for = [norm.setting(epsilon) for norm in NORMS if norm.name in names for epsilon in EPSILONS]
     settings = [setting for setting in asked_for if setting]
     return [Cell(setting, seed, seconds(setting)) for seed in asked.seeds for setting in settings]
 
 
-def claim(norm: Norm) -> str:
-    """What may be said of a run with this norm."""
-    return "(ε, 1e-5)" if norm.claimed else "no claim"
+def guarantee(norm: Norm) -> str:
+    """The guarantee of a run with this norm."""
+    return "(ε, 1e-5)" if norm.guaranteed else "no guarantee"
 
 
 def section(runs: Sequence[Run]) -> Section:
-    """The figure and its table, made from the runs that are there."""
+    """The figure of the finished runs, and its table."""
     reached = {norm.name: _reached(runs, norm) for norm in NORMS}
     rows = tuple(
-        (norm.label, claim(norm), *(_shown(norm, reached[norm.name], epsilon) for epsilon in EPSILONS))
+        (norm.label, guarantee(norm), *(_shown(norm, reached[norm.name], epsilon) for epsilon in EPSILONS))
         for norm in NORMS
     )
     return Section("figure-norms", TITLE, _ABOUT, _HEADER, rows, _figure(reached))
@@ -67,8 +67,8 @@ def _shown(norm: Norm, means: Mapping[float, Mean], epsilon: float) -> str:
 
 
 def _marker(norm: Norm) -> str:
-    """A round point on a line, or a square for small lots; dashed where there is no claim."""
-    return ("o" if norm.schedule is TABLE_5 else "s") + ("-" if norm.claimed else "--")
+    """A round point on a line, or a square for small lots; dashed where there is no guarantee."""
+    return ("o" if norm.schedule is TABLE_5 else "s") + ("-" if norm.guaranteed else "--")
 
 
 def _figure(reached: dict[str, dict[float, Mean]]) -> str:
@@ -85,8 +85,8 @@ def _figure(reached: dict[str, dict[float, Mean]]) -> str:
                 fmt=_marker(norm),
                 color=norm.colour,
                 markersize=5,
-                label=f"{norm.label}: {claim(norm)}" + ("" if reached[norm.name] else ", not run"),
-                markerfacecolor=norm.colour if norm.claimed else "none",
+                label=f"{norm.label}: {guarantee(norm)}" + ("" if reached[norm.name] else ", not run"),
+                markerfacecolor=norm.colour if norm.guaranteed else "none",
             )
         printed = PRINTED[MIXTURE.name]
         axes.plot(

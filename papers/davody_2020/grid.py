@@ -25,7 +25,7 @@ def networks_against_noise(
 ) -> Grid:
     """A table.
 
-    ``columns`` are amounts of noise, called ``unit``; ``seconds`` says about how long a setting takes on one processor
+    ``columns`` are amounts of noise, called ``unit``; ``seconds`` estimates how long a setting takes on one processor
     core; the rest is as for :class:`papers.grid.Grid`.
     """
     return Grid(

@@ -1,4 +1,4 @@
-"""LeNet-5 with each norm, activation and kind of scores, for recipes to name."""
+"""LeNet-5 with each norm, activation and kind of scores, as models that a recipe can name."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ ln_tanh_raw_scores = partial(ln_tanh, normalised_logits=False)
 
 
 def lenet(norm: str, *, tanh: bool, normalised_scores: bool) -> str:
-    """One of these as a recipe names it; ``norm`` is plain, bn or ln."""
+    """The name of one of these models in a recipe; ``norm`` is plain, bn or ln."""
     scores = "" if normalised_scores or norm == "plain" else "_raw_scores"
     return f"{__name__}:{norm}{'_tanh' if tanh else ''}{scores}"

@@ -1,4 +1,4 @@
-"""LeNet-5 with each kind of norm under private training, and what may be claimed of it."""
+"""LeNet-5 with each kind of norm under private training, and whether it has a guarantee."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IMAGES = 60_000
 
 @dataclass(frozen=True)
 class Norm:
-    """A kind of norm: its network, and what takes the place of each batch norm in it."""
+    """A kind of norm: its network, and what replaces each batch norm in it."""
 
     name: str
     label: str
@@ -30,12 +30,12 @@ class Norm:
     schedule: Mapping[float, Schedule] = field(default_factory=lambda: schedules.TABLE_5)
 
     @property
-    def claimed(self) -> bool:
+    def guaranteed(self) -> bool:
         """Whether a run with it keeps its budget."""
         return self.batch_norm != "mixture"
 
     def setting(self, epsilon: float) -> Private | None:
-        """How it is trained with the noise of this budget, if it is; norms of one schedule have the same noise."""
+        """The training with the noise of this budget, if there is one; all norms of a schedule have the same noise."""
         schedule = self.schedule.get(epsilon)
         if schedule is None:
             return None
@@ -74,7 +74,7 @@ def seconds(setting: Setting) -> float:
 
         return table_2.seconds(setting)
     examples = setting.epochs * _IMAGES
-    if not setting.claimed:
+    if not setting.guaranteed:
         return _SECONDS_A_PAIR * examples * (setting.lot + setting.public_examples) + _SECONDS_TO_TEST
     shared = 1 + (setting.public_examples / setting.lot if setting.public else 0)
     return _SECONDS_AN_EXAMPLE * shared * examples

@@ -1,4 +1,4 @@
-"""The tables and figures of the paper: what each needs to be run, and what it makes of the runs."""
+"""The tables and figures of the paper, with the runs that each needs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def _table(grid: Grid, seeds: tuple[int, ...], *options: str) -> Part[Run]:
 
 PAPER: Paper[Run] = Paper(
     name="davody-2020",
-    title="Normalisation layers and private training, made again",
+    title="Reproducing Davody et al. 2020: normalisation layers and private training",
     about=(
         "The tables of Davody et al. 2020, with the printed number above ours. Tables 2 to 4 and figure 1 are about "
-        "noise on weights and claim no privacy. Tables 5 to 7 are private training: each run is priced by itself, and "
-        "neither several seeds nor the choice of settings is charged.",
+        "noise on weights and have no privacy guarantee. Tables 5 to 7 are private training: each epsilon is that of "
+        "one run, and includes neither the other seeds nor the choice of settings.",
     ),
     parts={
         "table-2": _table(table_2.GRID, _SEEDS),

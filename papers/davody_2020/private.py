@@ -1,4 +1,4 @@
-"""Private training of a network at a budget, or with the noise of that budget and no claim."""
+"""Private training of a network at a budget, or with the noise of that budget and no guarantee."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ DELTA = 1e-5
 class Private:
     """A network, its norm, and how it is trained privately.
 
-    ``epsilon`` is the budget that the noise is made for, by the privacy loss distribution and with delta 1e-5; a run
-    whose norm couples the examples has that noise and no claim. ``public`` are the examples that the norm's statistics
-    come from. ``pretrained`` networks begin with weights from a file of public ones, and train their head alone.
+    ``epsilon`` is the budget that the noise is calibrated to, by the privacy loss distribution and with delta 1e-5; a
+    run whose norm mixes the examples has that noise and no guarantee. ``public`` is the data set that the norm's
+    statistics come from. ``pretrained`` networks begin with weights from a file of public ones, and train their head
+    alone.
     """
 
     kind: ClassVar[str] = "private"
@@ -69,23 +70,22 @@ class Private:
         )
 
     @property
-    def claimed(self) -> bool:
+    def guaranteed(self) -> bool:
         """Whether the run keeps its budget."""
         return self.batch_norm != "mixture"
 
     def noise_multiplier(self, size: int) -> float:
-        """The noise that keeps the budget where each of so many records moves its own gradient alone."""
+        """The noise multiplier that keeps the budget if each of ``size`` records moves its own gradient alone."""
         return _noise(self.epsilon, *schedule(self.lot, None, None, size, self.epochs))
 
-    def recipe(self, seed: int, size: int, weights: str | None = None) -> Recipe:
-        """The run as a recipe; ``size`` is the declared number of records."""
+    def recipe(self, seed: int, weights: str | None = None) -> Recipe:
+        """The run as a recipe, which exists only for runs with a guarantee."""
         return Recipe(
             data=DataSection(self.data),
             model=ModelSection(self.model, weights, batch_norm=self.batch_norm),
             public=PublicSection(self.public, self.public_examples) if self.public else PublicSection(),
             privacy=PrivacySection(
-                epsilon=self.epsilon if self.claimed else None,
-                noise_multiplier=None if self.claimed else self.noise_multiplier(size),
+                epsilon=self.epsilon,
                 delta=DELTA,
                 max_grad_norm=self.clip,
             ),

@@ -1,4 +1,4 @@
-"""Runs of the paper, finished and to be made."""
+"""Runs of the paper, finished and planned."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Run:
     """A finished run: its setting, its accuracy on the test examples at its end, and accuracies along the way.
 
     Those of a run under weight noise are on held-out training examples after each epoch, those of a private run on test
-    examples after some steps. ``epsilon`` is ``None`` where there is no claim.
+    examples after some steps. ``epsilon`` is ``None`` where there is no guarantee.
     """
 
     setting: Setting
@@ -77,7 +77,7 @@ class Cell:
         return (self.setting.data, *([public] if public else []))
 
     def make(self, data: Mapping[str, DataSet], runs: Path, tell: Tell) -> None:
-        """Make the run and add its line to the file."""
+        """Carry out the run and add its line to the file."""
         known = {"kind": self.setting.kind, "setting": asdict(self.setting), "seed": self.seed}
         facts = _trained(self.setting, self.seed, self.weights, data, tell)
         run_file.append(runs, known | facts | {"made_with": run_file.made_with(self.weights)})
@@ -90,11 +90,14 @@ def _trained(
         from papers.davody_2020.weight_noise import train
 
         return train(setting, seed, data[setting.data], tell)
-    public = data[setting.public] if setting.public else None
-    points = _POINTS if setting.claimed else 1  # each test example of the mixture goes through with all public ones
-    records = data[setting.data]
-    recipe = setting.recipe(seed, records.declared_size, weights)
-    facts = carry_out(recipe, records, public, tell, points=points)
+    records, public = data[setting.data], data[setting.public] if setting.public else None
+    if setting.guaranteed:
+        facts = carry_out(setting.recipe(seed, weights), records, public, tell, points=_POINTS)
+    else:
+        from papers.davody_2020 import non_private
+
+        assert public is not None, "the mixture has public examples"
+        facts = non_private.train(setting, seed, records, public, tell)
     return {"records": records.declared_size, "test_accuracy": facts["points"][-1][1]} | facts
 
 
@@ -113,7 +116,7 @@ class Mean:
 
 
 def mean_of(runs: Sequence[Run], setting: Setting) -> Mean | None:
-    """What the runs of a setting reached at their end; ``None`` if there are none."""
+    """The final accuracy of the runs of a setting; ``None`` if there are none."""
     percents = [100 * run.test_accuracy for run in one_of_each_seed(runs, setting)]
     if not percents:
         return None

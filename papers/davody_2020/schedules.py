@@ -1,4 +1,4 @@
-"""How the private networks of tables 5, 6 and 7 are trained at each budget: the one place to change.
+"""How the private networks of tables 5, 6 and 7 are trained at each budget.
 
 Nothing here was chosen by the test images of MNIST or CIFAR-10, nor by the test articles of AG News.
 """
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Schedule:
-    """What all rows of a table share at one budget: lot, epochs, clipping bound, momentum; and their learning rates.
+    """The settings that all rows of a table share at one budget, and their learning rates.
 
-    ``lr`` is that of every row that has none of its own in ``lr_of``. The rate falls to zero along half a cosine.
+    ``lr`` is that of every row without one of its own in ``lr_of``. The rate falls to zero along half a cosine.
     """
 
     lot: int
@@ -35,8 +35,8 @@ TABLE_5: Mapping[float, Schedule] = {
     0.1: Schedule(lot=512, epochs=4, lr=0.1, lr_of={"ln-lenet-5": 0.3}),
     0.05: Schedule(lot=512, epochs=3, lr=0.06, lr_of={"ln-lenet-5": 0.2}),
 }
-# The mixture's gradients cost one pass over lot and public images for each example of a lot: with lots as small as
-# the paper's it can be run on a processor, beside the sound norm under the same noise.
+# The mixture needs one pass over lot and public images for each example of a lot. With lots as small as the paper's it
+# can be run on a processor, and compared with the sound norm under the same noise.
 LOTS_OF_32: Mapping[float, Schedule] = {
     1.0: Schedule(lot=32, epochs=1, lr=0.05),
     0.1: Schedule(lot=32, epochs=1, lr=0.05),

@@ -10,9 +10,9 @@ from typing import ClassVar
 class NoisyWeights:
     """A network and how it is trained under weight noise.
 
-    Adam goes through ``epochs`` of batches, its learning rates falling along half a cosine to zero, or constant.
-    ``lr_norms`` is the rate of the norms' own scales and shifts, which carry no noise. A network that is no better than
-    chance after ``patience`` epochs is given up.
+    Adam runs for ``epochs`` epochs, with learning rates that fall to zero along half a cosine or are constant.
+    ``lr_norms`` is the rate of the norms' own scales and shifts, which have no noise. Training ends after ``patience``
+    epochs if the network is no better than chance.
     """
 
     kind: ClassVar[str] = "weight noise"

@@ -58,14 +58,14 @@ GRID = networks_against_noise(
         "Test accuracy in per cent, mean and standard error over seeds. In each forward pass, in training and in test, "
         "every weight and bias of a linear or convolutional layer has fresh Gaussian noise of deviation sigma; the "
         "norms' own scales and shifts have none. Batch norm takes its statistics from the batch at hand, in test too: "
-        "1000 images, and each image is tested under five draws. This is no private training: the noise is on the "
+        "1000 images, and each image is tested under five draws. This is not private training: the noise is on the "
         "weights, not on gradients.",
         "Ours: Adam, batches of 128, 12 epochs (LeNet-300-100: 20), learning rate falling along half a cosine. What "
         "stands before a norm may be multiplied by any number, so noise sigma with rate r is noise 1 with rate r / "
         "sigma: the rate of normalised weights is sigma / 2, at least 0.003, and that of the norms' own parameters "
-        "0.003. Networks without norms do not bear as much: theirs is sigma / 10, at least 0.002. A network that is no "
+        "0.003. Networks without norms tolerate less: theirs is sigma / 10, at least 0.002. A network that is no "
         "better than chance after four epochs is given up. 10,000 of the 60,000 training images are held out, and the "
-        "rates were looked at there. The paper says Adam, and no more.",
+        "rates were looked at there. The paper names Adam, and nothing else.",
     ),
     unit="σ",
     columns=SIGMAS,

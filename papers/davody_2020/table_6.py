@@ -48,9 +48,9 @@ GRID = networks_against_noise(
     name="table-6",
     title="Table 6: CIFAR-10, the head of a pretrained network trained privately",
     about=(
-        "Test accuracy in per cent; delta 1e-5, priced by the privacy loss distribution. Convolutions come from a file "
-        "of the reader's own (--weights, with --rows for the one network that it fits), learnt from public images: "
-        "CIFAR-100 in the paper; noisette.models.pretrained tells how to make it. They are frozen and the linear "
+        "Test accuracy in per cent; delta 1e-5, epsilon by the privacy loss distribution. Convolutions come from a "
+        "file of the reader's own (--weights, with --rows for the one network that it fits), trained on public images: "
+        "CIFAR-100 in the paper; noisette.models.pretrained describes how to make it. They are frozen and the linear "
         "layers are trained. The paper's batch norm mixes the statistics of private and public images, so its epsilon "
         "does not hold; ours keeps the statistics that come with the file.",
         "CIFAR-10 may come from files of JPEG images. These are not lossless, so their accuracies are not comparable "

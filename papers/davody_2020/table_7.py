@@ -39,7 +39,7 @@ GRID = networks_against_noise(
     name="table-7",
     title="Table 7: AG News with private training",
     about=(
-        "Test accuracy in per cent; delta 1e-5, one record is one article, priced by the privacy loss distribution. "
+        "Test accuracy in per cent; delta 1e-5, one record is one article, epsilon by the privacy loss distribution. "
         "Words are numbered by GloVe's own list, never by the articles. The paper's numbers are those of single runs.",
         table_4.SUBSET,
     ),

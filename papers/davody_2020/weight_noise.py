@@ -1,4 +1,4 @@
-"""Training and testing under noise on the weights: no privacy mechanism, but a test of what a norm does to noise."""
+"""Training and testing under noise on the weights, which shows how norms respond to noise; it is not private."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 F = nn.functional
 
-_BARELY_BETTER = 1.5  # times the accuracy of chance: a network below that has learnt nothing
-_AT_ONCE = 1000  # test images that share their statistics
+_BARELY_BETTER = 1.5  # times the accuracy of chance: below that a network has learned nothing
+_AT_ONCE = 1000  # test images that share batch statistics
 _DRAWS = 5  # of the noise, on each test image
 _SPLIT_SEED = 20  # which training images are held out
 
@@ -54,7 +54,7 @@ def train(setting: NoisyWeights, seed: int, data: DataSet, tell: Tell) -> dict[s
 
 
 def built(name: str, data: DataSet) -> nn.Module:
-    """The network for this data set; texts come as numbers of words, whose public vectors are put in front."""
+    """The network for this data set; for texts, behind the public vectors of the words."""
     shape = data.train.inputs.shape[1:]
     if data.vectors is None:
         return models.build(name, shape, data.classes)
@@ -98,7 +98,7 @@ class Examples:
         return Examples(self.inputs[kept], self.targets[kept]), Examples(self.inputs[held_out], self.targets[held_out])
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whole batches in a new order; what is left over is left out."""
+        """Whole batches in a new order; the remaining examples are left out."""
         order = torch.randperm(len(self)).to(self.targets.device)
         for chosen in order[: len(self) // size * size].split(size):
             yield self.inputs[chosen], self.targets[chosen]

@@ -1,4 +1,4 @@
-"""Train PyTorch models with differential privacy: fast, exact, and with a claim that can be checked."""
+"""Train PyTorch models with differential privacy: fast, exact, and with a guarantee that can be checked."""
 
 from importlib import import_module
 
@@ -18,10 +18,14 @@ _PUBLIC = {
         ),
         *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
     ),
-    "clipping": (
-        *("AdaptiveClip", "AutomaticClipping", "CustomClipping", "FlatClipping", "GroupwiseClipping", "PerExampleClip"),
-        *("PerLayerClipping", "engines"),
-    ),
+    "clipping.engines": ("engines",),  # the module itself
+    "clipping.adaptive": ("AdaptiveClip",),
+    "clipping.automatic": ("AutomaticClipping",),
+    "clipping.custom": ("CustomClipping",),
+    "clipping.flat": ("FlatClipping",),
+    "clipping.groupwise": ("GroupwiseClipping",),
+    "clipping.per_layer": ("PerLayerClipping",),
+    "clipping.per_example": ("PerExampleClip",),
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "gradients.rules": ("rule",),
     "lipschitz.bound": ("LipschitzBound",),
@@ -41,7 +45,8 @@ def __getattr__(name: str) -> object:
     # Modules are imported on first use, so that the accounting commands never wait for torch.
     if name not in _MODULES:
         raise AttributeError(f"module 'noisette' has no attribute {name!r}")
-    value = getattr(import_module(f"noisette.{_MODULES[name]}"), name)
+    module = import_module(f"noisette.{_MODULES[name]}")
+    value = getattr(module, name, module)
     globals()[name] = value
     return value
 

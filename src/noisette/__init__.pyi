@@ -1,6 +1,5 @@
 """The public names, for type checkers: the same list as in `__init__.py`."""
 
-from noisette._internal.version import __version__ as __version__
 from noisette.accounting import FixedSizeGaussian as FixedSizeGaussian
 from noisette.accounting import Gaussian as Gaussian
 from noisette.accounting import GdpAccountant as GdpAccountant
@@ -18,14 +17,14 @@ from noisette.accounting import epsilon_for as epsilon_for
 from noisette.accounting import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting import sampling_rate_for as sampling_rate_for
 from noisette.accounting import steps_for as steps_for
-from noisette.clipping import AdaptiveClip as AdaptiveClip
-from noisette.clipping import AutomaticClipping as AutomaticClipping
-from noisette.clipping import CustomClipping as CustomClipping
-from noisette.clipping import FlatClipping as FlatClipping
-from noisette.clipping import GroupwiseClipping as GroupwiseClipping
-from noisette.clipping import PerExampleClip as PerExampleClip
-from noisette.clipping import PerLayerClipping as PerLayerClipping
 from noisette.clipping import engines as engines
+from noisette.clipping.adaptive import AdaptiveClip as AdaptiveClip
+from noisette.clipping.automatic import AutomaticClipping as AutomaticClipping
+from noisette.clipping.custom import CustomClipping as CustomClipping
+from noisette.clipping.flat import FlatClipping as FlatClipping
+from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping
+from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
+from noisette.clipping.per_example import PerExampleClip as PerExampleClip
 from noisette.errors import MissingRuleError as MissingRuleError
 from noisette.errors import PrivacyError as PrivacyError
 from noisette.errors import UnsupportedEventError as UnsupportedEventError
@@ -44,3 +43,4 @@ from noisette.nn.lipschitz.certified_radius import certify as certify
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.private import privatize as privatize
 from noisette.validation.explain import explain as explain
+from noisette._internal.version import __version__ as __version__

@@ -19,7 +19,7 @@ TRAINING = "[training]\nepochs = 2\nbatch_size = 60\nlr = 0.5\n"
 RECIPES = {
     "plain": PRIVACY + TRAINING,
     "per layer, momentum, average, rate in a line": PRIVACY
-    + "per_layer = true\n"
+    + 'clipping = "per-layer"\n'
     + TRAINING
     + "momentum = 0.9\naveraging = 0.9\nlr_end = 0.1\nlr_epochs = 1.0\n",
     "projection": PRIVACY + TRAINING + "[projection]\ncomponents = 3\nnoise_multiplier = 9.0\n",

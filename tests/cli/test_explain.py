@@ -98,10 +98,7 @@ def test_a_replacement_of_batch_norm_is_accepted(name: str, explain) -> None:
     assert "Accepted" in shown.output
 
 
-def test_mixture_batch_norm_and_unknown_norms_are_refused(explain) -> None:
-    shown = explain("normed", "6", "--batch-norm", "mixture")
-    assert shown.exit_code == 1
-    assert "MixtureBatchNorm mixes examples" in shown.output
+def test_an_unknown_norm_in_the_place_of_batch_norm_is_refused(explain) -> None:
     shown = explain("normed", "6", "--batch-norm", "batch")
     assert shown.exit_code == 2
     assert "expected --batch-norm to be one of public, per-example" in shown.output

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -8,7 +9,10 @@ import typer
 from typer.testing import CliRunner
 
 import noisette
+from noisette import data, models
 from noisette.cli import app
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.training.recipe import ACCOUNTANTS, BATCH_NORMS
 
 
 def commands(group, before=""):
@@ -32,6 +36,8 @@ OPTIONS = {
         "--epsilon",
         "--delta",
         "--max-grad-norm",
+        "--clipping",
+        "--engine",
         "--allow-large-delta",
         "--epochs",
         "--batch-size",
@@ -111,6 +117,22 @@ def test_every_command_and_every_option_is_explained(command: str) -> None:
     shown = CliRunner().invoke(app, [*command.split(), "--help"])
     assert shown.exit_code == 0
     assert all(option in shown.output for option in OPTIONS[command] if option.startswith("--"))
+
+
+def test_train_shows_two_examples_and_every_name_there_is() -> None:
+    command = COMMANDS["train"]
+    assert command.help.count("`noisette train") == 2
+    helps = {option: parameter.help for parameter in command.params for option in parameter.opts}
+    for option, names in (
+        ("--data", data.names()),
+        ("--model", models.names()),
+        ("--batch-norm", BATCH_NORMS),
+        ("--clipping", CLIPPING_RULES),
+        ("--engine", ENGINES),
+        ("recipe", ACCOUNTANTS),
+    ):
+        words = re.findall(r"[\w-]+", helps[option])
+        assert [name for name in names if name not in words] == []
 
 
 def test_version() -> None:

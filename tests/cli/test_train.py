@@ -28,9 +28,9 @@ from noisette.cli import app
 from noisette.cli.watch import Watch
 
 KEYS = {
-    *("version", "data", "note", "declared_size", "model", "parameters", "epsilon", "delta", "accountant"),
+    *("version", "recipe", "data", "note", "declared_size", "parameters", "epsilon", "accountant_version"),
     *("neighbouring", "sampling", "sampling_rate", "noise_multiplier", "max_grad_norm", "steps"),
-    *("expected_batch_size", "epochs", "seed", "learning", "test_accuracy", "seconds", "seconds_per_step", "completed"),
+    *("test_accuracy", "seconds", "seconds_per_step", "completed"),
 }
 QUICK = ("--epochs", 3, "--batch-size", 1437)  # three steps over all examples
 FILES = {"ledger.jsonl", "model.safetensors", "privacy.txt", "report.html", "run.json"}
@@ -93,9 +93,11 @@ def test_a_run_leaves_its_folder_and_says_so(short_run: tuple[Path, Result]) -> 
 def test_run_json_holds_what_was_asked_and_what_came_of_it(short_run: tuple[Path, Result]) -> None:
     run = facts(short_run[0])
     assert run.keys() >= KEYS
-    asked = {"data": "digits", "model": "cnn", "delta": 2e-4, "epochs": 2, "seed": 3, "completed": True}
-    assert {key: run[key] for key in asked} == asked
-    assert run["sampling_rate"] == run["expected_batch_size"] / run["declared_size"]
+    recipe = run["recipe"]
+    assert (run["data"], recipe["model"]["name"], run["completed"]) == ("digits", "cnn", True)
+    assert (recipe["privacy"]["epsilon"], recipe["privacy"]["delta"]) == (1, 2e-4)
+    assert (recipe["training"]["epochs"], recipe["training"]["seed"]) == (2, 3)
+    assert run["sampling_rate"] == recipe["training"]["batch_size"] / run["declared_size"]
     assert run["steps"] == run["steps_taken"] == round(2 / run["sampling_rate"])
     assert 0.99 < run["epsilon"] <= 1
     assert run["points"][-1]["test_accuracy"] == run["test_accuracy"]
@@ -163,12 +165,14 @@ lr = 0.5
 @pytest.mark.usefixtures("own_models")
 def test_options_go_before_the_recipe_and_the_recipe_before_the_defaults(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300)
+    shown = train("recipe.toml", "--lr", 0.25, "--batch-size", 300, "--clipping", "automatic", "--engine", "two-pass")
     assert shown.exit_code == 0, shown.output
     run = facts(tmp_path / "runs" / "digits")
-    assert (run["model"], run["parameters"]) == ("trained_models:linear", 650)
-    assert (run["budget"], run["epochs"]) == (0.7, 1)
-    assert (run["learning"]["lr"], run["expected_batch_size"]) == (0.25, 300)
+    recipe = run["recipe"]
+    assert (recipe["model"]["name"], run["parameters"]) == ("trained_models:linear", 650)
+    assert (recipe["privacy"]["epsilon"], recipe["training"]["epochs"]) == (0.7, 1)
+    assert (recipe["training"]["lr"], recipe["training"]["batch_size"]) == (0.25, 300)
+    assert (recipe["privacy"]["clipping"], recipe["privacy"]["engine"]) == ("automatic", "two-pass")
 
 
 @pytest.fixture
@@ -199,6 +203,8 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--epochs", 0], "epochs > 0"),
         (["--lr", -1], "lr > 0"),
         (["--max-grad-norm", 0], "max_grad_norm > 0"),
+        (["--clipping", "global"], "clipping to be one of flat, per-layer"),
+        (["--engine", "ghost"], "engine to be one of book-keeping, two-pass"),
         (["--classes", 3], "takes no declaration"),
         (["--epsilon", -1, "--delta", 2], "delta=2"),
         (["--epochs", "many"], "--epochs"),
@@ -304,7 +310,12 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
     assert shown.exit_code == 0, shown.output
     assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
     run = facts(tmp_path / "run")
-    assert (run["steps_taken"], run["steps_lost"], run["resumed"], run["model"]) == (3, 0, 1, "linear")
+    assert (run["steps_taken"], run["steps_lost"], run["resumed"], run["recipe"]["model"]["name"]) == (
+        3,
+        0,
+        1,
+        "linear",
+    )
     assert run["test_accuracy"] is not None
 
 

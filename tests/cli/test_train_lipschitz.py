@@ -61,7 +61,7 @@ def test_a_run_is_published_with_the_bounds_of_its_layers_and_loads_as_the_repor
     assert shown.exit_code == 0, shown.output
     facts = json.loads((folder / "run/run.json").read_text())
     assert facts["max_grad_norm"] is None
-    assert facts["lipschitz"]["logit_clip"] == 0.1
+    assert facts["recipe"]["lipschitz"]["logit_clip"] == 0.1
     [(name, sensitivity)] = facts["lipschitz"]["sensitivities"].items()
     assert sensitivity == pytest.approx(0.1, rel=1e-3), "scores within 0.1 and inputs of norm one"
     assert facts["lipschitz"]["deviations"][name] == pytest.approx(facts["noise_multiplier"] * sensitivity)
@@ -77,7 +77,7 @@ def test_a_run_is_published_with_the_bounds_of_its_layers_and_loads_as_the_repor
     assert distances[0] == 0
     assert math.isclose(shares[0], facts["test_accuracy"], abs_tol=0.01), "ties are certified at no distance"
     assert list(shares) == sorted(shares, reverse=True)
-    assert "What no attack can change" in report
+    assert "Certified robustness" in report
 
 
 @pytest.mark.parametrize(

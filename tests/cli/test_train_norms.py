@@ -1,4 +1,4 @@
-"""``noisette train`` with norms that stand for batch norm: public examples, and runs that have no claim."""
+"""``noisette train`` with norms that replace batch norm, and their public examples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from click.testing import Result
-from rich.progress import Progress
 from typer.testing import CliRunner
 
 from noisette.cli import app
@@ -39,7 +38,7 @@ delta = 1e-3
 epochs = 1
 batch_size = 50
 """
-FILES = {"model.safetensors", "privacy.txt", "report.html", "run.json"}
+TEXTS = {"privacy.txt", "report.html", "run.json"}
 
 
 def train(*options: object) -> Result:
@@ -70,45 +69,35 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run folder, what the terminal said at the end, and what the progress bar said on the way."""
+    """A run folder."""
 
     folder: Path
-    shown: str
-    status: list[str]
 
     @property
     def facts(self) -> dict[str, Any]:
         return json.loads((self.folder / "run.json").read_text())
 
     def texts(self) -> dict[str, str]:
-        return {name: (self.folder / name).read_text() for name in FILES - {"model.safetensors"}}
+        return {name: (self.folder / name).read_text() for name in TEXTS}
 
 
-def finished(folder: Path, norm: str, privacy: str, *options: object) -> Finished:
-    status: list[str] = []
-    update = Progress.update
-
-    def spy(progress: Progress, *args: Any, **changes: Any) -> None:
-        status.append(str(changes.get("status")))
-        update(progress, *args, **changes)
-
+def finished(folder: Path, norm: str, privacy: str) -> Finished:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(Progress, "update", spy)
         write_images(folder)
-        shown = train(recipe(norm, privacy), "--out", "run", *options)
+        shown = train(recipe(norm, privacy), "--out", "run")
     assert shown.exit_code == 0, shown.output
-    return Finished(folder / "run", shown.output, status)
-
-
-@pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return finished(tmp_path_factory.mktemp("mixture"), "mixture", "noise_multiplier = 1.7")
+    return Finished(folder / "run")
 
 
 @pytest.fixture(scope="module")
 def public(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return finished(tmp_path_factory.mktemp("public"), "public", "epsilon = 2.5")
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return finished(tmp_path_factory.mktemp("exact"), "per-example-exact", "epsilon = 2.5")
 
 
 @pytest.fixture(scope="module")
@@ -120,49 +109,19 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     settings = ["--batch-norm", "group", "--epochs", 1, "--batch-size", 50, "--delta", 1e-3, "--out", folder / "run"]
     shown = train(*own, *settings)
     assert shown.exit_code == 0, shown.output
-    return Finished(folder / "run", shown.output, [])
-
-
-def prices(text: str) -> list[str]:
-    """Whatever looks like the price of a run: an epsilon or a delta with a number."""
-    return re.findall(r"(?:epsilon|delta|budget|ε|δ)\W{0,12}\d", html.unescape(text), re.IGNORECASE)
-
-
-def test_a_run_without_a_claim_says_so_everywhere_and_nowhere_an_epsilon(mixture: Finished, public: Finished) -> None:
-    assert tree(mixture.folder) == FILES
-    run = mixture.facts
-    assert run["claim"] is False
-    assert "batch_norm" in run["no_claim_because"]
-    names = ("epsilon", "delta", "budget", "accountant", "tail_delta", "steps", "ledger_head")
-    assert [run[name] for name in names] == [None] * 7
-    assert {point["epsilon"] for point in run["points"]} == {None}
-    assert (run["batch_norm"], run["public_data"], run["public_examples"]) == ("mixture", "others.npz", 16)
-    assert run["steps_taken"] == run["steps_planned"] == 4
-    texts = mixture.texts()
-    assert "no claim" in mixture.shown
-    assert "Nothing. This run has no privacy claim." in texts["privacy.txt"]
-    assert "no privacy claim" in texts["report.html"].partition("</h1>")[0]
-    assert mixture.status
-    assert all("no privacy claim" in status for status in mixture.status)
-    weights = (mixture.folder / "model.safetensors").read_bytes().decode("latin1")
-    assert [prices(text) for text in (mixture.shown, *mixture.status, *texts.values(), weights)] == [[]] * (
-        5 + len(mixture.status)
-    )
-    with_prices = [public.shown, *public.status, *public.texts().values()]
-    assert all(prices(text) for text in with_prices), "the search finds what there is to find"
+    return Finished(folder / "run")
 
 
 def test_public_examples_are_named_in_what_a_run_leaves(public: Finished) -> None:
     statement = " ".join(public.texts()["privacy.txt"].split())
-    assert 'Batch norm ("public") takes statistics from 16 examples of others.npz' in statement
-    assert public.facts["claim"] is True
+    assert 'The norm in the place of batch norm ("public") takes statistics from 16 examples of others.npz' in statement
     assert 0 < public.facts["epsilon"] <= 2.5
 
 
-@pytest.mark.parametrize("norm", ["public", "group", "mixture"])
+@pytest.mark.parametrize("norm", ["public", "group", "exact"])
 def test_the_report_says_how_to_load_a_model_with_its_norms(norm: str, request: pytest.FixtureRequest) -> None:
     run: Finished = request.getfixturevalue(norm)
-    assert run.facts["batch_norm"] == norm
+    assert run.facts["recipe"]["model"]["batch_norm"] == {"exact": "per-example-exact"}.get(norm, norm)
     code = html.unescape(re.findall(r"<code>(.*?)</code>", run.texts()["report.html"], re.DOTALL)[0])
     code = code.replace("classes=..., size=...", "classes=2, size=40").replace('"model.', f'"{run.folder}/model.')
     names: dict = {}
@@ -175,8 +134,6 @@ def test_the_report_says_how_to_load_a_model_with_its_norms(norm: str, request: 
 @pytest.mark.parametrize(
     ("norm", "privacy", "options", "messages"),
     [
-        ("mixture", "epsilon = 2.0", [], ["no privacy claim", "leave out epsilon=2", "give privacy.noise_multiplier"]),
-        ("mixture", "noise_multiplier = 1.0", ["--epsilon", 2], ["leave out epsilon=2"]),
         ("batch", "max_grad_norm = 0.0", [], ["expected batch_norm to be one of public,", "max_grad_norm=0.0"]),
         ("public", "", ["--public", "larger.npz"], ["larger.npz have shape (1, 7, 6), those of mine.npz (1, 6, 6)"]),
         ("public", "", ["--public", "./mine.npz"], ["'./mine.npz' is the set that is trained on"]),
@@ -226,27 +183,4 @@ def test_a_run_with_public_examples_is_put_off_and_goes_on(tmp_path: Path, monke
     shown = train("--resume", tmp_path / "run")
     assert shown.exit_code == 0, shown.output
     run = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (run["steps_taken"], run["resumed"], run["public_examples"]) == (4, 1, 16)
-
-
-def test_a_run_without_a_claim_cannot_be_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = recipe("mixture", "noise_multiplier = 1.7")
-    before = tree(Path())
-    with monkeypatch.context() as patch:
-        during: list[set[str]] = []
-        stop_at(2, signal.SIGTERM, patch)
-        leave = Watch.__exit__
-
-        def leave_looking_around(watch: Watch, *error: Any) -> None:
-            during.append(tree(Path("run.unfinished-1")))
-            leave(watch, *error)
-
-        patch.setattr(Watch, "__exit__", leave_looking_around)
-        shown = train(text, "--out", "run")
-    assert shown.exit_code == 143
-    assert "Nothing was kept" in shown.output
-    assert during == [set()], "nothing is written before the run is whole"
-    assert tree(Path()) == before
-    shown = train("--resume", "run")
-    assert shown.exit_code == 2
-    assert "there is no such run" in shown.output
+    assert (run["steps_taken"], run["resumed"], run["recipe"]["public"]["examples"]) == (4, 1, 16)

@@ -187,7 +187,7 @@ def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> Non
     assert run["resumed"] == 4
     assert run["steps_lost"] > 3 * 54
     text = (tmp_path / "run" / "privacy.txt").read_text().replace("\n", " ")
-    assert f"{run['steps_lost']} steps of a process that died are paid for" in text
+    assert f"{run['steps_lost']} steps were lost when a process ended early. Epsilon covers them" in text
     assert (
         f"{run['steps_taken']} of {STEPS} (resumed, {run['steps_lost']} lost)"
         in (tmp_path / "run" / "report.html").read_text()
@@ -310,7 +310,7 @@ def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
 ) -> None:
     put_off(5, monkeypatch)
     shown = put_off(5, monkeypatch)
-    assert f"An earlier run is unfinished. To go on with it: noisette train --resume {tmp_path}/run.unfinished-1" in (
+    assert f"An earlier run is unfinished. To continue it: noisette train --resume {tmp_path}/run.unfinished-1" in (
         shown.output
     )
     shown = train("--resume", "run")
@@ -407,7 +407,7 @@ def test_the_projection_is_bought_once(tmp_path: Path, monkeypatch: pytest.Monke
     lines = [json.loads(line) for line in (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines].count("charge") == 1
     run = facts(tmp_path / "run")
-    assert (run["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
+    assert (run["recipe"]["projection"]["components"], run["steps_taken"], run["resumed"]) == (8, 29, 1)
     assert 1.9 < run["epsilon"] <= 2
     assert run["test_accuracy"] > 0.15  # chance is 0.1, and the noise large
 

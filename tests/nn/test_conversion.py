@@ -12,7 +12,6 @@ from noisette import PrivacyError
 from noisette.nn import (
     ExactPerExampleBatchNorm,
     FrozenBatchNorm,
-    MixtureBatchNorm,
     PerExampleBatchNorm,
     PublicBatchNorm,
     convert_batch_norm,
@@ -20,7 +19,7 @@ from noisette.nn import (
 )
 from norm_models import NETWORKS, Residual, network
 
-FROM_PUBLIC = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, MixtureBatchNorm]
+FROM_PUBLIC = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm]
 
 
 @pytest.mark.parametrize("to", [*FROM_PUBLIC, FrozenBatchNorm])

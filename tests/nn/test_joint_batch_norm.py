@@ -9,19 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from engine_check import ENGINES
-from noisette import PerExampleClip, PrivacyError
+from noisette import PerExampleClip
 from noisette.clipping.engines import MultiLoss, PerExampleLoop
 from noisette.clipping.norms import Engine
 from noisette.nn import (
     ExactPerExampleBatchNorm,
     FrozenBatchNorm,
-    MixtureBatchNorm,
     PerExampleBatchNorm,
     PublicBatchNorm,
     convert_batch_norm,
 )
-from noisette.validation import check_no_batch_norm
 from norm_models import NETWORKS, losses, network
+from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
 C = 0.5
 SOUND = [PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm]
@@ -117,25 +116,8 @@ def test_the_exact_form_gives_each_example_what_a_pass_of_its_own_would(name: st
     torch.testing.assert_close(total(model, x, engine), expected, rtol=1e-7, atol=1e-9)
 
 
-def test_the_mixture_is_batch_norm_over_private_and_public_examples_and_exact_in_evaluation() -> None:
-    model, public, x = network("images")
-    truth = model(torch.cat([x, public]))[: len(x)]
-    alone = [model(torch.cat([x[i : i + 1], public]))[:1] for i in range(len(x))]
-    convert_batch_norm(model, to=MixtureBatchNorm, public=public)
-    torch.testing.assert_close(model(x), truth, rtol=1e-8, atol=1e-10)
-    torch.testing.assert_close(model.eval()(x), torch.cat(alone), rtol=1e-8, atol=1e-10)
-
-
-def test_the_mixture_is_refused_by_name_where_a_claim_is_made() -> None:
-    model, public, _ = network("images")
-    convert_batch_norm(model, to=MixtureBatchNorm, public=public)
-    with pytest.raises(PrivacyError, match="bn1  MixtureBatchNorm mixes examples in its statistics, as published"):
-        check_no_batch_norm(model)
-    check_no_batch_norm(model.eval())
-
-
 def test_calls_with_other_inputs_than_the_public_batch_has_are_refused() -> None:
     model, public, x = network("images")
-    convert_batch_norm(model, to=MixtureBatchNorm, public=public)
+    convert_batch_norm(model, to=ExactPerExampleBatchNorm, public=public)
     with pytest.raises(ValueError, match="0 positional and 1 named inputs"):
         model(x=x)

@@ -22,6 +22,7 @@ from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, Tw
 from noisette.nn import WeightNoise, convert_batch_norm
 from noisette.validation import Call, prove
 from oracle import clipped_sum
+from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm
 
 ENGINES = [BookKeeping(), TwoPass(), PerExampleLoop(), MultiLoss()]
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
@@ -448,7 +449,7 @@ EVERY_NORM = {
     "per example": noisette.nn.PerExampleBatchNorm,
     "per example, exact": noisette.nn.ExactPerExampleBatchNorm,
     "frozen": noisette.nn.FrozenBatchNorm,
-    "mixture": noisette.nn.MixtureBatchNorm,
+    "mixture": MixtureBatchNorm,
     "group": nn.GroupNorm,
     "layer": nn.LayerNorm,
     "instance": nn.InstanceNorm2d,

@@ -36,7 +36,7 @@ def short(convolutions: Path, *frozen: str) -> Recipe:
     return Recipe(
         model=ModelSection("cifar-tutorial", str(convolutions), frozen),
         privacy=PrivacySection(
-            epsilon=2.0, noise_multiplier=6.0, max_grad_norm=3.0, per_layer=True, accountant="moments"
+            epsilon=2.0, noise_multiplier=6.0, max_grad_norm=3.0, clipping="per-layer", accountant="moments"
         ),
         training=TrainingSection(epochs=2e-3, batch_size=50, lr=0.05, cosine=False),
     )
@@ -46,7 +46,7 @@ def test_frozen_convolutions_do_not_change_and_the_rest_is_trained(images: DataS
     outcome = train(short(convolutions, "features"), images, ledger_path=None, on_step=lambda run, point: None)
     kept, learned = load_file(convolutions), outcome.model.state_dict()
     assert outcome.run.steps_taken == 2
-    assert outcome.layers == 3
+    assert len(outcome.run.bound.pop_sums()) == 3
     assert outcome.run.noise_multiplier == pytest.approx(6 / 3**0.5)
     for name, value in kept.items():
         assert torch.equal(learned[name], value) == name.startswith("features")
@@ -55,7 +55,7 @@ def test_frozen_convolutions_do_not_change_and_the_rest_is_trained(images: DataS
 def test_a_linear_layer_can_be_frozen_too(images: DataSet, convolutions: Path) -> None:
     recipe = short(convolutions, "features", "head.fc1")
     outcome = train(recipe, images, ledger_path=None, on_step=lambda run, point: None)
-    assert outcome.layers == 2
+    assert len(outcome.run.bound.pop_sums()) == 2
     assert torch.equal(outcome.model.state_dict()["head.fc1.weight"], load_file(convolutions)["head.fc1.weight"])
 
 
@@ -67,10 +67,10 @@ def test_the_report_names_the_file_by_its_digest_and_excludes_its_records(images
     files = documents(facts, outcome.model)
     statement = " ".join(files["privacy.txt"].decode().split())
     assert digest in statement
-    assert "Nothing is promised to the records that it was learnt from" in statement
+    assert "The records that these weights were trained on have no guarantee here" in statement
     assert digest[:8] in files["report.html"].decode()
 
 
 def test_public_weights_and_a_projection_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="leave out one of them"):
+    with pytest.raises(ValueError, match="leave out one of the two"):
         Recipe(model=ModelSection("linear", "w.safetensors"), projection=ProjectionSection(10, 4.0))

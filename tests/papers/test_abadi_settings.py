@@ -48,7 +48,7 @@ def test_a_recipe_has_the_settings_of_the_paper() -> None:
     assert (recipe.projection.components, recipe.projection.noise_multiplier) == (60, 4.0)
     privacy, training = recipe.privacy, recipe.training
     assert (privacy.epsilon, privacy.delta, privacy.noise_multiplier, privacy.max_grad_norm) == (8.0, 1e-5, 2.0, 4.0)
-    assert privacy.per_layer
+    assert privacy.clipping == "per-layer"
     assert (training.batch_size, training.lr, training.lr_end, training.lr_epochs) == (600, 0.1, 0.052, 10.0)
     assert (training.seed, training.momentum, training.averaging) == (3, 0.0, 0.0)
 
@@ -110,4 +110,4 @@ def test_figure_6_starts_from_the_given_file() -> None:
     assert (recipe.data.name, recipe.model.name) == ("cifar10", "cifar-tutorial")
     assert (recipe.model.weights, recipe.model.frozen) == ("cifar100.safetensors", ("features",))
     assert (recipe.privacy.noise_multiplier, recipe.privacy.max_grad_norm, recipe.privacy.epsilon) == (6.0, 3.0, 2.0)
-    assert recipe.privacy.per_layer
+    assert recipe.privacy.clipping == "per-layer"

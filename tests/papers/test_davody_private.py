@@ -1,4 +1,4 @@
-"""Private cells of the paper's tables: their noise, their claims, and two steps of each."""
+"""Private cells of the paper's tables: their noise, their guarantees, and two steps of each."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_the_mixture_has_the_noise_of_the_others_and_no_epsilon(digits: list[Dat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", norms.NORMS, ids=lambda norm: norm.name)
-def test_a_run_with_every_norm_claims_what_the_norm_does(
+def test_a_run_with_every_norm_has_the_guarantee_of_the_norm(
     norm: norms.Norm, digits: list[DataSet], tmp_path: Path
 ) -> None:
     setting = norm.setting(1.0)
     assert setting
-    assert (made(two_steps(setting), digits, tmp_path)["epsilon"] is not None) == norm.claimed
+    assert (made(two_steps(setting), digits, tmp_path)["epsilon"] is not None) == norm.guaranteed
 
 
 def test_a_run_that_is_done_is_not_missing(digits: list[DataSet], tmp_path: Path) -> None:

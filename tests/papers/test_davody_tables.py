@@ -53,7 +53,7 @@ def test_the_printed_number_stands_above_ours() -> None:
     assert ours == ("", "ours", *["not run"] * 4, "99.13 (1 seed)")
 
 
-def test_table_5_prints_the_mixture_without_a_claim_and_takes_its_last_column_from_table_2() -> None:
+def test_table_5_prints_the_mixture_without_a_guarantee_and_takes_its_last_column_from_table_2() -> None:
     mixture, public = (norm.setting(0.1) for norm in (norms.MIXTURE, norms.PUBLIC_BATCH))
     assert mixture
     assert public
@@ -63,7 +63,7 @@ def test_table_5_prints_the_mixture_without_a_claim_and_takes_its_last_column_fr
     paper, ours = lines_of(section, "mixture-bn-lenet-5")
     assert paper[2:] == ("99.20", "98.68", "98.18", "97.61", "96.83", "90.68", "88.15")
     assert ours[-2] == "91.00 (1 seed)"
-    assert "no claim" in " ".join(section.about)
+    assert "no guarantee" in " ".join(section.about)
     assert lines_of(section, "public-bn-lenet-5") == [
         ("public-bn-lenet-5", "ours", "", *["not run"] * 4, "93.00 (1 seed)", "not run")
     ]
@@ -133,16 +133,16 @@ def test_figure_1_tells_how_many_times_as_many_epochs_more_noise_takes() -> None
     assert {"σ = 1", "σ = 10"} <= texts(section.figure)
 
 
-def test_every_norm_is_drawn_with_its_claim_and_the_mixture_hollow_and_dashed() -> None:
+def test_every_norm_is_drawn_with_its_guarantee_and_the_mixture_hollow_and_dashed() -> None:
     runs = [finished(setting) for norm in norms.NORMS for e in norm.schedule if (setting := norm.setting(e))]
     section = figure_norms.section(runs)
     labels = texts(section.figure)
     for norm in norms.NORMS:
-        assert f"{norm.label}: {'no claim' if 'mixture' in norm.name else '(ε, 1e-5)'}" in labels
+        assert f"{norm.label}: {'no guarantee' if 'mixture' in norm.name else '(ε, 1e-5)'}" in labels
     dashed = [line for line in section.figure.splitlines() if "stroke-dasharray" in line]
     assert dashed
     assert all("--orange" in line for line in dashed)
-    assert [row[1] for row in section.rows].count("no claim") == 2
+    assert [row[1] for row in section.rows].count("no guarantee") == 2
 
 
 def test_committed_lines_are_read_as_they_were_written(tmp_path: Path) -> None:

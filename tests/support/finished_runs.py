@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def write(plans: Iterable[Plan], folder: Path) -> Path:
     return path
 
 
-def with_claim(facts: Facts, **changes: Any) -> Facts:
-    """The facts of a run with another claim."""
-    assert facts.claim is not None
-    return replace(facts, claim=replace(facts.claim, **changes))
+def with_recipe(facts: Facts, **sections: Mapping[str, Any]) -> Facts:
+    """The facts of a run whose recipe has other values in these sections."""
+    changed = {name: replace(getattr(facts.recipe, name), **values) for name, values in sections.items()}
+    return replace(facts, recipe=replace(facts.recipe, **changed))

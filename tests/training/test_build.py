@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from noisette import Ledger, PrivacyError, models
+from noisette import AutomaticClipping, FlatClipping, PrivacyError, models
 from noisette import nn as norms
-from noisette.clipping.engines import PerExampleLoop
+from noisette._internal.registry import Entry
+from noisette.clipping.engines import BookKeeping
+from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES, RuleEntry
 from noisette.data import DataSet, Split
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.run.non_private import NonPrivateRun
 from noisette.training.build import TrainingSetup, replace_batch_norm
 from noisette.training.loop import evaluate, resume, train
 from noisette.training.outcome import Outcome, Point
@@ -30,6 +34,9 @@ from noisette.training.recipe import (
     Recipe,
     TrainingSection,
 )
+from noisette.training.report.facts import facts_of
+from noisette.training.report.page import page
+from noisette.training.report.statement import as_text, statement
 
 
 def images(name: str, seed: int, *, examples: int = 200, shape: tuple[int, ...] = (1, 8, 8)) -> DataSet:
@@ -50,7 +57,7 @@ def recipe(batch_norm: str | None = "public", **changes: Any) -> Recipe:
     settings: dict[str, Any] = {
         "data": DataSection("mine"),
         "model": ModelSection("bn-lenet-300-100", batch_norm=batch_norm),
-        "privacy": PrivacySection(delta=1e-3, noise_multiplier=1.0) if batch_norm == "mixture" else BUDGET,
+        "privacy": BUDGET,
         "training": TrainingSection(epochs=1, batch_size=50, lr=0.5, averaging=0.9),
         "public": PublicSection("others", examples=16) if needs_public else PublicSection(),
     }
@@ -75,38 +82,12 @@ def run(of: Recipe, public: DataSet | None = PUBLIC) -> Outcome:
         ("layer", nn.GroupNorm),
     ],
 )
-def test_every_norm_with_a_claim_trains_and_is_published(name: str, kind: type[nn.Module]) -> None:
+def test_every_norm_trains_and_is_published(name: str, kind: type[nn.Module]) -> None:
     outcome = run(recipe(name), PUBLIC if recipe(name).public.data else None)
     assert [type(part) for part in outcome.model.modules() if isinstance(part, kind)] == [kind] * 3
     assert not any(isinstance(part, nn.BatchNorm1d) for part in outcome.model.modules())
-    assert outcome.epsilon is not None
     assert 0 < outcome.epsilon <= 8.0
     assert outcome.points[-1].test_accuracy is not None
-
-
-def test_the_mixture_trains_without_a_claim() -> None:
-    outcome = run(recipe("mixture"))
-    assert isinstance(outcome.run, NonPrivateRun)
-    assert isinstance(outcome.run.bound.engine, PerExampleLoop)
-    assert outcome.run.steps_taken == outcome.run.steps == 4
-    assert outcome.run.noise_multiplier == 1.0
-    assert outcome.epsilon is None
-    assert [point.epsilon for point in outcome.points] == [None, None]
-    assert outcome.points[-1].test_accuracy is not None
-
-
-def test_batches_of_the_mixture_are_never_cut() -> None:
-    sizes: list[int] = []
-
-    def watch(run: NonPrivateRun, point: Point) -> None:
-        if not sizes:
-            run.bound.model.register_forward_pre_hook(lambda model, args: sizes.append(len(args[0])))
-
-    settings = recipe("mixture", training=TrainingSection(epochs=2, batch_size=50, lr=0.5, microbatch_size=7))
-    train(settings, DATA, public=PUBLIC, ledger_path=None, on_step=watch, points=1)  # type: ignore[arg-type]
-    in_training = [size for size in sizes if size > 16]
-    assert in_training
-    assert min(in_training) > 7 + 16
 
 
 def test_a_plain_batch_norm_stays_refused() -> None:
@@ -161,7 +142,7 @@ def test_public_examples_that_are_private_records_are_refused() -> None:
 
 def test_a_model_without_batch_norm_has_nothing_to_replace() -> None:
     with pytest.raises(ValueError, match="no batch norm that batch_norm"):
-        run(recipe("mixture", model=ModelSection("mlp", batch_norm="mixture")))
+        run(recipe("public", model=ModelSection("mlp", batch_norm="public")))
 
 
 def test_instance_norm_has_as_many_axes_as_the_batch_norm_before() -> None:
@@ -190,26 +171,6 @@ def test_a_run_goes_on_with_the_same_public_examples_and_with_no_others(tmp_path
         resume(recipe(), DATA, public=others, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     outcome = resume(recipe(), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     assert outcome.run.steps_taken == outcome.run.steps == 4
-
-
-def test_a_run_without_a_claim_leaves_neither_ledger_nor_checkpoint(tmp_path: Path) -> None:
-    train(
-        recipe("mixture"),
-        DATA,
-        public=PUBLIC,
-        ledger_path=tmp_path / "ledger",
-        on_step=lambda run, point: None,
-        checkpoint=tmp_path / "saved",
-        points=1,
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_with_a_claim_never_goes_on_as_one_without(tmp_path: Path) -> None:
-    stopped(tmp_path)
-    with pytest.raises(PrivacyError, match="mixes examples"):
-        resume(recipe("mixture"), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
-    assert Ledger.read(tmp_path / "ledger").events
 
 
 def test_features_are_standardised_by_the_public_examples() -> None:
@@ -254,7 +215,7 @@ def lipschitz(**changes: Any) -> Recipe:
 def test_a_lipschitz_network_learns_under_the_bound_of_its_layers() -> None:
     outcome = run(lipschitz(), None)
     assert isinstance(outcome.run.bound, LipschitzBound)
-    assert 0.9 * 8.0 < (outcome.epsilon or 0) <= 8.0
+    assert 0.9 * 8.0 < outcome.epsilon <= 8.0
     assert (outcome.points[-1].test_accuracy or 0) > 0.7
     for weight in (p for p in outcome.run.bound.model.parameters() if p.dim() == 2):
         torch.testing.assert_close(
@@ -277,7 +238,7 @@ def test_every_allocation_can_be_asked_for(name: str, parts: int) -> None:
 
 
 def test_a_network_that_keeps_its_weights_in_a_set_is_not_trained_out_of_it() -> None:
-    with pytest.raises(ValueError, match=r"lipschitz-dense keeps its weights in a set.*\[lipschitz\] tau = 30"):
+    with pytest.raises(ValueError, match=r"lipschitz-dense constrains its weights.*\[lipschitz\] tau = 30"):
         TrainingSetup(lipschitz(lipschitz=LipschitzSection()), DATA)
 
 
@@ -296,3 +257,74 @@ def test_a_lipschitz_run_that_was_cut_short_goes_on(tmp_path: Path) -> None:
         train(settings, DATA, ledger_path=tmp_path / "l.jsonl", on_step=stop, checkpoint=tmp_path / "c")
     outcome = resume(settings, DATA, on_step=lambda run, point: None, checkpoint=tmp_path / "c")
     assert outcome.run.steps_taken == outcome.run.steps == 4
+
+
+PLAIN = {"model": ModelSection("linear"), "training": TrainingSection(epochs=1, batch_size=50, lr=0.5)}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_engine_can_be_asked_for(name: str) -> None:
+    outcome = run(recipe(None, privacy=replace(BUDGET, engine=name), **PLAIN), None)
+    assert isinstance(outcome.run.bound, PerExampleClip)
+    assert isinstance(outcome.run.bound.engine, ENGINES[name].resolve())
+    assert 0 < outcome.epsilon <= 8.0
+
+
+@pytest.mark.parametrize("name", CLIPPING_RULES)
+def test_every_clipping_rule_trains_and_is_stated_in_its_own_words(name: str) -> None:
+    privacy = replace(BUDGET, clipping=name, max_grad_norm=0.5)
+    outcome = run(recipe(None, privacy=privacy, **PLAIN | {"model": ModelSection("mlp")}), None)
+    assert isinstance(outcome.run.bound, PerExampleClip)
+    assert isinstance(outcome.run.bound.clipping, CLIPPING_RULES[name].resolve())
+    assert 0 < outcome.epsilon <= 8.0
+    facts = facts_of(outcome)
+    text = " ".join(as_text(statement(facts), title="").split())
+    assert ("a Euclidean norm of at most 0.5" in text) == (name in ("flat", "per-layer"))
+    assert ("clipping count" in text) == (name == "adaptive")
+    assert json.loads(facts.as_json())["recipe"]["privacy"]["clipping"] == name
+    assert f"clipping {name}: " in " ".join(re.sub("<[^>]*>", " ", page(facts)).split())
+
+
+def test_adaptive_clipping_states_its_count_and_the_noise_on_both_sums() -> None:
+    privacy = replace(BUDGET, clipping="adaptive", max_grad_norm=0.25, noise_multiplier=2.0)
+    outcome = run(recipe(None, privacy=privacy, **PLAIN), None)
+    facts = facts_of(outcome)
+    assert [(part.name, part.sensitivity) for part in facts.parts] == [
+        ("gradient", facts.max_grad_norm),
+        ("clipping count", 0.5),
+    ]
+    text = " ".join(as_text(statement(facts), title="").split())
+    for told in (
+        "at most C; C is 0.25 in the first step",
+        f"and is {facts.max_grad_norm:g} after the last step, so one record moves the sum of a batch by at most C.",
+        "releases 2 sums together: the gradient, which one record moves by at most C, with noise of standard "
+        f"deviation {2 / 0.99**0.5:.6g} times C; the clipping count, which one record moves by at most 0.5, with noise "
+        f"of standard deviation {2 / 0.01**0.5:.6g} times 0.5.",
+        "at most one over the noise multiplier, 2,",
+    ):
+        assert told in text
+
+
+def test_the_stability_that_the_statement_names_is_that_of_automatic_clipping() -> None:
+    assert f"+ {AutomaticClipping(1.0).stability})" in CLIPPING_RULES["automatic"].statement
+
+
+class HalfNorm(FlatClipping):
+    """A rule of a user's own."""
+
+
+class CountingEngine(BookKeeping):
+    """An engine of a user's own."""
+
+
+def test_a_new_rule_and_a_new_engine_are_one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = RuleEntry(lambda: HalfNorm, "a dummy", "the gradient of each example is treated as the dummy does")
+    monkeypatch.setitem(CLIPPING_RULES, "dummy", rule)  # type: ignore[arg-type]
+    monkeypatch.setitem(ENGINES, "counting", Entry(lambda: CountingEngine, "a counting engine"))  # type: ignore[arg-type]
+    outcome = run(recipe(None, privacy=replace(BUDGET, clipping="dummy", engine="counting"), **PLAIN), None)
+    assert isinstance(outcome.run.bound, PerExampleClip)
+    assert isinstance(outcome.run.bound.clipping, HalfNorm)
+    assert isinstance(outcome.run.bound.engine, CountingEngine)
+    text = " ".join(as_text(statement(facts_of(outcome)), title="").split())
+    assert "the gradient of each example is treated as the dummy does, so one record moves" in text
+    assert "engine counting (a counting engine)" in text

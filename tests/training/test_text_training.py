@@ -84,7 +84,7 @@ def test_the_head_sees_the_vector_of_each_word() -> None:
 
 
 def test_there_are_no_principal_components_of_words() -> None:
-    with pytest.raises(ValueError, match="toy texts is text, of which there are no principal components"):
+    with pytest.raises(ValueError, match="toy texts is text, which has no principal components"):
         run(replace(RECIPE, projection=ProjectionSection(3, 4.0)), texts())
 
 

@@ -104,13 +104,12 @@ def test_given_noise_ends_the_run_with_the_budget() -> None:
 
 
 def test_a_budget_that_pays_for_no_step_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"does not pay for one step .* beside 1 other"):
+    with pytest.raises(ValueError, match=r"does not allow one step .* beside 1 other"):
         run(study(0.3))
 
 
 def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
-    outcome = run(replace(study(2.0, per_layer=True, max_grad_norm=0.7), projection=ProjectionSection()))
-    assert outcome.layers == 3
+    outcome = run(replace(study(2.0, clipping="per-layer", max_grad_norm=0.7), projection=ProjectionSection()))
     assert outcome.run.noise_multiplier == pytest.approx(2.0 / 3**0.5)
     sums = outcome.run.bound.pop_sums()
     assert [part.bound for part in sums] == pytest.approx([0.7] * 3)
@@ -121,7 +120,7 @@ def test_layers_have_the_noise_and_the_bound_of_the_recipe_each() -> None:
     assert noise == pytest.approx([2.0 * 0.7] * 3)
 
 
-def test_the_claim_can_be_that_of_the_moments_accountant() -> None:
+def test_the_guarantee_can_be_that_of_the_moments_accountant() -> None:
     outcome = run(study(2.0, accountant="moments"))
     assert outcome.run.accountant.name == "moments"
     assert outcome.epsilon >= MomentsAccountant().compose(outcome.run.ledger.events).epsilon(delta=1e-4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,10 @@ from noisette.audit.canary_models import Axes, BehindPublicNorm, LipschitzAxes, 
 from noisette.audit.neighbours import NeighbourAudit, Records, audit_neighbours
 from noisette.audit.step_audit import StepAudit, audit_bound
 from noisette.audit.whole_run import OnStep, RunAudit, audit_run
-from noisette.clipping import ClippingRule, FlatClipping, PerLayerClipping
+from noisette.clipping.flat import FlatClipping
+from noisette.clipping.norms import ClippingRule
 from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet, Split, names
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
@@ -28,17 +29,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.run.private import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.cost import length
-from noisette.training.recipe import (
-    ACCOUNTANTS,
-    DataSection,
-    LipschitzSection,
-    ModelSection,
-    PrivacySection,
-    ProjectionSection,
-    PublicSection,
-    Recipe,
-    TrainingSection,
-)
+from noisette.training.recipe import ACCOUNTANTS, Recipe
 
 RUN_FILE = "run.json"
 _RANDOM_RECORDS = 256
@@ -94,11 +85,9 @@ class AuditedRun:
         """The run of this recipe. Nothing is trained, and of the records only shapes are used.
 
         Raises:
-            ValueError: the recipe gives no guarantee, or does not fit the data.
+            ValueError: the recipe does not fit the data.
             PrivacyError: the run would exceed the budget.
         """
-        if recipe.model.couples:
-            raise ValueError("a recipe whose model mixes examples gives no guarantee, so there is nothing to audit")
         shapes, privacy = Shapes.of(data), recipe.privacy
         with Ledger() as ledger:
             setup = _setup(recipe, shapes, ledger)
@@ -110,7 +99,7 @@ class AuditedRun:
                 expected_batch_size=recipe.training.batch_size,
                 sampling_rate=sampling_rate,
                 steps=steps,
-                epsilon=privacy.budget,
+                epsilon=privacy.epsilon,
                 noise_multiplier=setup.noise_multiplier,
                 delta=privacy.delta,
                 accountant=ACCOUNTANTS[privacy.accountant],
@@ -119,11 +108,11 @@ class AuditedRun:
             )
             run.close()
         lipschitz, clip = recipe.lipschitz.used, recipe.lipschitz.logit_clip
-        rule = PerLayerClipping(privacy.max_grad_norm) if privacy.per_layer else FlatClipping(privacy.max_grad_norm)
+        rule = CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm)
         return cls(
             run.event,
             steps,
-            privacy.budget,
+            privacy.epsilon,
             privacy.delta,
             (FlatClipping(clip) if clip else None) if lipschitz else rule,
             lipschitz,
@@ -138,7 +127,7 @@ class AuditedRun:
         """The run in this folder.
 
         Raises:
-            ValueError: there is no finished run, it gives no guarantee, or its ledger is that of another run.
+            ValueError: there is no finished run, or its ledger is that of another run.
         """
         facts = _facts(folder)
         try:
@@ -148,23 +137,20 @@ class AuditedRun:
 
     @classmethod
     def _of_facts(cls, facts: Mapping[str, Any], folder: Path) -> Self:
-        if not facts["claim"]:
-            raise ValueError(
-                f"the run in {folder} gives no guarantee, so there is nothing to audit: {facts['no_claim_because']}"
-            )
         event, ledger = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), folder / LEDGER_FILE
         _check_ledger(event, facts["steps"], ledger)
-        bounds, bound = facts["lipschitz"], facts["max_grad_norm"]
-        clip = bounds["logit_clip"] if bounds else bound
+        settings = facts["recipe"]
+        clip = settings["lipschitz"]["logit_clip"] if facts["lipschitz"] else facts["max_grad_norm"]
+        rule = CLIPPING_RULES["flat" if facts["lipschitz"] else settings["privacy"]["clipping"]].resolve()
         recipe, unknown = _recipe(facts)
         return cls(
             event,
             facts["steps"],
             facts["epsilon"],
-            facts["delta"],
-            (PerLayerClipping(clip) if facts["layers"] > 1 else FlatClipping(clip)) if clip else None,
-            bool(bounds),
-            facts["batch_norm"] == "public",
+            settings["privacy"]["delta"],
+            rule(clip) if clip else None,
+            bool(facts["lipschitz"]),
+            settings["model"]["batch_norm"] == "public",
             Shapes(
                 facts["data"],
                 tuple(facts["input_shape"]),
@@ -313,40 +299,16 @@ def _check_ledger(event: PoissonGaussian, steps: int, path: Path) -> None:
 
 def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
     """The recipe of a run; or ``None``, and the parts that its facts do not contain."""
+    public = facts["recipe"]["public"]["data"]
     lacking = [
         what
         for what, lacks in (
             ("the file of its public weights", facts["public_weights"]),
             ("the declaration of its data", facts["data"] not in names()),
-            ("its public data", facts["public_data"] and facts["public_data"] not in names()),
+            ("its public data", public and public not in names()),
         )
         if lacks
     ]
     if lacking:
         return None, " and ".join(lacking)
-    bounds, bound, layers = facts["lipschitz"], facts["max_grad_norm"], facts["layers"]
-    public = PublicSection(facts["public_data"], facts["public_examples"], facts["public_seed"])
-    recipe = Recipe(
-        DataSection(facts["data"]),
-        ModelSection(facts["model"], batch_norm=facts["batch_norm"] or None, standardised=facts["standardised"]),
-        PrivacySection(
-            facts["budget"],
-            facts["delta"],
-            max_grad_norm=PrivacySection().max_grad_norm if bound is None else bound / math.sqrt(layers),
-            per_layer=layers > 1,
-            accountant=facts["accountant"],
-            allow_large_delta=facts["allow_large_delta"],
-        ),
-        TrainingSection(
-            epochs=facts["epochs"],
-            batch_size=facts["expected_batch_size"],
-            seed=facts["seed"],
-            **{key: facts["learning"][key] for key in ("lr", "momentum", "cosine", "lr_end", "lr_epochs")},
-            averaging=facts["learning"]["averaging"],
-            microbatch_size=facts["learning"]["microbatch_size"],
-        ),
-        ProjectionSection(facts["components"], facts["components_noise_multiplier"]),
-        public if facts["public_data"] else PublicSection(),
-        LipschitzSection(bounds["tau"], bounds["logit_clip"], bounds["allocation"]) if bounds else LipschitzSection(),
-    )
-    return recipe, ""
+    return Recipe.of(facts["recipe"], RUN_FILE), ""

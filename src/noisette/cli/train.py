@@ -1,4 +1,4 @@
-"""``noisette train``: what it takes, and the recipe that comes of it."""
+"""``noisette train``: its options, and the recipe that they make."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from noisette import data as data_sets
+from noisette._internal.registry import described
 from noisette.cli.errors import plain_errors
 from noisette.cli.training import begin, go_on
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.models import names as model_names
+from noisette.training.recipe import BATCH_NORMS, Recipe, accountant_names
 
 if TYPE_CHECKING:
     from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
@@ -25,7 +30,8 @@ def train(
         Path | None,
         typer.Argument(
             metavar="RECIPE.toml",
-            help="Settings in a file; the options below go before it.",
+            help="Settings in a file; the options below override it. The accountant is set there alone: "
+            f"privacy.accountant is one of {', '.join(accountant_names())}.",
             exists=True,
             dir_okay=False,
         ),
@@ -34,8 +40,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="digits, mnist, fashion-mnist, kmnist, emnist-letters, cifar10, adult; or a folder of images, a "
-            ".csv or an .npz of your own.",
+            help=f"{', '.join(data_sets.names())}; or a folder of images, a .csv or an .npz of your own.",
             show_default="digits",
         ),
     ] = None,
@@ -43,7 +48,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="cnn, linear, mlp, scattering; or package.module:callable, called with (example shape, classes).",
+            help=f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes).",
             show_default="what suits the data",
         ),
     ] = None,
@@ -57,15 +62,15 @@ def train(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Go on with a run that was cut short, within its budget; takes no other option.",
-            show_default="start anew",
+            help="Continue an unfinished run, within its budget; takes no other option.",
+            show_default="a new run",
         ),
     ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the files of built-in data lie.",
+            help="The folder with the files of built-in data sets.",
             show_default="$NOISETTE_DATA, then the user cache, then download",
         ),
     ] = None,
@@ -88,8 +93,23 @@ def train(
         float | None,
         typer.Option(
             metavar="F",
-            help="Norm that each example's gradient is clipped to.",
+            help="Clipping norm: the most that the gradient of one example keeps.",
             show_default="what suits the model",
+            rich_help_panel="Privacy",
+        ),
+    ] = None,
+    clipping: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"{described(CLIPPING_RULES)}.", show_default="flat", rich_help_panel="Privacy"
+        ),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}.",
+            show_default="book-keeping",
             rich_help_panel="Privacy",
         ),
     ] = None,
@@ -97,7 +117,7 @@ def train(
         bool,
         typer.Option(
             "--allow-large-delta",
-            help="Accept a delta of 1 / declared size or more. The report says so.",
+            help="Accept a delta of 1 / declared size or more. The report mentions it.",
             rich_help_panel="Privacy",
         ),
     ] = False,
@@ -138,8 +158,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What takes the place of each batch norm of the model: public, per-example, per-example-exact, "
-            "frozen, group, layer, instance; or mixture, which has no privacy claim.",
+            help=f"What replaces each batch norm of the model. {described(BATCH_NORMS)}.",
             show_default="batch norm stays, and is refused",
             rich_help_panel="Batch norm",
         ),
@@ -148,7 +167,7 @@ def train(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Data set of the public examples that give the statistics. Nothing is promised to it.",
+            help="Data set of the public examples that give the statistics. It has no privacy guarantee.",
             rich_help_panel="Batch norm",
         ),
     ] = None,
@@ -188,17 +207,19 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train a classifier with differential privacy, and report what it learned and what that cost.
+    """Train a classifier with differential privacy, and report its accuracy and its privacy cost.
+
+    `noisette train --data mnist --epsilon 3`
+
+    `noisette train --data photos --classes cat,dog --size 20000 --model bn-lenet-5 --batch-norm group`
 
     Without any option: digits, a small convolutional network, epsilon 3, delta 1e-4, in a few seconds. Ctrl-C ends the
-    run after the step at hand and keeps the model so far; SIGTERM puts it off, and --resume goes on with it.
+    run after the current step and keeps the model so far. SIGTERM saves a checkpoint and exits; --resume continues it.
     """
     if resume:
         _refuse_other_options(context)
         go_on(resume)
         return
-    from noisette.training.recipe import Recipe
-
     base = Recipe.read(recipe) if recipe else Recipe.default_for(data or Recipe().data.name)
     settings = replace(
         base,
@@ -211,6 +232,8 @@ def train(
                 "epsilon": epsilon,
                 "delta": delta,
                 "max_grad_norm": max_grad_norm,
+                "clipping": clipping,
+                "engine": engine,
                 "allow_large_delta": allow_large_delta or None,
             },
         ),
@@ -224,11 +247,11 @@ def _refuse_other_options(context: typer.Context) -> None:
     sources = {p.opts[-1]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
     given = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
     if others := [option for option in given if option != "--resume"]:
-        raise ValueError(f"--resume goes on with a run as it was begun; leave out {', '.join(others)}")
+        raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
 
 
 def _with(section: Section, given: Mapping[str, object]) -> Section:
-    """The section of a recipe with what the command line gave in its place."""
+    """The section of a recipe with the values that the command line gave."""
     return replace(section, **{key: value for key, value in given.items() if value is not None})
 
 

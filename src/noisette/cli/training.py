@@ -1,4 +1,4 @@
-"""A run of ``noisette train``: from its recipe to its folder, and what the terminal says of it."""
+"""A run of ``noisette train``: from its recipe to its folder, with a summary on the terminal."""
 
 from __future__ import annotations
 
@@ -19,34 +19,31 @@ if TYPE_CHECKING:
     from noisette.training.recipe import DataSection, PublicSection, Recipe
     from noisette.training.report import Facts
 
-_UNSPENT = "Nothing was spent."
-
 
 def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> None:
-    """Train by a recipe, and leave a run folder.
+    """Train by a recipe, and write a run folder.
 
     Raises:
         typer.Exit: the run was stopped.
     """
-    stopped = "Nothing was kept; a run without a claim starts anew." if recipe.model.couples else _UNSPENT
-    _carry_out(lambda: _run(recipe, out, data_dir), stopped)
+    _carry_out(lambda: _run(recipe, out, data_dir))
 
 
 def go_on(place: Path) -> None:
-    """Go on with a run that was cut short, as it was begun.
+    """Continue an unfinished run with the settings that it began with.
 
     Raises:
         typer.Exit: the run was stopped.
     """
-    _carry_out(lambda: _resume(place), _UNSPENT)
+    _carry_out(lambda: _resume(place))
 
 
-def _carry_out(work: Callable[[], tuple[Facts, Path]], stopped: str) -> None:
-    """Do the work and say what came of it, whole or stopped."""
+def _carry_out(work: Callable[[], tuple[Facts, Path]]) -> None:
+    """Do the work, and report on the terminal how it ended."""
     try:
         facts, place = work()
     except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
-        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", [stopped])]), err=True)
+        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
         raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
     _summarize(facts, place)
     if not facts.completed:
@@ -61,12 +58,12 @@ def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]
     keep_freed_memory()
     folder = RunFolder(out)
     for begun in unfinished_runs(out):
-        typer.echo(f"An earlier run is unfinished. To go on with it: noisette train --resume {begun}", err=True)
+        typer.echo(f"An earlier run is unfinished. To continue it: noisette train --resume {begun}", err=True)
     data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        if not recipe.model.couples:  # or there is nothing to go on with
-            settings = {"recipe": asdict(_anywhere(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
-            folder.keep_settings(settings)
+        folder.keep_settings(
+            {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
+        )
         outcome = train_privately(
             recipe, data, public=public, ledger_path=folder.ledger, on_step=watch.on_step, checkpoint=folder.checkpoint
         )
@@ -96,8 +93,8 @@ def _resume(place: Path) -> tuple[Facts, Path]:
     return facts, folder.out
 
 
-def _anywhere(recipe: Recipe) -> Recipe:
-    """The recipe with such paths that they can be followed from any folder."""
+def _with_absolute_paths(recipe: Recipe) -> Recipe:
+    """The recipe with absolute paths, so that a run can be continued from any folder."""
     from noisette.data import names
 
     def whole(path: str | None) -> str | None:
@@ -116,7 +113,7 @@ def _anywhere(recipe: Recipe) -> Recipe:
 
 
 def load_data(section: DataSection, data_dir: Path | None) -> DataSet:
-    """The data set that a recipe names, with what it declares of it."""
+    """The data set that a recipe names, with the declarations of the recipe."""
     from noisette.data import Declaration, load
 
     declaration = Declaration(
@@ -131,7 +128,7 @@ def load_data(section: DataSection, data_dir: Path | None) -> DataSet:
 
 
 def load_public(section: PublicSection, data_dir: Path | None) -> DataSet | None:
-    """The data set of the public examples, if there are any; of files of the user's own only the examples matter."""
+    """The data set of the public examples, if there are any; the size of the user's own files need not be declared."""
     from noisette.data import Declaration, load, names
 
     if section.data is None:
@@ -145,16 +142,12 @@ def _summarize(facts: Facts, out: Path) -> None:
     from noisette.training.report import duration, percent, power_of_ten, upward
 
     accuracy = "not measured" if facts.test_accuracy is None else percent(facts.test_accuracy)
-    privacy = [("privacy", f"no claim: {facts.no_claim_because}")]
-    if claim := facts.claim:
-        privacy = [
-            ("privacy", f"epsilon {upward(claim.epsilon)}, delta {power_of_ten(claim.delta)} ({claim.neighbouring})"),
-            ("accountant", f"{claim.accountant.upper()}, {claim.accountant_version}"),
-        ]
+    privacy = facts.recipe.privacy
     table = Table.grid(padding=(0, 2))
     for name, value in (
         ("test accuracy", accuracy),
-        *privacy,
+        ("privacy", f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(privacy.delta)} ({facts.neighbouring})"),
+        ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
         ("steps", facts.progress),
         ("time", duration(facts.seconds)),
         ("report", str(out / "report.html")),

@@ -1,4 +1,4 @@
-"""What stands between a run and whoever watches over it: a progress bar one way, Ctrl-C and SIGTERM the other."""
+"""The progress bar of a run, and its reaction to Ctrl-C and SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from noisette.cli.errors import TERMINATED
 from noisette.training.report import percent, upward
 
 if TYPE_CHECKING:
-    from noisette.run.dp_sgd import DpSgdRun
+    from noisette.run.private import PrivateRun
     from noisette.training.outcome import Point
 
 
 class Watch:
-    """Shows how a run gets on, and lets Ctrl-C wait for the end of the step at hand; a second Ctrl-C does not wait.
+    """Shows the progress of a run. Ctrl-C ends it after the current step, a second Ctrl-C at once.
 
-    Before the first step there is nothing to finish, and Ctrl-C does what it always does. SIGTERM is treated alike, but
-    ends in ``SystemExit``, so that the run is put off and not finished.
+    Before the first step, Ctrl-C raises ``KeyboardInterrupt`` at once. SIGTERM works in the same way but raises
+    ``SystemExit``, on which the run saves a checkpoint instead of its results.
 
     Args:
-        title: what the bar says on its left.
+        title: the text on the left of the bar.
     """
 
     def __init__(self, title: str) -> None:
@@ -38,24 +38,23 @@ class Watch:
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task(title, total=None, status="finding the noise")
+        self._task = self._progress.add_task(title, total=None, status="calibrating the noise")
         self._asked_to_stop: BaseException | None = None
         self._stepping = False
 
-    def on_step(self, run: DpSgdRun, point: Point) -> None:
-        """A step is done.
+    def on_step(self, run: PrivateRun, point: Point) -> None:
+        """Show the state after a step.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C was pressed meanwhile.
-            SystemExit: SIGTERM came meanwhile.
+            KeyboardInterrupt: Ctrl-C was pressed during the step.
+            SystemExit: SIGTERM arrived during the step.
         """
-        price = "no privacy claim" if point.epsilon is None else f"epsilon {upward(point.epsilon)}"
         accuracy = "" if point.test_accuracy is None else f"  test {percent(point.test_accuracy)}"
         self._progress.update(
             self._task,
             total=run.steps,
             completed=point.step,
-            status=f"{price}{accuracy}",
+            status=f"epsilon {upward(point.epsilon)}{accuracy}",
         )
         if self._asked_to_stop:
             raise self._asked_to_stop

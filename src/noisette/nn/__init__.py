@@ -9,7 +9,6 @@ from noisette.nn.conversion import to_batch_norm as to_batch_norm
 from noisette.nn.conversion import use_public_batch as use_public_batch
 from noisette.nn.dct import DctCut as DctCut
 from noisette.nn.joint_batch import ExactPerExampleBatchNorm as ExactPerExampleBatchNorm
-from noisette.nn.joint_batch import MixtureBatchNorm as MixtureBatchNorm
 from noisette.nn.scattering import Scattering2d as Scattering2d
 from noisette.nn.standardise import Standardise as Standardise
 from noisette.nn.weight_noise import WeightNoise as WeightNoise

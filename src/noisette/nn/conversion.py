@@ -14,7 +14,7 @@ from noisette._internal import checks
 from noisette.errors import PrivacyError
 from noisette.nn.channel_norm import ChannelNorm, FrozenBatchNorm, PublicBatchNorm, PublicNorm
 from noisette.nn.evaluation import in_evaluation
-from noisette.nn.joint_batch import ExactPerExampleBatchNorm, JointBatch
+from noisette.nn.joint_batch import ExactPerExampleBatchNorm
 from noisette.nn.public_batch import PublicBatch, like, norms_of
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,10 +31,10 @@ def convert_batch_norm(
 
     Args:
         model: changed in place.
-        to: :class:`PublicBatchNorm`, :class:`PerExampleBatchNorm`, :class:`ExactPerExampleBatchNorm` or
-            :class:`MixtureBatchNorm`, which need ``public``; :class:`FrozenBatchNorm`, which keeps the statistics that
-            the model has unless ``public`` is given; or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example)
-            or ``InstanceNorm1d`` to ``3d``, which normalise each example alone.
+        to: :class:`PublicBatchNorm`, :class:`PerExampleBatchNorm` or :class:`ExactPerExampleBatchNorm`, which need
+            ``public``; :class:`FrozenBatchNorm`, which keeps the statistics that the model has unless ``public`` is
+            given; or ``torch.nn.GroupNorm``, ``LayerNorm`` (over all of an example) or ``InstanceNorm1d`` to ``3d``,
+            which normalise each example alone.
         public: a batch of public inputs, or several tensors where the model takes several.
         private: the private inputs, to check that no public example is one of them.
         every: statistics are recomputed after this many changes of the weights.
@@ -72,7 +72,7 @@ def convert_batch_norm(
     if made and issubclass(to, PublicNorm):
         PublicBatch.attach(model, inputs, every)
     elif made and issubclass(to, ExactPerExampleBatchNorm):
-        JointBatch.attach(model, inputs)
+        to.joint_batch.attach(model, inputs)
     elif made and inputs:
         _freeze_at(model, inputs)
     return model
@@ -127,7 +127,7 @@ def _check_target(to: Norm, inputs: Sequence[Tensor]) -> None:
     if not from_public and not issubclass(to, FrozenBatchNorm | nn.GroupNorm | nn.LayerNorm | _InstanceNorm):
         raise ValueError(
             f"expected `to` to be PublicBatchNorm, PerExampleBatchNorm, ExactPerExampleBatchNorm, FrozenBatchNorm, "
-            f"MixtureBatchNorm, torch.nn.GroupNorm, LayerNorm or InstanceNorm, got {to.__name__}"
+            f"torch.nn.GroupNorm, LayerNorm or InstanceNorm, got {to.__name__}"
         )
     if from_public and not inputs:
         raise ValueError(f"{to.__name__} takes its statistics from public examples: give a batch of them as public")

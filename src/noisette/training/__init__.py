@@ -1,1 +1,1 @@
-"""A recipe at work: builds the model, trains it, and reports what may be published about the run."""
+"""Training by a recipe: building the model, the training loop, and the report of the run."""

@@ -1,50 +1,39 @@
-"""What a recipe trains, and on what: model, bound, optimizer and examples, before any step."""
+"""The model, bound, optimizer and examples of a recipe, built before the first step."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
 from noisette import models
 from noisette.accounting import Ledger
-from noisette.clipping import FlatClipping, PerLayerClipping
-from noisette.clipping.engines.book_keeping import BookKeeping
-from noisette.clipping.engines.per_example_loop import PerExampleLoop
-from noisette.clipping.norms import Group
+from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import DataSet, Split
 from noisette.lipschitz import is_constrained
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.lipschitz.noise_allocation import Allocation, GlobalAllocation, OptimalAllocation, PerLayerAllocation
 from noisette.mechanisms.bounded_sum import GradientBound
-from noisette.nn import (
-    ExactPerExampleBatchNorm,
-    FrozenBatchNorm,
-    MixtureBatchNorm,
-    PerExampleBatchNorm,
-    PublicBatchNorm,
-    convert_batch_norm,
-)
-from noisette.nn.conversion import refuse_overlap
+from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.training.recipe import Recipe
+from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, Recipe
 
 _FEATURES_AT_ONCE = 100
 _EVALUATED_AT_ONCE = 2000
 
 
 class TrainingSetup:
-    """What a recipe trains, and on what.
+    """The model, bound, optimizer and examples of a recipe.
 
     Args:
         recipe: the settings.
@@ -93,9 +82,9 @@ class TrainingSetup:
 
 
 class _Examples(TensorDataset):
-    """Inputs of what is trained, and targets: the split itself, or its fixed features, computed once.
+    """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
 
-    Features are rounded anew on another machine, so it is the split by which a run that is resumed knows its records.
+    On another machine the features are rounded differently, so a resumed run recognises its records by the split.
     """
 
     def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
@@ -105,10 +94,10 @@ class _Examples(TensorDataset):
 
 
 def _model(recipe: Recipe, data: DataSet) -> nn.Module:
-    """A model, fresh or with public weights, behind word vectors, or behind a projection that is yet to be set."""
+    """A new model, with public weights, word vectors or a projection (its weight is set later) where there are any."""
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
     if components and data.vectors is not None:
-        raise ValueError(f"{data.name} is text, of which there are no principal components; leave the projection out")
+        raise ValueError(f"{data.name} is text, which has no principal components; leave the projection out")
     if components:
         return models.projected(recipe.model.name, shape, data.classes, components)
     words = None if data.vectors is None else nn.Embedding.from_pretrained(torch.as_tensor(data.vectors), freeze=True)
@@ -122,7 +111,7 @@ def _model(recipe: Recipe, data: DataSet) -> nn.Module:
 
 def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
-    from noisette.mechanisms.pca import private_pca  # scikit-learn takes a second: paid by those who project
+    from noisette.mechanisms.pca import private_pca  # imports scikit-learn, which takes a second
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
     found = private_pca(rows, recipe.projection.components, recipe.projection.noise_multiplier, ledger=ledger)
@@ -145,10 +134,10 @@ def _public_examples(recipe: Recipe, data: DataSet, public: DataSet | None) -> T
 
 
 def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
-    """So many inputs of a public data set, (examples, ...), always the same ones for a seed.
+    """Inputs of a public data set, shape (examples, ...), always the same ones for a seed.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: the data set has fewer examples.
     """
     inputs = public.train.inputs
     if len(inputs) < examples:
@@ -164,16 +153,7 @@ def _standardised(model: nn.Module, public: Tensor, data: DataSet, device: torch
     return models.standardised(model, _features(public, model.features, device))
 
 
-_NORMS: Mapping[str, type[Any]] = {
-    "public": PublicBatchNorm,
-    "per-example": PerExampleBatchNorm,
-    "per-example-exact": ExactPerExampleBatchNorm,
-    "frozen": FrozenBatchNorm,
-    "mixture": MixtureBatchNorm,
-    "group": nn.GroupNorm,
-    "layer": nn.LayerNorm,
-}
-_INSTANCE_NORMS: Mapping[type[nn.Module], type[Any]] = {
+_INSTANCE_NORMS = {
     nn.BatchNorm1d: nn.InstanceNorm1d,
     nn.BatchNorm2d: nn.InstanceNorm2d,
     nn.BatchNorm3d: nn.InstanceNorm3d,
@@ -183,40 +163,44 @@ _INSTANCE_NORMS: Mapping[type[nn.Module], type[Any]] = {
 def replace_batch_norm(
     model: nn.Module, name: str, public: Tensor | Sequence[Tensor] | None = None, private: Tensor | None = None
 ) -> None:
-    """Put the norm that a recipe calls by this name in the place of every batch norm of a model.
+    """Replace every batch norm of a model by the norm that a recipe calls by this name.
 
     Raises:
-        ValueError: the model has no batch norm, or one that the norm cannot stand for.
+        ValueError: the model has no batch norm, or one that the norm cannot replace.
         PrivacyError: a public example is one of the private ones.
     """
     kinds = {type(part) for part in model.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)}
     if not kinds:
         raise ValueError(f'the model has no batch norm that batch_norm = "{name}" could replace; leave it out')
-    if name == "instance" and not (len(kinds) == 1 and kinds <= _INSTANCE_NORMS.keys()):
-        found = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise ValueError(f'batch_norm = "instance" replaces batch norms of one kind, but the model has {found}')
-    to = _INSTANCE_NORMS[kinds.pop()] if name == "instance" else _NORMS[name]
+    to = BATCH_NORMS[name].resolve()
+    if to is _InstanceNorm:
+        if not (len(kinds) == 1 and kinds <= _INSTANCE_NORMS.keys()):
+            found = ", ".join(sorted(kind.__name__ for kind in kinds))
+            raise ValueError(f'batch_norm = "instance" replaces batch norms of one kind, but the model has {found}')
+        to = _INSTANCE_NORMS[kinds.pop()]
     convert_batch_norm(model, to=to, public=public, private=private if public is not None else None)
 
 
 def _evaluated_at_once(recipe: Recipe) -> int:
-    """How many test examples fit in memory, where each may come with all public ones."""
-    beside = recipe.public.examples if recipe.model.batch_norm in ("per-example-exact", "mixture") else 0
+    """How many test examples are evaluated at once; exact per-example batch norm joins the public ones to each."""
+    beside = recipe.public.examples if recipe.model.batch_norm == "per-example-exact" else 0
     return max(1, _EVALUATED_AT_ONCE // (1 + beside))
 
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
-_ALLOCATIONS: Mapping[str, type[Allocation]] = {
-    "global": GlobalAllocation,
-    "per-layer": PerLayerAllocation,
-    "optimal": OptimalAllocation,
-}
 
 
 def _bound(
     model: nn.Module, recipe: Recipe, shape: Sequence[int], classes: int
 ) -> tuple[Loss, GradientBound, float | None]:
-    """The loss, what bounds one example, and the noise multiplier of all layers together if the recipe gives one."""
+    """The loss, the bound, and the noise multiplier of a whole step if the recipe gives one.
+
+    Args:
+        model: what is trained.
+        recipe: the settings.
+        shape: that of one input of the model.
+        classes: how many scores the model gives.
+    """
     if recipe.lipschitz.tau is None:
         _refuse_constrained(model, recipe)
         return partial(nn.functional.cross_entropy, reduction="none"), *_clip(model, recipe)
@@ -225,43 +209,39 @@ def _bound(
         model,
         loss=loss,
         input_shape=shape,
-        allocation=_ALLOCATIONS[lipschitz.allocation](),
+        allocation=ALLOCATIONS[lipschitz.allocation].resolve()(),
         logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier
 
 
 def _refuse_constrained(model: nn.Module, recipe: Recipe) -> None:
-    """Weights that belong to a set are not clipped out of it: they would be others when they are loaded."""
+    """Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case."""
     if any(is_constrained(part) for part in model.modules()):
         raise ValueError(
-            f"{recipe.model.name} keeps its weights in a set, and bounds one example by its layers: give the recipe a "
+            f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
             "table lipschitz, such as [lipschitz] tau = 30"
         )
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:
-    """Clipping, of all layers together or of each.
+    """The clipping of the recipe, and the noise multiplier of a whole step if the recipe gives one.
 
-    Noise of sigma C on each of K layers that are clipped to C is one Gaussian mechanism: bound C sqrt(K), noise
-    multiplier sigma / sqrt(K).
+    The recipe's clipping norm C and noise multiplier sigma are those of each group that the rule clips alone. Noise of
+    sigma C on each of K groups is one Gaussian mechanism of clipping norm C sqrt(K) and noise multiplier
+    sigma / sqrt(K).
     """
-    privacy, engine = recipe.privacy, PerExampleLoop() if recipe.model.couples else BookKeeping()
-    if not privacy.per_layer:
-        return PerExampleClip(model, max_grad_norm=privacy.max_grad_norm, engine=engine), privacy.noise_multiplier
-    layers = len(layers_of(model))
-    clip = PerExampleClip(model, clipping=PerLayerClipping(privacy.max_grad_norm * math.sqrt(layers)), engine=engine)
-    noise = privacy.noise_multiplier
-    return clip, noise if noise is None else noise / math.sqrt(layers)
-
-
-def layers_of(model: nn.Module) -> list[Group]:
-    """The trainable parameters of each module, as they are clipped where layers are clipped on their own."""
-    return PerLayerClipping(1.0).groups([name for name, p in model.named_parameters() if p.requires_grad])
+    privacy, make = recipe.privacy, CLIPPING_RULES[recipe.privacy.clipping].resolve()
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    spread = math.sqrt(len(make(privacy.max_grad_norm).groups(names)))
+    clip = PerExampleClip(
+        model, clipping=make(privacy.max_grad_norm * spread), engine=ENGINES[privacy.engine].resolve()()
+    )
+    return clip, None if privacy.noise_multiplier is None else privacy.noise_multiplier / spread
 
 
 def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
-    """Exponential average of the weights, shorter at first so that the initial weights are soon forgotten."""
+    """Exponential average of the weights; a smaller decay at first soon removes the first weights from it."""
 
     def average(kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
         return torch.lerp(kept, current, 1 - min(decay, (1 + int(count)) / (10 + int(count))))

@@ -1,4 +1,4 @@
-"""What no attack can change: certified accuracy of a Lipschitz network against how far its test examples are moved."""
+"""Certified accuracy of a Lipschitz network on its test examples, as a function of the radius."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _EXAMPLES = 2000
 
 
 def certified_curve(model: nn.Module, test: Split) -> list[tuple[float, float]]:
-    """Distances from 0 on, and the share of the first 2000 test examples that is certified within each.
+    """Radii from 0 on, each with the share of the first 2000 test examples that is certified within it.
 
-    It is empty where a part of the model has no Lipschitz constant.
+    It is empty if a part of the model has no known Lipschitz constant.
     """
     whole = nn.Sequential(model.features, model.head) if isinstance(model, FixedFeatures) else model
     device = next(model.parameters()).device

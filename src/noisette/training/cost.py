@@ -1,4 +1,4 @@
-"""How long a run may be within its budget, and what it costs on the way."""
+"""How many steps the budget of a recipe allows, and the privacy cost of a run along the way."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from noisette.training.recipe import ACCOUNTANTS, Recipe
 
 
 def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Ledger) -> tuple[float, int]:
-    """Sampling rate and steps: those of the recipe's epochs, or fewer where the noise is given and the budget ends."""
+    """Sampling rate and steps of the recipe's epochs; fewer steps if the noise is given and the budget allows fewer."""
     privacy, training = recipe.privacy, recipe.training
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
     if noise_multiplier is None:
         return sampling_rate, steps
     affordable = steps_for(
-        epsilon=privacy.budget,
+        epsilon=privacy.epsilon,
         delta=delta_left_for_noise(privacy.delta, ledger),
         sampling_rate=sampling_rate,
         noise_multiplier=noise_multiplier,
@@ -25,16 +25,16 @@ def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Le
     )
     if affordable == 0:
         raise ValueError(
-            f"epsilon={privacy.budget:g} at delta={privacy.delta:g} does not pay for one step of rate "
+            f"epsilon={privacy.epsilon:g} at delta={privacy.delta:g} does not allow one step of rate "
             f"{sampling_rate:.4g} with noise_multiplier={noise_multiplier:.4g}"
             + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
-            + "; give more of either"
+            + "; raise epsilon or noise_multiplier"
         )
     return sampling_rate, min(steps, affordable)
 
 
 def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]:
-    """Epsilon at these steps of the run; the whole run costs no more than its budget."""
+    """Epsilon spent after each of these steps; never more than the budget, which holds for the whole run."""
     epsilons = epsilon_curve(
         run.event,
         checkpoints=steps,
@@ -42,4 +42,4 @@ def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]
         accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
         prior_events=run.terms.beside(run.ledger.events),
     )
-    return {step: min(epsilon, recipe.privacy.budget) for step, epsilon in zip(steps, epsilons, strict=True)}
+    return {step: min(epsilon, recipe.privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}

@@ -1,4 +1,4 @@
-"""The steps of a recipe: with a claim, or without one where the recipe asks for what can have none."""
+"""Training by a recipe, from its first step or from a checkpoint."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from noisette.accounting import Ledger
-from noisette.clipping.per_example import PerExampleClip
 from noisette.data import DataSet
 from noisette.lipschitz.project import project
 from noisette.nn.evaluation import in_evaluation
 from noisette.run.checkpoint import SavedRun
-from noisette.run.dp_sgd import DpSgdRun
-from noisette.run.non_private import non_private
 from noisette.run.private import PrivateRun, privatize
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.certified import certified_curve
@@ -37,78 +34,54 @@ def train(
     checkpoint: Path | None = None,
     points: int = 20,
 ) -> Outcome:
-    """Train the recipe's model on ``data``: within its budget, or without a claim if the model couples examples.
+    """Train the recipe's model on ``data`` within its privacy budget.
 
-    Ctrl-C ends the run after the step at hand; the outcome then holds the model so far and is marked as interrupted.
+    Ctrl-C ends the run after the current step; the outcome then holds the model so far and is marked as interrupted.
 
     Args:
         recipe: the settings.
         data: what :func:`noisette.data.load` gave for the recipe's data section.
         public: the data set that the recipe's public examples come from, if it has any.
-        ledger_path: file the ledger is written to; in memory if ``None``. A run without a claim has no ledger.
-        on_step: called after each step with the run and the latest point (epsilon never under the true one). Where it
-            raises ``SystemExit``, the run is saved before that goes on.
+        ledger_path: file the ledger is written to; in memory if ``None``.
+        on_step: called after each step with the run and a point, whose epsilon is at least the one spent so far. If it
+            raises ``SystemExit``, the run is saved first.
         checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
-            not saved if ``None``. A run without a claim is never saved.
-        points: how many places in the run epsilon and test accuracy are taken at, evenly spaced.
+            not saved if ``None``.
+        points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
 
-    Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome;
-    none where ``recipe.model.couples``.
+    Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
 
     Raises:
-        ValueError: a model, a number or public examples that do not fit.
-        PrivacyError: the model mixes examples though the recipe does not ask for that, or public examples are private
-            records too.
+        ValueError: the model, a number or the public examples do not fit.
+        PrivacyError: the model mixes examples, or public examples are private records too.
     """
     start = time.perf_counter()
-    if recipe.model.couples:
-        return _train_unclaimed(recipe, data, public, on_step, start, points)
     with Ledger(ledger_path, dataset=data.name) as ledger:
-        learner = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
-        sampling_rate, steps = length(recipe, data.declared_size, learner.noise_multiplier, ledger)
+        setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
+        sampling_rate, steps = length(recipe, data.declared_size, setup.noise_multiplier, ledger)
         run = privatize(
-            learner.bound,
-            learner.optimizer,
-            learner.examples,
+            setup.bound,
+            setup.optimizer,
+            setup.examples,
             expected_batch_size=recipe.training.batch_size,
             sampling_rate=sampling_rate,
             steps=steps,
-            epsilon=recipe.privacy.budget,
-            noise_multiplier=learner.noise_multiplier,
+            epsilon=recipe.privacy.epsilon,
+            noise_multiplier=setup.noise_multiplier,
             delta=recipe.privacy.delta,
             accountant=ACCOUNTANTS[recipe.privacy.accountant],
             allow_large_delta=recipe.privacy.allow_large_delta,
             ledger=ledger,
         )
         with run:
-            outcome = Outcome(recipe, data, learner.published, run)
-            return _Training(learner, outcome, checkpoint, start, points).whole(on_step)
-
-
-def _train_unclaimed(
-    recipe: Recipe, data: DataSet, public: DataSet | None, on_step: Watch, start: float, points: int
-) -> Outcome:
-    """The recipe asks for a model that couples its examples."""
-    learner = TrainingSetup(recipe, data, public)
-    assert isinstance(learner.bound, PerExampleClip), "what couples examples has no other bound"
-    assert learner.noise_multiplier is not None
-    with non_private(
-        learner.bound,
-        learner.optimizer,
-        learner.examples,
-        expected_batch_size=recipe.training.batch_size,
-        public_size=data.declared_size,
-        epochs=recipe.training.epochs,
-        noise_multiplier=learner.noise_multiplier,
-    ) as run:
-        outcome = Outcome(recipe, data, learner.published, run)
-        return _Training(learner, outcome, None, start, points).whole(on_step)
+            outcome = Outcome(recipe, data, setup.published, run)
+            return _Training(setup, outcome, checkpoint, start, points).finish(on_step)
 
 
 def resume(
     recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch, checkpoint: Path
 ) -> Outcome:
-    """Go on with a run that :func:`train` saved, with what is left of its steps, and save it there again.
+    """Continue a run that :func:`train` saved, for the steps that are left, and save it in the same place.
 
     Args:
         recipe: that of the run.
@@ -117,65 +90,63 @@ def resume(
         on_step: as for :func:`train`.
         checkpoint: the folder where the run was saved.
 
-    Guarantee: that of :func:`train`, of all that every process of the run released together.
+    Guarantee: that of :func:`train`, for everything that all processes of the run released together.
 
     Raises:
-        FileNotFoundError: nothing was saved there, or the ledger is gone.
-        ValueError: a file was cut or altered, or recipe, data or public examples are not those of the run.
+        FileNotFoundError: nothing was saved there, or the ledger is missing.
+        ValueError: a file was truncated or altered, or recipe, data or public examples are not those of the run.
         PrivacyError: the ledger is not that of the run, or is in use.
     """
     start = time.perf_counter()
-    kept = SavedRun.read(checkpoint).extras
-    learner = TrainingSetup(recipe, data, public, lambda: kept["principal components"])
-    if learner.public_digest != kept["public examples"]:
+    saved = SavedRun.read(checkpoint).extras
+    setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"])
+    if setup.public_digest != saved["public examples"]:
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     accountant = ACCOUNTANTS[recipe.privacy.accountant]
-    run = PrivateRun.resume(checkpoint, learner.bound, learner.optimizer, learner.examples, accountant=accountant)
+    run = PrivateRun.resume(checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant)
     with run:
-        if learner.averaged:
-            learner.averaged.load_state_dict(kept["averaged"])
+        if setup.averaged:
+            setup.averaged.load_state_dict(saved["averaged"])
         outcome = Outcome(
             recipe,
             data,
-            learner.published,
+            setup.published,
             run,
-            points=[Point(**point) for point in kept["points"]],
-            resumed=kept["resumed"] + 1,
+            points=[Point(**point) for point in saved["points"]],
+            resumed=saved["resumed"] + 1,
         )
-        training = _Training(learner, outcome, checkpoint, start - kept["seconds"], kept["places"])
-        return training.whole(on_step)
+        training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"])
+        return training.finish(on_step)
 
 
 class _Training:
-    """The steps of a run, from where it stands to its end.
+    """The remaining steps of a run.
 
     Args:
-        learner: what is trained.
-        outcome: what is known of the run so far.
-        checkpoint: folder where the run is saved, if it is.
+        setup: the model, its bound and optimizer, and the examples.
+        outcome: the run and its points so far.
+        checkpoint: folder where the run is saved; ``None`` if it is not.
         start: when the run began, on the clock of ``time.perf_counter``.
-        places: how many places in the run a point is taken at.
+        places: how many points the whole run has.
     """
 
     def __init__(
-        self, learner: TrainingSetup, outcome: Outcome, checkpoint: Path | None, start: float, places: int
+        self, setup: TrainingSetup, outcome: Outcome, checkpoint: Path | None, start: float, places: int
     ) -> None:
-        self._learner, self._outcome, self._checkpoint, self._start = learner, outcome, checkpoint, start
+        self._setup, self._outcome, self._checkpoint, self._start = setup, outcome, checkpoint, start
         self._places = places
         self._taken_before = outcome.run.steps_taken
-        run, steps = outcome.run, _evenly_spaced(outcome.run.steps, places)
-        priced = costs(run, outcome.recipe, steps) if isinstance(run, PrivateRun) else {}
-        self._costs = {step: priced.get(step) for step in steps}
+        self._costs = costs(outcome.run, outcome.recipe, _evenly_spaced(outcome.run.steps, places))
 
-    def whole(self, on_step: Watch) -> Outcome:
-        """What became of the run at its end, or when Ctrl-C was pressed."""
+    def finish(self, on_step: Watch) -> Outcome:
+        """The outcome at the end of the run, or when Ctrl-C was pressed."""
         outcome = self._outcome
         try:
             self._save()
             self._train(on_step)
         except KeyboardInterrupt:
             if outcome.run.steps_taken == self._taken_before:
-                raise  # nothing new to keep
+                raise  # no step was taken
             outcome.interrupted = True
         except SystemExit:
             self._save()
@@ -190,18 +161,17 @@ class _Training:
 
     def _train(self, on_step: Watch) -> None:
         run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
-        model, optimizer, averaged = run.bound.model, run.optimizer, self._learner.averaged
+        model, optimizer, averaged = run.bound.model, run.optimizer, self._setup.averaged
         _set_learning_rate(run, settings)
         for batch in run.batches():
-            together = len(batch.indices) if self._outcome.recipe.model.couples else settings.microbatch_size
-            for inputs, targets in batch.microbatches(max(1, together)):
-                run.backward(self._learner.loss(model(inputs), targets))
+            for inputs, targets in batch.microbatches(settings.microbatch_size):
+                run.backward(self._setup.loss(model(inputs), targets))
             optimizer.step()
             optimizer.zero_grad()
             _set_learning_rate(run, settings)
             if averaged:
                 averaged.update_parameters(model)
-                project(averaged.module)  # an average of orthogonal weights is none, and is published
+                project(averaged.module)  # an average of orthogonal weights is not orthogonal
             if run.steps_spent in self._costs:
                 self._add_point(self._costs[run.steps_spent])
                 self._save()
@@ -209,38 +179,37 @@ class _Training:
             latest = points[-1].test_accuracy if points else None
             on_step(run, Point(run.steps_spent, self._costs[following], latest))
 
-    def _add_point(self, epsilon: float | None) -> None:
-        learner = self._learner
-        accuracy = evaluate(learner.learned, *learner.test, at_once=learner.at_once) if learner.test else None
+    def _add_point(self, epsilon: float) -> None:
+        setup = self._setup
+        accuracy = evaluate(setup.learned, *setup.test, at_once=setup.at_once) if setup.test else None
         self._outcome.points.append(Point(self._outcome.run.steps_spent, epsilon, accuracy))
 
     def _save(self) -> None:
         if self._checkpoint is None:
             return
-        outcome, learner = self._outcome, self._learner
-        assert isinstance(outcome.run, PrivateRun), "no other is saved"
+        outcome, setup = self._outcome, self._setup
         extras: dict[str, Any] = {
-            "averaged": learner.averaged.state_dict() if learner.averaged else None,
+            "averaged": setup.averaged.state_dict() if setup.averaged else None,
             "points": [asdict(point) for point in outcome.points],
             "places": self._places,
             "seconds": time.perf_counter() - self._start,
             "resumed": outcome.resumed,
-            "public examples": learner.public_digest,
+            "public examples": setup.public_digest,
         }
-        if learner.components is not None:
-            extras["principal components"] = learner.components
+        if setup.components is not None:
+            extras["principal components"] = setup.components
         outcome.run.save(self._checkpoint, extras)
 
 
 def _evenly_spaced(steps: int, places: int) -> list[int]:
-    """So many of the steps, or all where there are fewer; the last one is among them."""
+    """This many of the steps, or all if there are fewer; the last step is one of them."""
     return sorted({max(1, round(steps * k / places)) for k in range(1, places + 1)})
 
 
-def _set_learning_rate(run: DpSgdRun, settings: TrainingSection) -> None:
-    """For the next step: a line to another learning rate, half a cosine to zero, or a constant.
+def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
+    """Set the learning rate of the next step: constant, or on a line to another rate, or on half a cosine to zero.
 
-    It follows the steps that are paid for, so a run that lost some ends where it was meant to.
+    It follows the steps that epsilon covers, so that a resumed run that lost some still ends at the planned rate.
     """
     spent, rate = run.steps_spent, settings.lr
     if settings.lr_end is not None:
@@ -254,7 +223,7 @@ def _set_learning_rate(run: DpSgdRun, settings: TrainingSection) -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, inputs: Tensor, targets: Tensor, *, at_once: int = 2000) -> float:
-    """Share of examples whose highest score is their class, with so many of them at once in memory."""
+    """Share of examples whose highest score is their class; ``at_once`` examples are in memory at once."""
     pairs = zip(inputs.split(at_once), targets.split(at_once), strict=True)
     with in_evaluation(model):
         right = sum(int((model(x).argmax(1) == y).sum()) for x, y in pairs)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from noisette import models
+from noisette.clipping.registry import CLIPPING_RULES
 from noisette.training.recipe import (
+    ALLOCATIONS,
     BATCH_NORMS,
     DataSection,
     LipschitzSection,
@@ -71,10 +74,10 @@ def test_numbers_outside_their_domain_are_listed_together() -> None:
 def test_the_study_of_2016_fits_in_a_file(tmp_path: Path) -> None:
     recipe = read(
         tmp_path,
-        '[privacy]\nnoise_multiplier = 4\nper_layer = true\naccountant = "moments"\n'
+        '[privacy]\nnoise_multiplier = 4\nclipping = "per-layer"\naccountant = "moments"\n'
         "[projection]\ncomponents = 60\nnoise_multiplier = 7\n[training]\nlr_end = 0.052\n",
     )
-    assert recipe.privacy == PrivacySection(noise_multiplier=4.0, per_layer=True, accountant="moments")
+    assert recipe.privacy == PrivacySection(noise_multiplier=4.0, clipping="per-layer", accountant="moments")
     assert recipe.projection == ProjectionSection(60, 7.0)
     assert recipe.training.lr_end == 0.052
 
@@ -93,8 +96,7 @@ def test_new_numbers_outside_their_domain_are_listed_together() -> None:
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
 def test_committed_recipes_are_the_defaults_they_claim_to_be(path: Path) -> None:
-    default = Recipe.default_for(path.stem)
-    assert Recipe.read(path) == replace(default, privacy=replace(default.privacy, epsilon=default.privacy.budget))
+    assert Recipe.read(path) == Recipe.default_for(path.stem)
 
 
 def test_every_default_names_a_model_that_exists() -> None:
@@ -113,7 +115,6 @@ def test_every_default_names_a_model_that_exists() -> None:
 
 
 PUBLIC = PublicSection("kmnist")
-WITHOUT_CLAIM = PrivacySection(noise_multiplier=1.0)
 
 
 def of(batch_norm: str | None, **changes: Any) -> Recipe:
@@ -124,22 +125,25 @@ def test_norms_and_public_examples_fit_in_a_file(tmp_path: Path) -> None:
     recipe = read(tmp_path, '[model]\nbatch_norm = "public"\n[public]\ndata = "kmnist"\nexamples = 64\nseed = 3\n')
     assert recipe.model.batch_norm == "public"
     assert recipe.public == PublicSection("kmnist", 64, 3)
-    assert not recipe.model.couples
     assert PublicSection().examples == 128
 
 
 @pytest.mark.parametrize("name", BATCH_NORMS)
-def test_only_the_mixture_couples_the_examples(name: str) -> None:
+def test_every_norm_is_accepted_with_the_public_examples_that_it_needs(name: str) -> None:
     needs_public = name not in ("group", "layer", "instance")
-    privacy = WITHOUT_CLAIM if name == "mixture" else PrivacySection()
-    recipe = of(name, public=PUBLIC if needs_public else PublicSection(), privacy=privacy)
-    assert recipe.model.couples == (name == "mixture")
+    assert of(name, public=PUBLIC if needs_public else PublicSection()).model.batch_norm == name
+    assert issubclass(BATCH_NORMS[name].resolve(), nn.Module)
+
+
+def test_every_allocation_of_the_table_can_be_made() -> None:
+    for allocation in ALLOCATIONS.values():
+        allocation.resolve()()
 
 
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (lambda: of("batch"), "one of public, per-example, per-example-exact, frozen, mixture, group, layer, instance"),
+        (lambda: of("batch"), "one of public, per-example, per-example-exact, frozen, group, layer, instance"),
         (lambda: of("public"), "takes its statistics from public examples; name their set"),
         (lambda: of("frozen"), "name their set"),
         (lambda: of(None, public=PUBLIC), "or for standardised features, not None; leave them out"),
@@ -162,21 +166,16 @@ def test_statistics_may_come_with_the_weights() -> None:
     of("frozen", model=ModelSection("lenet-5", weights="a.safetensors", batch_norm="frozen"))
 
 
-def test_what_only_a_claim_could_give_is_refused_without_one_all_at_once() -> None:
+@pytest.mark.parametrize("name", CLIPPING_RULES)
+def test_every_clipping_rule_can_be_chosen(name: str) -> None:
+    assert Recipe(privacy=PrivacySection(clipping=name)).privacy.clipping == name
+
+
+def test_unknown_clipping_rules_and_engines_are_told_at_once_with_the_names_there_are() -> None:
     with pytest.raises(ValueError) as error:
-        of("mixture", privacy=PrivacySection(epsilon=2.0), projection=ProjectionSection(60, 7.0), public=PUBLIC)
-    for told in (
-        "no privacy claim",
-        "leave out epsilon=2",
-        "give privacy.noise_multiplier",
-        "leave out the projection",
-    ):
-        assert told in str(error.value)
-    assert 'take batch_norm = "public"' in str(error.value)
-
-
-def test_a_budget_is_three_unless_given() -> None:
-    assert (PrivacySection().budget, PrivacySection(epsilon=0.5).budget) == (3.0, 0.5)
+        Recipe(privacy=PrivacySection(clipping="global", engine="ghost"))
+    assert "expected clipping to be one of flat, per-layer, automatic, adaptive, got 'global'" in str(error.value)
+    assert "one of book-keeping, two-pass, multi-loss, per-example-loop, vmap, got 'ghost'" in str(error.value)
 
 
 LIPSCHITZ = LipschitzSection(tau=30.0, logit_clip=0.1)
@@ -205,15 +204,16 @@ def test_what_does_not_fit_a_lipschitz_network_is_told_at_once() -> None:
         "tau=-1.0",
         "logit_clip=-2.0",
         "one of global, per-layer, optimal, got 'even'",
-        "leave out max_grad_norm and per_layer",
+        "leave out max_grad_norm",
         "batch_norm = 'group' has no Lipschitz bound",
     ):
         assert told in str(error.value)
 
 
-def test_clipping_per_layer_beside_the_bound_of_the_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="no gradient is clipped"):
-        Recipe(lipschitz=LIPSCHITZ, privacy=PrivacySection(per_layer=True))
+@pytest.mark.parametrize("setting", [{"clipping": "per-layer"}, {"engine": "two-pass"}], ids=str)
+def test_clipping_beside_the_bound_of_the_layers_is_refused(setting: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=f"nothing is clipped; leave out {next(iter(setting))}"):
+        Recipe(lipschitz=LIPSCHITZ, privacy=PrivacySection(**setting))  # type: ignore[arg-type]
 
 
 def test_a_table_without_its_tau_is_refused() -> None:

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as Xml
 import pytest
 
 from noisette.training.report import Facts
-from noisette.training.report.figures import accuracy_against_epsilon, accuracy_against_steps, epsilon_against_steps
+from noisette.training.report.figures import accuracy_against_epsilon, epsilon_against_steps
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -67,10 +67,3 @@ def test_there_is_no_figure_without_points_or_test_examples(facts: Facts) -> Non
     assert epsilon_against_steps(replace(facts, points=())) == ""
     unmeasured = replace(facts, points=tuple(replace(p, test_accuracy=None) for p in facts.points))
     assert accuracy_against_epsilon(unmeasured) == ""
-
-
-def test_without_a_claim_accuracy_is_drawn_against_steps_alone(non_private: Facts) -> None:
-    assert epsilon_against_steps(non_private) == accuracy_against_epsilon(non_private) == ""
-    assert {"training step", "test accuracy (%)", "93.1 %"} <= set(texts(accuracy_against_steps(non_private)))
-    unmeasured = replace(non_private, points=tuple(replace(p, test_accuracy=None) for p in non_private.points))
-    assert accuracy_against_steps(unmeasured) == ""

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from finished_runs import with_claim
+from finished_runs import with_recipe
 from noisette.training.report import Facts
 from noisette.training.report.page import page
 from noisette.training.report.statement import statement
@@ -50,7 +50,7 @@ def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
     text = Outline(page(facts)).text
     assert "93.1 % test accuracy with differential privacy at ε = 2.76, δ = 1e-4" in text
     assert "learning rate 1.25" in text
-    assert "bound (max. gradient norm) 1.5" in text
+    assert "clipping norm 1.5" in text
     for section in statement(facts):
         assert section.heading in text
         for paragraph in section.paragraphs:
@@ -62,7 +62,13 @@ def test_both_colour_schemes_are_there(facts: Facts) -> None:
 
 
 def test_names_from_outside_are_text_not_markup(facts: Facts) -> None:
-    outline = Outline(page(replace(facts, data="<script>x</script>", model="<img src=//evil>", note="<b>partial</b>")))
+    outline = Outline(
+        page(
+            with_recipe(
+                replace(facts, data="<script>x</script>", note="<b>partial</b>"), model={"name": "<img src=//evil>"}
+            )
+        )
+    )
     assert "script" not in outline.tags
     assert "img" not in outline.tags
     assert "<b>partial</b>" in outline.text
@@ -76,7 +82,7 @@ def test_a_stopped_run_and_one_without_test_examples_say_so(facts: Facts) -> Non
 
 
 def test_an_unsafe_switch_is_named_at_the_top(facts: Facts) -> None:
-    text = Outline(page(with_claim(facts, allow_large_delta=True))).text
+    text = Outline(page(with_recipe(facts, privacy={"allow_large_delta": True}))).text
     assert text.index("Unsafe switch: allow_large_delta") < text.index("Settings")
 
 
@@ -87,27 +93,18 @@ def test_a_run_stopped_before_its_first_point_has_a_page(facts: Facts) -> None:
 
 
 def test_a_model_of_words_is_loaded_behind_vectors_of_their_shape(facts: Facts) -> None:
-    text = Outline(page(replace(facts, input_shape=(20,), word_vectors=(2447, 50), model="mlp", classes=4))).text
+    text = Outline(
+        page(with_recipe(replace(facts, input_shape=(20,), word_vectors=(2447, 50), classes=4), model={"name": "mlp"}))
+    ).text
     assert "example 20 words, 4 classes" in text
     assert "model = models.FixedFeatures(nn.Embedding(2447, 50), models.build('mlp', (20, 50), 4))" in text
-    assert "nothing is promised to a single word of it" in text
+    assert "a single word of it has no guarantee of its own" in text
     assert "FixedFeatures" not in page(facts)
 
 
-def test_a_run_without_a_claim_says_so_at_the_top_and_shows_no_price(non_private: Facts) -> None:
-    html = page(non_private)
-    outline = Outline(html)
-    assert "93.1 % test accuracy with no privacy claim" in outline.text
-    assert "<title>flowers, no privacy claim · noisette</title>" in html
-    assert outline.text.index("Nothing is promised to any training record") < outline.text.index("Settings")
-    assert "The reason: one record moves the others." in outline.text
-    assert "batch norm mixture, 128 examples of kmnist" in outline.text
-    assert "claim none" in outline.text
-    assert outline.tags.count("svg") == 1
-    assert not {"ε", "δ", "epsilon", "accountant", "ledger"} & {*outline.text.replace(".", " ").split()}
-
-
-def test_a_norm_with_a_claim_is_among_the_settings(facts: Facts) -> None:
-    text = Outline(page(replace(facts, batch_norm="public", public_data="kmnist", public_examples=64))).text
+def test_a_norm_is_among_the_settings(facts: Facts) -> None:
+    text = Outline(
+        page(with_recipe(facts, model={"batch_norm": "public"}, public={"data": "kmnist", "examples": 64}))
+    ).text
     assert "batch norm public, 64 examples of kmnist" in text
-    assert "batch norm group" in Outline(page(replace(facts, batch_norm="group"))).text
+    assert "batch norm group" in Outline(page(with_recipe(facts, model={"batch_norm": "group"}))).text

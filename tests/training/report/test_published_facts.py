@@ -1,27 +1,32 @@
-"""``run.json``: a claim with its numbers, or none and why."""
+"""``run.json``: the recipe as it is, with the results beside it."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import asdict
 
+from finished_runs import with_recipe
+from noisette.training.recipe import Recipe
 from noisette.training.report import Facts
-from noisette.training.report.facts import Claim
 
 
-def test_a_claim_stands_flat_beside_the_rest(facts: Facts) -> None:
+def test_the_recipe_can_be_read_back(facts: Facts) -> None:
     run = json.loads(facts.as_json())
-    assert run["claim"] is True
-    assert run["no_claim_because"] == ""
-    assert facts.claim is not None
-    assert {part.name: run[part.name] for part in fields(Claim)} == facts.claim.__dict__
+    assert Recipe.of(run["recipe"], "run.json") == facts.recipe
     assert run["points"][-1]["epsilon"] == run["epsilon"]
 
 
-def test_without_a_claim_its_numbers_are_null(non_private: Facts) -> None:
-    run = json.loads(non_private.as_json())
-    assert run["claim"] is False
-    assert run["no_claim_because"] == "one record moves the others"
-    assert {run[part.name] for part in fields(Claim)} == {None}
-    assert {point["epsilon"] for point in run["points"]} == {None}
-    assert run["noise_multiplier"] == 3.2
+def test_the_folders_of_the_user_are_not_published(facts: Facts) -> None:
+    own = with_recipe(
+        facts,
+        data={"name": "/home/me/mine.csv", "test": "/home/me/test.csv"},
+        model={"weights": "/home/me/w.safetensors", "standardised": True},
+        public={"data": "/home/you/mine.csv"},
+    )
+    text = own.as_json()
+    assert "/home" not in text
+    recipe = json.loads(text)["recipe"]
+    assert [recipe["data"]["name"], recipe["model"]["weights"]] == ["mine.csv", "w.safetensors"]
+    assert recipe | dict.fromkeys(("data", "model", "public")) == json.loads(json.dumps(asdict(own.recipe))) | (
+        dict.fromkeys(("data", "model", "public"))
+    )

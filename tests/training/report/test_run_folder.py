@@ -274,7 +274,7 @@ def test_which_run_to_pick_up_must_be_clear(tmp_path: Path) -> None:
         RunFolder.unfinished(tmp_path / "runs" / "first")
     cut_short(tmp_path)
     cut_short(tmp_path)
-    with pytest.raises(ValueError, match=r"say which: .*run\.unfinished-1, .*run\.unfinished-2"):
+    with pytest.raises(ValueError, match=r"name one of .*run\.unfinished-1, .*run\.unfinished-2"):
         RunFolder.unfinished(tmp_path / "run")
     assert RunFolder.unfinished(tmp_path / "run.unfinished-2").place == tmp_path / "run.unfinished-2"
 
@@ -317,7 +317,7 @@ def test_files_that_others_put_in_the_place_meanwhile_stay(tmp_path: Path) -> No
 def test_a_kill_within_the_exchange_loses_no_finished_run(
     moves: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a kill leaves can be gone on with, or is the finished run under its name."""
+    """After a kill the run can be continued, or it is complete under its name."""
     with RunFolder(tmp_path / "run") as first:
         spend_and_complete(first, FILES)
     replace, left = os.replace, iter(range(moves))

@@ -1,9 +1,10 @@
-"""A run as data: a TOML file of short tables, read into frozen dataclasses."""
+"""The recipe of a run: a TOML file of short tables, read into frozen dataclasses."""
 
+from noisette.training.recipe.choices import ALLOCATIONS as ALLOCATIONS
+from noisette.training.recipe.choices import BATCH_NORMS as BATCH_NORMS
+from noisette.training.recipe.choices import NEED_PUBLIC as NEED_PUBLIC
 from noisette.training.recipe.constraints import ACCOUNTANTS as ACCOUNTANTS
-from noisette.training.recipe.constraints import ALLOCATIONS as ALLOCATIONS
-from noisette.training.recipe.constraints import BATCH_NORMS as BATCH_NORMS
-from noisette.training.recipe.constraints import NEED_PUBLIC as NEED_PUBLIC
+from noisette.training.recipe.constraints import accountant_names as accountant_names
 from noisette.training.recipe.recipe import Recipe as Recipe
 from noisette.training.recipe.sections import DataSection as DataSection
 from noisette.training.recipe.sections import LipschitzSection as LipschitzSection

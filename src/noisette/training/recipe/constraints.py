@@ -1,11 +1,14 @@
-"""What the tables of a recipe may say, each alone and beside each other."""
+"""The checks of a recipe: of each table alone, and of the tables together."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from noisette._internal import checks
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, NEED_PUBLIC
 from noisette.training.recipe.sections import (
     DataSection,
     LipschitzSection,
@@ -13,28 +16,71 @@ from noisette.training.recipe.sections import (
     PrivacySection,
     ProjectionSection,
     PublicSection,
+    TrainingSection,
 )
 
-# What may take the place of batch norm, and which of these takes its statistics from public examples.
-NEED_PUBLIC = ("public", "per-example", "per-example-exact", "frozen", "mixture")
-BATCH_NORMS = (*NEED_PUBLIC, "group", "layer", "instance")
-ALLOCATIONS = ("global", "per-layer", "optimal")
+
+def accountant_names() -> list[str]:
+    """The accountants that a recipe can name."""
+    return [name for name, accountant in ACCOUNTANTS.items() if accountant.in_recipes]
 
 
-def check_start(model: ModelSection, projection: ProjectionSection) -> None:
-    """Public weights fit what the model is given."""
+def check_choice(field: str, name: str, names: Collection[str]) -> None:
+    """The table of this field has the name."""
+    if name not in names:
+        raise ValueError(f"expected {field} to be one of {', '.join(names)}, got {name!r}")
+
+
+def check_model(model: ModelSection, projection: ProjectionSection) -> None:
+    """There is such a norm, and public weights are not combined with a projection."""
+    if model.batch_norm is not None:
+        check_choice("batch_norm", model.batch_norm, BATCH_NORMS)
     if model.weights is not None and projection.components:
-        raise ValueError("public weights were learnt on the data itself, not on its projection; leave out one of them")
+        raise ValueError(
+            "public weights were trained on the data itself, not on its projection; leave out one of the two"
+        )
 
 
-def check_batch_norm(name: str | None) -> None:
-    """There is such a norm."""
-    if name is not None and name not in BATCH_NORMS:
-        raise ValueError(f"expected batch_norm to be one of {', '.join(BATCH_NORMS)}, got {name!r}")
+def check_projection(projection: ProjectionSection) -> None:
+    """Components and noise are both given, or neither."""
+    if projection != ProjectionSection():
+        checks.all_of(
+            lambda: checks.count(components=projection.components),
+            lambda: checks.positive(noise_multiplier=projection.noise_multiplier),
+        )
+
+
+def check_privacy(privacy: PrivacySection) -> None:
+    """Every number is inside its domain, and every name in its table."""
+    noise = privacy.noise_multiplier
+    checks.all_of(
+        lambda: checks.positive(epsilon=privacy.epsilon),
+        lambda: checks.open_fraction(delta=privacy.delta),
+        lambda: noise is None or checks.positive(noise_multiplier=noise),
+        lambda: checks.positive(max_grad_norm=privacy.max_grad_norm),
+        lambda: check_choice("clipping", privacy.clipping, CLIPPING_RULES),
+        lambda: check_choice("engine", privacy.engine, ENGINES),
+        lambda: check_choice("accountant", privacy.accountant, accountant_names()),
+    )
+
+
+def check_training(training: TrainingSection) -> None:
+    """Every number is inside its domain."""
+    lr_end = training.lr_end
+    checks.all_of(
+        lambda: checks.positive(epochs=training.epochs),
+        lambda: checks.count(batch_size=training.batch_size),
+        lambda: checks.positive(lr=training.lr),
+        lambda: lr_end is None or checks.positive(lr_end=lr_end),
+        lambda: checks.positive(lr_epochs=training.lr_epochs),
+        lambda: checks.below_one(momentum=training.momentum),
+        lambda: checks.below_one(averaging=training.averaging),
+        lambda: checks.count(microbatch_size=training.microbatch_size),
+    )
 
 
 def check_public(public: PublicSection, model: ModelSection, data: DataSection) -> None:
-    """There are public examples where something needs them and nowhere else, and they are not those trained on."""
+    """Public examples are given where something needs them and nowhere else, and are not those trained on."""
     if model.batch_norm not in NEED_PUBLIC and not model.standardised:
         if public != PublicSection() and model.batch_norm in (None, *BATCH_NORMS):
             raise ValueError(
@@ -44,7 +90,7 @@ def check_public(public: PublicSection, model: ModelSection, data: DataSection) 
         return
     if public.data is None:
         if model.batch_norm == "frozen" and model.weights is not None and not model.standardised:
-            return  # the statistics come with the weights
+            return  # the file of the weights holds the statistics
         needs = "standardised = true" if model.standardised else f'batch_norm = "{model.batch_norm}"'
         raise ValueError(
             f'{needs} takes its statistics from public examples; name their set, such as [public] data = "kmnist"'
@@ -59,32 +105,8 @@ def check_public(public: PublicSection, model: ModelSection, data: DataSection) 
         raise ValueError(f"expected seed >= 0, got seed={public.seed}")
 
 
-def check_no_guarantee(privacy: PrivacySection, projection: ProjectionSection) -> None:
-    """Nothing is asked of a run without a claim that only a claim could give."""
-    problems = []
-    if privacy.epsilon is not None:
-        problems.append(f"leave out epsilon={privacy.epsilon:g}, since no budget can be kept")
-    if privacy.noise_multiplier is None:
-        problems.append("give privacy.noise_multiplier, since there is no budget to find it from")
-    if projection != ProjectionSection():
-        problems.append("leave out the projection, since nothing would be paid for its components")
-    if problems:
-        raise ValueError(
-            'batch_norm = "mixture" couples the examples, so a run with it has no privacy claim: '
-            + ", ".join(problems)
-            + '; or take batch_norm = "public", which has one'
-        )
-
-
-def check_accountant(name: str) -> None:
-    """There is such an accountant."""
-    names = [accountant.name for accountant in ACCOUNTANTS.values() if accountant.in_recipes]
-    if name not in names:
-        raise ValueError(f"expected accountant to be one of {', '.join(names)}, got {name!r}")
-
-
 def check_lipschitz(lipschitz: LipschitzSection, model: ModelSection, privacy: PrivacySection) -> None:
-    """What bounds one example is one thing: the layers, or clipping."""
+    """The gradient of one example is bounded in one way: by the layers, or by clipping."""
     if lipschitz.tau is None:
         if lipschitz != LipschitzSection():
             raise ValueError("give lipschitz.tau, by which the loss is scaled, or leave out the table lipschitz")
@@ -92,22 +114,17 @@ def check_lipschitz(lipschitz: LipschitzSection, model: ModelSection, privacy: P
     checks.all_of(
         lambda: checks.positive(tau=lipschitz.tau),
         lambda: lipschitz.logit_clip == 0 or checks.positive(logit_clip=lipschitz.logit_clip),
-        lambda: _check_allocation(lipschitz.allocation),
+        lambda: check_choice("allocation", lipschitz.allocation, ALLOCATIONS),
         lambda: _check_no_clipping(privacy),
         lambda: _check_no_norm(model),
     )
 
 
-def _check_allocation(name: str) -> None:
-    if name not in ALLOCATIONS:
-        raise ValueError(f"expected allocation to be one of {', '.join(ALLOCATIONS)}, got {name!r}")
-
-
 def _check_no_clipping(privacy: PrivacySection) -> None:
-    plain = PrivacySection()
-    if (privacy.max_grad_norm, privacy.per_layer) != (plain.max_grad_norm, plain.per_layer):
+    plain, names = PrivacySection(), ("max_grad_norm", "clipping", "engine")
+    if given := [name for name in names if getattr(privacy, name) != getattr(plain, name)]:
         raise ValueError(
-            "with a table lipschitz no gradient is clipped, the layers bound it; leave out max_grad_norm and per_layer"
+            "with a table lipschitz the layers bound the gradient and nothing is clipped; leave out " + ", ".join(given)
         )
 
 

@@ -1,4 +1,4 @@
-"""Settings that are known to work on the data sets at hand."""
+"""Settings that are known to work on the built-in data sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of plain values made into dataclasses, with all that is wrong told at once."""
+"""Dataclasses from tables of plain values, with all problems reported at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def read_fields(owner: type, table: Mapping[str, Any], where: str, problems: lis
 
 
 def _typed(value: Any, expected: Any, known: Field[Any], where: str, problems: list[str]) -> Any:
-    """The value if it is of the field's type, with lists as tuples and whole numbers as floats where wanted."""
+    """The value of a field, with lists as tuples, and whole numbers as floats where the type is float.
+
+    A value of another type is added to the problems and returned as it is.
+    """
     if isinstance(value, list):
         value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A run as data: a TOML file of short tables, read into frozen dataclasses."""
+"""The recipe of a run: a TOML file of short tables, read into frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from noisette.training.recipe.sections import (
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a run but the secret noise."""
+    """Everything that determines a run, except the secret noise."""
 
     data: DataSection = field(default_factory=DataSection)
     model: ModelSection = field(default_factory=ModelSection)
@@ -36,34 +36,18 @@ class Recipe:
     lipschitz: LipschitzSection = field(default_factory=LipschitzSection)
 
     def __post_init__(self) -> None:
-        projection, privacy, training = self.projection, self.privacy, self.training
-        epsilon, noise, lr_end = privacy.epsilon, privacy.noise_multiplier, training.lr_end
         checks.all_of(
-            lambda: projection == ProjectionSection() or checks.count(components=projection.components),
-            lambda: projection == ProjectionSection() or checks.positive(noise_multiplier=projection.noise_multiplier),
-            lambda: constraints.check_start(self.model, projection),
-            lambda: constraints.check_batch_norm(self.model.batch_norm),
+            lambda: constraints.check_projection(self.projection),
+            lambda: constraints.check_model(self.model, self.projection),
             lambda: constraints.check_public(self.public, self.model, self.data),
-            lambda: not self.model.couples or constraints.check_no_guarantee(privacy, projection),
-            lambda: epsilon is None or checks.positive(epsilon=epsilon),
-            lambda: checks.open_fraction(delta=privacy.delta),
-            lambda: noise is None or checks.positive(noise_multiplier=noise),
-            lambda: checks.positive(max_grad_norm=privacy.max_grad_norm),
-            lambda: constraints.check_lipschitz(self.lipschitz, self.model, privacy),
-            lambda: constraints.check_accountant(privacy.accountant),
-            lambda: checks.positive(epochs=training.epochs),
-            lambda: checks.count(batch_size=training.batch_size),
-            lambda: checks.positive(lr=training.lr),
-            lambda: lr_end is None or checks.positive(lr_end=lr_end),
-            lambda: checks.positive(lr_epochs=training.lr_epochs),
-            lambda: checks.below_one(momentum=training.momentum),
-            lambda: checks.below_one(averaging=training.averaging),
-            lambda: checks.count(microbatch_size=training.microbatch_size),
+            lambda: constraints.check_privacy(self.privacy),
+            lambda: constraints.check_lipschitz(self.lipschitz, self.model, self.privacy),
+            lambda: constraints.check_training(self.training),
         )
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The recipe in a TOML file; what it leaves out keeps its default.
+        """The recipe in a TOML file; fields that it leaves out keep their defaults.
 
         Raises:
             ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
@@ -76,7 +60,7 @@ class Recipe:
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], source: str) -> Self:
-        """The recipe in these tables, as :func:`dataclasses.asdict` makes them; what they leave out keeps its default.
+        """The recipe in these tables, as :func:`dataclasses.asdict` makes them; missing fields keep their defaults.
 
         Raises:
             ValueError: there are unknown keys or values of another type; all are listed, and ``source`` is named.
@@ -89,7 +73,7 @@ class Recipe:
 
     @classmethod
     def default_for(cls, data: str) -> Self:
-        """A recipe that is known to work for this data set, or a middling one."""
+        """A recipe that is known to work for this data set; for another one, an MLP with the default settings."""
         known = KNOWN_TO_WORK.get(data)
         if known is None:
             return cls(DataSection(name=data), ModelSection("mlp"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class DataSection:
-    """What is trained on; all but the name is declared by the user for files of their own."""
+    """The records; all fields but the name declare what is public about files of the user's own."""
 
     name: str = "digits"
     classes: int | tuple[str, ...] | None = None
@@ -21,67 +21,56 @@ class DataSection:
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A model of ``noisette.models`` or ``package.module:callable``, and what it begins with."""
+    """A model of ``noisette.models`` or ``package.module:callable``, and its first weights."""
 
     name: str = "cnn"
-    weights: str | None = None  # a safetensors file of weights that were learnt from public records
-    frozen: tuple[str, ...] = ("features",)  # parts with such weights that are not trained
-    batch_norm: str | None = None  # one of BATCH_NORMS that takes the place of each batch norm; all stay if left out
-    standardised: bool = False  # fixed features less the mean, over the deviation, of those of public examples
-
-    @property
-    def couples(self) -> bool:
-        """Whether one example's statistics depend on the others, so that nothing can be promised to any."""
-        return self.batch_norm == "mixture"
+    weights: str | None = None  # a safetensors file of weights that were trained on public records
+    frozen: tuple[str, ...] = ("features",)  # modules that keep these weights
+    batch_norm: str | None = None  # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
+    standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
 
 
 @dataclass(frozen=True)
 class PublicSection:
-    """The public examples that statistics of norms or of features come from; nothing is promised to them."""
+    """The public examples that give norms or features their statistics. They have no privacy guarantee."""
 
     data: str | None = None  # a built-in set, a folder of images or an .npz: other examples than those trained on
-    examples: int = 128  # so many of its training examples
+    examples: int = 128  # how many of its training examples are taken
     seed: int = 0  # which ones
     classes: int | tuple[str, ...] | None = None  # those of files of your own, which are read with their labels
 
 
 @dataclass(frozen=True)
 class PrivacySection:
-    """The budget of all that is learned from the records, and the bound on one example."""
+    """The privacy budget of all that is learned from the records, and how the gradient of one example is clipped."""
 
-    epsilon: float | None = None  # 3 if left out, where there is a claim
+    epsilon: float = 3.0
     delta: float = 1e-5
-    noise_multiplier: float | None = (
-        None  # calibrated to the budget if left out; given, it ends the run with the budget
-    )
-    max_grad_norm: float = 1.0
-    per_layer: bool = False  # bound and noise multiplier are those of each layer, not of all together
+    noise_multiplier: float | None = None  # calibrated to the budget if left out; given, the budget limits the steps
+    max_grad_norm: float = 1.0  # the clipping norm: of each layer with per-layer clipping, the first with adaptive
+    clipping: str = "flat"  # a name in CLIPPING_RULES
+    engine: str = "book-keeping"  # a name in ENGINES
     accountant: str = "pld"
     allow_large_delta: bool = False
-
-    @property
-    def budget(self) -> float:
-        """The epsilon that a run with a claim may spend."""
-        return 3.0 if self.epsilon is None else self.epsilon
 
 
 @dataclass(frozen=True)
 class LipschitzSection:
-    """How a Lipschitz network bounds one example: by its layers, its gradient unclipped; by clipping if left out."""
+    """How the layers of a Lipschitz network bound the gradient of one example; if left out, clipping does."""
 
-    tau: float | None = None  # scores are multiplied by it in the loss, which is divided by it; must be given
+    tau: float | None = None  # the loss is that of the scores times tau, divided by tau; must be given
     logit_clip: float = 0.0  # bound on an example's gradient at the scores; 0 leaves that of the loss
-    allocation: str = "optimal"  # one of ALLOCATIONS: how noise is shared among the weights
+    allocation: str = "optimal"  # a name in ALLOCATIONS: how the noise is shared among the parameters
 
     @property
     def used(self) -> bool:
-        """Whether the layers bound one example."""
+        """Whether the layers bound the gradient of one example."""
         return self.tau is not None
 
 
 @dataclass(frozen=True)
 class ProjectionSection:
-    """Private principal components that the records are projected on before training; none if left out."""
+    """The private principal components that the records are projected on before training; none if left out."""
 
     components: int = 0
     noise_multiplier: float = 0.0
@@ -89,15 +78,15 @@ class ProjectionSection:
 
 @dataclass(frozen=True)
 class TrainingSection:
-    """How the noised gradients are used. Everything here is post-processing."""
+    """How the noised gradients are used. All of it is post-processing, except the number and size of the batches."""
 
     epochs: float = 40.0
     batch_size: int = 1024  # expected
     lr: float = 1.0
     momentum: float = 0.0
-    cosine: bool = True  # the learning rate falls to zero along half a cosine; constant otherwise
-    lr_end: float | None = None  # instead: the learning rate moves in a line to this one, and stays there
-    lr_epochs: float = 10.0  # for so many epochs
+    cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
+    lr_end: float | None = None  # instead of the cosine: the learning rate changes linearly to this one and stays there
+    lr_epochs: float = 10.0  # the number of epochs that this takes
     averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
-    seed: int = 0  # initial weights only: noise and sampling never depend on it
-    microbatch_size: int = 1024  # examples at once in memory
+    seed: int = 0  # of the first weights only: noise and sampling never depend on it
+    microbatch_size: int = 1024  # examples in memory at once

@@ -1,4 +1,4 @@
-"""What a run leaves for its readers: the run folder, the figures and the privacy statement."""
+"""The results of a run: the run folder, the report with its figures, and the privacy statement."""
 
 from noisette.training.report.documents import documents as documents
 from noisette.training.report.facts import Facts as Facts
@@ -9,15 +9,3 @@ from noisette.training.report.numbers import power_of_ten as power_of_ten
 from noisette.training.report.numbers import upward as upward
 from noisette.training.report.run_folder import RunFolder as RunFolder
 from noisette.training.report.run_folder import unfinished_runs as unfinished_runs
-
-__all__ = [
-    "Facts",
-    "RunFolder",
-    "documents",
-    "duration",
-    "facts_of",
-    "percent",
-    "power_of_ten",
-    "unfinished_runs",
-    "upward",
-]

@@ -1,4 +1,4 @@
-"""The figure of what survives an attack: certified accuracy against how far an example may be moved."""
+"""The figure of certified accuracy against the radius."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from noisette.training.report.numbers import percent
 from noisette.training.report.svg import BLUE, STYLE, svg
 
 _INCHES = (4.2, 2.9)
-_LIFT = 4  # points between a marked place and its name
+_LIFT = 4  # points between a marker and its label
 
 
 def accuracy_against_radius(measured: Sequence[tuple[float, float]]) -> str:

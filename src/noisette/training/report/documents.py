@@ -1,4 +1,4 @@
-"""What a finished run leaves behind, file by file."""
+"""The files of a finished run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
-    """The files of a run folder beside the ledger: their names and contents."""
-    title = f"Privacy statement of {facts.model} trained on {facts.data}"
+    """The files of a run folder other than the ledger: their names and contents."""
+    title = f"Privacy statement of {facts.recipe.model.name} trained on {facts.data}"
     return {
         "model.safetensors": _weights(model),
         "privacy.txt": as_text(statement(facts), title=title).encode(),
@@ -26,5 +26,5 @@ def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
 def _weights(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
-    # Tied weights are written once for each of their names: the format has no way to say that they are one.
+    # Tied weights are written once for each of their names, since the format cannot share them.
     return save({name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()})

@@ -6,116 +6,90 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import noisette
 from noisette.accounting import PoissonGaussian
 
 if TYPE_CHECKING:
-    from noisette.run.dp_sgd import DpSgdRun
     from noisette.run.private import PrivateRun
     from noisette.training.outcome import Outcome, Point
-    from noisette.training.recipe import LipschitzSection, PrivacySection
+    from noisette.training.recipe import Recipe
 
-_LIBRARY = "dp-accounting"  # prices the run
-_COUPLED = (
-    'with batch_norm = "mixture" the statistics are those of all examples of a batch together, so one record moves the '
-    "gradients of all others, and clipping each of them does not bound by how much"
-)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a run promises, and what that rests on; ``steps`` are those that ``epsilon`` pays for."""
-
-    epsilon: float
-    delta: float
-    budget: float
-    accountant: str
-    accountant_version: str
-    neighbouring: str
-    tail_delta: float
-    allow_large_delta: bool
-    steps: int
-    ledger_head: str
+_LIBRARY = "dp-accounting"  # computes the privacy cost
 
 
 @dataclass(frozen=True)
 class LayerBounds:
     """How the layers of a Lipschitz network bounded one record, by parameter, under the weights of the last step.
 
-    ``sensitivities`` are the most that one record moves the sum of a parameter's gradients, ``deviations`` those of the
-    noise on each of its numbers. The loss is the cross-entropy of the scores times ``tau``, divided by it;
-    ``logit_clip`` is the bound on a record's gradient at the scores, 0 for that of the loss.
+    ``sensitivities`` are the most that one record moves the sum of a parameter's gradients, ``deviations`` the standard
+    deviations of the noise on each of its elements.
     """
 
-    tau: float
-    logit_clip: float
-    allocation: str
     sensitivities: Mapping[str, float]
     deviations: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class ReleasedPart:
+    """One of several sums that every step releases together: its sensitivity, and its share of the noise budget."""
+
+    name: str
+    sensitivity: float
+    share: float
 
 
 @dataclass(frozen=True)
 class Facts:
     """A run in public numbers: declared, noised, or about the public test examples.
 
-    ``claim`` is ``None`` where nothing is promised, and ``no_claim_because`` says why, else "". In ``run.json`` the
-    claim is true or false, and its numbers stand beside it, all null where there is none.
-    ``max_grad_norm`` is the bound of all ``layers`` together, each of which is clipped to an equal part of it; ``None``
-    where gradients are bounded by the layers they go through, of which ``lipschitz`` tells;
-    ``word_vectors`` are how many public ones there are and how many numbers each has, () where inputs are no words;
-    ``components`` counts the private principal components that the records were projected on, 0 for none;
-    ``public_weights`` is the SHA-256 of the file whose weights the model began with, "" if it began with random ones;
-    ``batch_norm`` is what stands for it, "" if nothing does, ``standardised`` whether fixed features were, and
-    ``public_examples`` how many examples of ``public_data``, chosen by ``public_seed``, gave statistics.
-    ``test_accuracy`` is that of the saved model, ``None`` if nobody measured it; ``steps_lost`` are those paid for that
-    went down with a process that died; ``resumed`` counts how often the run went on in another process; ``learning``
-    holds the settings that only shape what becomes of the noised gradients; ``certified`` are distances with the part
-    of the test examples whose class is right and stays so, wherever they are moved within that distance.
+    ``epsilon`` is the cost of the ``steps`` that the ledger has
+    reserved, at the recipe's delta, of which ``tail_delta`` is for the tail of the noise generator.
+    ``word_vectors`` is the shape of the table of public word vectors, () where inputs are not words;
+    ``public_weights`` is the SHA-256 of the file of the first weights, "" if they were random;
+    ``max_grad_norm`` is the clipping norm of all ``groups`` of parameters together, as of the last release; it is
+    ``None`` where the layers bound the gradients, as ``lipschitz`` has it; ``parts`` are what a step releases, () for
+    the gradient alone.
+    ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
+    and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
+    ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it.
 
-    Guarantee: where there is a claim, no field depends on the training records but through the noise. There is no loss,
-    gradient norm, batch size or number of records here, and the only ways out of a run are this class, the weights and
-    the ledger.
+    Guarantee: no field depends on the training records except through the noise. There is no loss, gradient norm, batch
+    size or number of records here, and a run publishes this class, the weights and the ledger only.
     """
 
     version: str
-    claim: Claim | None
-    no_claim_because: str
+    recipe: Recipe
     data: str
     note: str
     declared_size: int
     input_shape: tuple[int, ...]
     word_vectors: tuple[int, ...]
     classes: int
-    model: str
-    public_weights: str
-    standardised: bool
-    batch_norm: str
-    public_data: str
-    public_examples: int
-    public_seed: int
     parameters: int
+    public_weights: str
+    epsilon: float
+    neighbouring: str
+    accountant_version: str
+    tail_delta: float
     sampling: str
     sampling_rate: float
     noise_multiplier: float
     max_grad_norm: float | None
+    groups: int
+    parts: tuple[ReleasedPart, ...]
     lipschitz: LayerBounds | None
-    layers: int
-    components: int
-    components_noise_multiplier: float
+    steps: int
     steps_planned: int
     steps_taken: int
     steps_lost: int
     resumed: int
     completed: bool
-    expected_batch_size: int
-    epochs: float
-    seed: int
-    learning: Mapping[str, Any]
+    ledger_head: str
     test_accuracy: float | None
     seconds: float
     seconds_per_step: float
@@ -125,61 +99,54 @@ class Facts:
 
     @property
     def progress(self) -> str:
-        """How many steps were taken of those that were planned, and how many a run that was resumed has lost."""
+        """How many of the planned steps were taken, and how many a resumed run has lost."""
         lost = f" (resumed, {self.steps_lost:,} lost)" if self.resumed else ""
         return f"{self.steps_taken:,} of {self.steps_planned:,}{lost}"
 
     def as_json(self) -> str:
-        """The text of ``run.json``."""
-        claim = asdict(self.claim) if self.claim else dict.fromkeys(part.name for part in fields(Claim))
-        points = [asdict(point) for point in self.points]
-        content = asdict(replace(self, points=())) | {"claim": self.claim is not None} | claim | {"points": points}
+        """The text of ``run.json``. It has file names in the place of paths: the user's folders are not published."""
+        content = asdict(self)
+        for section, key in (("data", "name"), ("data", "test"), ("model", "weights"), ("public", "data")):
+            if path := content["recipe"][section][key]:
+                content["recipe"][section][key] = Path(path).name
         return json.dumps(content, indent=2) + "\n"
 
 
 def facts_of(outcome: Outcome) -> Facts:
     """What may be published about this run."""
-    from noisette.run.private import PrivateRun  # brings torch
-
     recipe, run, data = outcome.recipe, outcome.run, outcome.data
-    learning = asdict(recipe.training)
     last = outcome.points[-1] if outcome.points else None
-    public = recipe.public
+    by_layers = recipe.lipschitz.used
+    gradients = [part.bound for part in run.bound.pop_sums() if part.name == "gradient"]
     return Facts(
         version=noisette.__version__,
-        claim=_claim(run, recipe.privacy) if isinstance(run, PrivateRun) else None,
-        no_claim_because="" if isinstance(run, PrivateRun) else _COUPLED,
+        recipe=recipe,
         data=data.name,
         note=data.note,
         declared_size=data.declared_size,
         input_shape=tuple(data.train.inputs.shape[1:]),
         word_vectors=() if data.vectors is None else data.vectors.shape,
         classes=data.classes,
-        model=recipe.model.name,
-        public_weights=_sha256(recipe.model.weights),
-        standardised=recipe.model.standardised,
-        batch_norm=recipe.model.batch_norm or "",
-        public_data=Path(public.data).name if public.data else "",
-        public_examples=public.examples if public.data else 0,
-        public_seed=public.seed,
         parameters=outcome.parameters,
+        public_weights=_sha256(recipe.model.weights),
+        epsilon=outcome.epsilon,
+        neighbouring=run.event.neighbouring.value,
+        accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
+        tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
         sampling=PoissonGaussian.sampling,
         sampling_rate=run.sampling_rate,
         noise_multiplier=run.noise_multiplier,
-        max_grad_norm=None if recipe.lipschitz.used else math.hypot(*(part.bound for part in run.bound.pop_sums())),
-        lipschitz=_layer_bounds(run, recipe.lipschitz) if recipe.lipschitz.used else None,
-        layers=outcome.layers,
-        components=recipe.projection.components,
-        components_noise_multiplier=recipe.projection.noise_multiplier,
+        max_grad_norm=None if by_layers else math.hypot(*gradients),
+        groups=1 if by_layers else len(gradients),
+        parts=_parts(run),
+        lipschitz=_layer_bounds(run) if by_layers else None,
+        steps=run.ledger.events.get(run.event, 0),
         steps_planned=run.steps,
         steps_taken=run.steps_taken,
         steps_lost=run.steps_lost,
         resumed=outcome.resumed,
         completed=not outcome.interrupted,
-        expected_batch_size=learning.pop("batch_size"),
-        epochs=learning.pop("epochs"),
-        seed=learning.pop("seed"),
-        learning=learning,
+        ledger_head=run.ledger.head,
         test_accuracy=last.test_accuracy if last and last.step == run.steps_spent else None,
         seconds=outcome.seconds,
         seconds_per_step=outcome.seconds / max(1, run.steps_taken),
@@ -189,34 +156,24 @@ def facts_of(outcome: Outcome) -> Facts:
     )
 
 
-def _claim(run: PrivateRun, privacy: PrivacySection) -> Claim:
-    return Claim(
-        epsilon=run.epsilon(delta=privacy.delta),
-        delta=privacy.delta,
-        budget=privacy.budget,
-        accountant=run.accountant.name,
-        accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
-        neighbouring=run.event.neighbouring.value,
-        tail_delta=privacy.delta - run.delta_for_noise(privacy.delta),
-        allow_large_delta=privacy.allow_large_delta,
-        steps=run.ledger.events.get(run.event, 0),
-        ledger_head=run.ledger.head,
+def _parts(run: PrivateRun) -> tuple[ReleasedPart, ...]:
+    """The parts of the release that the ledger names, each with its sensitivity."""
+    sums = run.bound.pop_sums()
+    return tuple(
+        ReleasedPart(name, math.hypot(*(part.bound for part in sums if part.name == name)), share)
+        for name, share in run.event.parts
     )
 
 
-def _layer_bounds(run: DpSgdRun, settings: LipschitzSection) -> LayerBounds:
+def _layer_bounds(run: PrivateRun) -> LayerBounds:
     from noisette.lipschitz.bound import LipschitzBound
 
     bound = run.bound
     assert isinstance(bound, LipschitzBound), "a recipe with tau has no other"
     sensitivities = bound.sensitivities()
-    assert settings.tau is not None, "it was read from a recipe with tau"
     return LayerBounds(
-        tau=settings.tau,
-        logit_clip=settings.logit_clip,
-        allocation=settings.allocation,
-        sensitivities=sensitivities,
-        deviations={
+        sensitivities,
+        {
             name: run.noise_multiplier * part.bound / math.sqrt(part.share)
             for part in bound.allocation.parts(sensitivities, bound.parameters)
             for name in part.names

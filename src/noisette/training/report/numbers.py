@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them, and a promise never made smaller by rounding."""
+"""Numbers formatted for readers; an epsilon is never rounded down."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import ROUND_CEILING, Decimal
 
 
 def upward(epsilon: float) -> str:
-    """An epsilon in two decimals, never below itself.
+    """An epsilon in two decimals, rounded up.
 
     >>> upward(2.991), upward(3.0), upward(0.0004)
     ('3.00', '3.00', '0.01')
@@ -37,7 +37,7 @@ def power_of_ten(delta: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time span in the units that suit it.
+    """A time span in suitable units.
 
     >>> duration(3.21), duration(75), duration(7322)
     ('3.2 s', '1 min 15 s', '2 h 2 min')

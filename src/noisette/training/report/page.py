@@ -1,15 +1,18 @@
-"""The report: one page that needs nothing but itself."""
+"""The report: one self-contained HTML page."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
+from pathlib import Path
 
 from markupsafe import Markup
 
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
 from noisette.training.report.certified_figure import accuracy_against_radius
-from noisette.training.report.facts import Claim, Facts
-from noisette.training.report.figures import accuracy_against_epsilon, accuracy_against_steps, epsilon_against_steps
+from noisette.training.report.facts import Facts
+from noisette.training.report.figures import accuracy_against_epsilon, epsilon_against_steps
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
 from noisette.training.report.statement import statement
 from noisette.training.report.templates import templates
@@ -27,13 +30,13 @@ _WORDS = {
 def page(facts: Facts) -> str:
     """The report as HTML: result, settings, figures, privacy statement, and how to load the model.
 
-    It holds no script and no address, so it shows the same in ten years and tells nobody that it is read.
+    It has no script and loads nothing, so it does not change with time, and nobody learns that it is read.
     """
     return _PAGES.get_template("page.html").render(
         facts=facts,
         settings=_settings(facts),
         epsilon_figure=Markup(epsilon_against_steps(facts)),
-        accuracy_figure=Markup(accuracy_against_epsilon(facts) if facts.claim else accuracy_against_steps(facts)),
+        accuracy_figure=Markup(accuracy_against_epsilon(facts)),
         radius_figure=Markup(accuracy_against_radius(facts.certified)),
         sections=statement(facts),
         loading=_loading(facts),
@@ -44,7 +47,9 @@ def page(facts: Facts) -> str:
 
 
 def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The table of settings: what each is called and its value with its unit, in groups."""
+    """The table of settings in groups: the name of each and its value with its unit."""
+    privacy, training = facts.recipe.privacy, asdict(facts.recipe.training)
+    batch, epochs, seed = (training.pop(name) for name in ("batch_size", "epochs", "seed"))
     return [
         (
             "Data and model",
@@ -52,7 +57,7 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
                 ("data", facts.data),
                 ("declared size", f"{facts.declared_size:,} examples"),
                 ("example", f"{_example(facts)}, {facts.classes} classes"),
-                ("model", facts.model),
+                ("model", facts.recipe.model.name),
                 ("trained parameters", f"{facts.parameters:,}"),
                 *_start(facts),
                 *_norm(facts),
@@ -61,7 +66,10 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
         (
             "Privacy",
             [
-                *_promised(facts.claim),
+                ("epsilon", f"{upward(facts.epsilon)} (budget {privacy.epsilon:g})"),
+                ("delta", power_of_ten(privacy.delta)),
+                ("neighbours", facts.neighbouring),
+                ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
                 *_bound(facts),
                 *_projection(facts),
                 ("sampling", f"{facts.sampling}, rate {facts.sampling_rate:.4g}"),
@@ -71,44 +79,36 @@ def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
             "Training",
             [
                 ("steps", facts.progress),
-                ("epochs", f"{facts.epochs:g} × declared size"),
-                ("expected batch", f"{facts.expected_batch_size:,} examples"),
-                ("seed of the first weights", str(facts.seed)),
-                *((_WORDS.get(name, name), _plain(value)) for name, value in facts.learning.items()),
+                ("epochs", f"{epochs:g} × declared size"),
+                ("expected batch", f"{batch:,} examples"),
+                ("seed of the first weights", str(seed)),
+                *((_WORDS.get(name, name), _plain(value)) for name, value in training.items()),
                 ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
             ],
         ),
     ]
 
 
-def _promised(claim: Claim | None) -> list[tuple[str, str]]:
-    if claim is None:
-        return [("claim", "none")]
-    return [
-        ("epsilon", f"{upward(claim.epsilon)} (budget {claim.budget:g})"),
-        ("delta", power_of_ten(claim.delta)),
-        ("neighbours", claim.neighbouring),
-        ("accountant", f"{claim.accountant.upper()}, {claim.accountant_version}"),
-    ]
-
-
 def _bound(facts: Facts) -> list[tuple[str, str]]:
-    """The noise multiplier, and what it multiplies."""
-    noise = f"{facts.noise_multiplier:.4g}"
-    if lipschitz := facts.lipschitz:
-        clipped = f", gradient at the scores within {lipschitz.logit_clip:g}" if lipschitz.logit_clip else ""
-        deviations = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.deviations.items())
+    """The noise multiplier, and the sensitivity that it multiplies."""
+    noise, settings, privacy = f"{facts.noise_multiplier:.4g}", facts.recipe.lipschitz, facts.recipe.privacy
+    if facts.lipschitz:
+        clipped = f", gradient at the scores at most {settings.logit_clip:g}" if settings.logit_clip else ""
+        deviations = ", ".join(f"{name} {value:.4g}" for name, value in facts.lipschitz.deviations.items())
         return [
             ("noise multiplier", noise),
-            ("bound", f"by the layers, nothing clipped{clipped}"),
-            ("loss", f"cross-entropy of the scores times {lipschitz.tau:g}, divided by it"),
-            ("deviations of the noise", f"{deviations} ({lipschitz.allocation})"),
+            ("sensitivity", f"bounded by the layers, nothing clipped{clipped}"),
+            ("loss", f"cross-entropy of the scores times {settings.tau:g}, divided by {settings.tau:g}"),
+            ("deviations of the noise", f"{deviations} ({settings.allocation})"),
         ]
-    assert facts.max_grad_norm is not None, "there is no other bound"
-    each = f", {facts.layers} layers to {facts.max_grad_norm / math.sqrt(facts.layers):.4g} each"
+    assert facts.max_grad_norm is not None, "something is clipped"
+    each = f", {facts.groups} layers to {facts.max_grad_norm / math.sqrt(facts.groups):.4g} each"
     return [
-        ("noise multiplier", f"{noise} × bound"),
-        ("bound (max. gradient norm)", f"{facts.max_grad_norm:.4g}{each if facts.layers > 1 else ''}"),
+        ("noise multiplier", f"{noise} × clipping norm"),
+        ("clipping norm", f"{facts.max_grad_norm:.4g}{each if facts.groups > 1 else ''}"),
+        ("clipping", f"{privacy.clipping}: {CLIPPING_RULES[privacy.clipping].description}"),
+        ("engine", f"{privacy.engine}: {ENGINES[privacy.engine].description}"),
+        *((part.name, f"{part.share:.2%} of the noise budget".replace("%", " %")) for part in facts.parts),
     ]
 
 
@@ -119,15 +119,17 @@ def _start(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _norm(facts: Facts) -> list[tuple[str, str]]:
-    public = f", {facts.public_examples} examples of {facts.public_data}" if facts.public_examples else ""
-    norm = [("batch norm", f"{facts.batch_norm}{public}")] if facts.batch_norm else []
-    return [*norm, ("fixed features", f"standardised{public}")] if facts.standardised else norm
+    model, public = facts.recipe.model, facts.recipe.public
+    source = f", {public.examples} examples of {Path(public.data).name}" if public.data else ""
+    norm = [("batch norm", f"{model.batch_norm}{source}")] if model.batch_norm else []
+    return [*norm, ("fixed features", f"standardised{source}")] if model.standardised else norm
 
 
 def _projection(facts: Facts) -> list[tuple[str, str]]:
-    if not facts.components:
+    projection = facts.recipe.projection
+    if not projection.components:
         return []
-    return [("principal components", f"{facts.components}, noise {facts.components_noise_multiplier:g}")]
+    return [("principal components", f"{projection.components}, noise {projection.noise_multiplier:g}")]
 
 
 def _plain(value: object) -> str:
@@ -141,15 +143,16 @@ def _example(facts: Facts) -> str:
 
 
 def _loading(facts: Facts) -> str:
-    shape = repr((*facts.input_shape, *facts.word_vectors[1:]))
-    model = f"models.build({facts.model!r}, {shape}, {facts.classes})"
-    if facts.components:
-        model = f"models.projected({facts.model!r}, {shape}, {facts.classes}, {facts.components})"
+    """The Python code that builds the model and loads its weights."""
+    recipe, shape = facts.recipe, repr((*facts.input_shape, *facts.word_vectors[1:]))
+    model = f"models.build({recipe.model.name!r}, {shape}, {facts.classes})"
+    if recipe.projection.components:
+        model = f"models.projected({recipe.model.name!r}, {shape}, {facts.classes}, {recipe.projection.components})"
     if facts.word_vectors:
         model = f"models.FixedFeatures(nn.Embedding{facts.word_vectors}, {model})"
-    before, after = _norm_put_back(facts)
+    before, after = _restored_norm(facts)
     constants: list[str] = []
-    if facts.standardised:  # with constants that come with the weights
+    if recipe.model.standardised:  # the constants are saved with the weights
         constants = [f"model = models.standardised(model, model.features(torch.zeros(2, *{shape})))"]
     imports = ["from noisette import models", "from safetensors.torch import load_file"]
     if facts.word_vectors:
@@ -173,16 +176,20 @@ def _loading(facts: Facts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _norm_put_back(facts: Facts) -> tuple[list[str], list[str]]:
-    """How the model gets its norms before and after its weights; a batch norm does for those whose statistics stay."""
-    fixed = bool(facts.components or facts.word_vectors)
-    trained, name = "model.head" if fixed else "model", f'"{facts.batch_norm}"'
-    if facts.batch_norm in ("", "public", "frozen"):
+def _restored_norm(facts: Facts) -> tuple[list[str], list[str]]:
+    """The lines that replace batch norm before and after the weights are loaded.
+
+    Norms whose statistics are constants are loaded as batch norms and need no line.
+    """
+    norm, public = facts.recipe.model.batch_norm, facts.recipe.public
+    fixed = bool(facts.recipe.projection.components or facts.word_vectors)
+    trained, name = "model.head" if fixed else "model", f'"{norm}"'
+    if norm in (None, "public", "frozen"):
         return [], []
-    if not facts.public_examples:
+    if not public.data:
         return [f"replace_batch_norm({trained}, {name})"], []
-    own = "" if facts.public_data in names() else ", declaration=Declaration(classes=..., size=...)"
-    loaded = f"load({facts.public_data!r}{own})"
-    chosen = f"public_examples({loaded}, examples={facts.public_examples}, seed={facts.public_seed})"
+    data = Path(public.data).name
+    own = "" if data in names() else ", declaration=Declaration(classes=..., size=...)"
+    chosen = f"public_examples(load({data!r}{own}), examples={public.examples}, seed={public.seed})"
     given = "model.features(public)" if fixed else "public"
     return [], [f"public = {chosen}", f"replace_batch_norm({trained}, {name}, {given})"]

@@ -1,4 +1,4 @@
-"""A plot of prices as a file: a picture, or a page with the tables beside it that needs nothing but itself."""
+"""The answer of a command as a file: a figure, or a self-contained page with figures and tables."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _PAGES = templates("noisette.training.report")
 
 @dataclass(frozen=True)
 class Plot:
-    """What a command answered, drawn.
+    """The figures and tables of a command's answer.
 
     Args:
         command: the command's name.
-        title: the answer, in a line.
-        lead: what it rests on, in a sentence or two.
-        panels: the figure, in parts that stand side by side.
-        tables: the same in numbers.
+        title: the answer in one line.
+        lead: the assumptions behind it, in one or two sentences.
+        panels: the figure, as panels side by side.
+        tables: the numbers behind it.
     """
 
     command: str
@@ -38,7 +38,7 @@ class Plot:
     tables: Sequence[Cells]
 
     def write(self, path: Path) -> None:
-        """Write it as what the file's name ends with: ``.png``, ``.svg`` or ``.html``, never half.
+        """Write the file at once in the format that its name ends with: ``.png``, ``.svg`` or ``.html``.
 
         Raises:
             OSError: the file cannot be written.

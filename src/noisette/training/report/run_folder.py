@@ -1,4 +1,4 @@
-"""The run folder: written beside its place, moved there when it is whole, and picked up again when it never was."""
+"""The run folder: written under a temporary name, renamed when it is complete, and reopened to continue a run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from noisette.accounting.ledger.ledger import LEDGER_FILE
 
 _CHECKPOINT, _SETTINGS = "checkpoint", "settings.json"
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", _CHECKPOINT}
-_SAVED = "checkpoint.json"  # there from the first checkpoint on; its room would bring torch with it
+_SAVED = "checkpoint.json"  # written by noisette.run.checkpoint_file, whose import brings torch
 _UNFINISHED = re.compile(r"(.+)\.unfinished-\d+")
 
 
 class RunFolder:
-    """A place for a run at ``out``. Use it in a ``with`` block around the training.
+    """The folder of a run. Use it in a ``with`` block around the training.
 
-    Until it is whole the folder is called ``out.unfinished-1``, with the ledger in it from the first step on, and a
-    folder for checkpoints. When all files are on the disk it takes its name, in place of an older run, without the
-    checkpoints. A block that ends without :meth:`complete` leaves nothing, or ledger and checkpoints if privacy was
-    spent.
+    Until the run is complete the folder is called ``out.unfinished-1``, and holds the ledger from the first step on and
+    a folder for checkpoints. When all files are on disk it is renamed to ``out``, replaces an older run there, and
+    loses the checkpoints. A block that ends without :meth:`complete` leaves nothing if no privacy was spent, and the
+    ledger and the checkpoints otherwise.
 
     Raises:
         ValueError: ``out`` exists, and is not a run or holds other files too.
@@ -44,13 +44,13 @@ class RunFolder:
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:
-        """The folder of a run that was begun and not finished, to go on with. It is left as it is until it is whole.
+        """The folder of an unfinished run, in order to continue it. Only :meth:`complete` removes files from it.
 
         Args:
-            place: the folder itself, or the name that it was to take.
+            place: the folder itself, or the ``out`` of the run.
 
         Raises:
-            ValueError: there is none, or several, or it was never saved.
+            ValueError: there is no such folder, there are several, or it holds no checkpoint.
         """
         place = place.resolve()
         if named := _UNFINISHED.fullmatch(place.name):
@@ -58,7 +58,7 @@ class RunFolder:
         else:
             folder, out = _only_one_unfinished(place), place
         if not (folder / _CHECKPOINT / _SAVED).is_file():
-            raise ValueError(f"{folder} holds no checkpoint, so there is nothing to go on from; start the run anew")
+            raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run")
         run = cls(out)
         run._making, run._resumed = folder, True
         return run
@@ -72,26 +72,26 @@ class RunFolder:
 
     @property
     def place(self) -> Path:
-        """The folder as it is called until it is whole."""
-        assert self._making is not None, "in a with block"
+        """The folder under its present, temporary name."""
+        assert self._making is not None, "used in a with block"
         return self._making
 
     @property
     def ledger(self) -> Path:
-        """Where the run's ledger is written."""
+        """The file of the run's ledger."""
         return self.place / LEDGER_FILE
 
     @property
     def checkpoint(self) -> Path:
-        """Where the run is saved."""
+        """The folder of the run's checkpoints."""
         return self.place / _CHECKPOINT
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What :meth:`keep_settings` kept.
+        """The settings that :meth:`keep_settings` wrote.
 
         Raises:
-            ValueError: it was cut.
+            ValueError: the file was truncated or altered.
         """
         path = self.checkpoint / _SETTINGS
         try:
@@ -100,7 +100,7 @@ class RunFolder:
             raise ValueError(f"{path} was cut or altered: {error}") from error
 
     def keep_settings(self, settings: Mapping[str, Any]) -> None:
-        """Keep what the run was begun with, for those who go on with it: plain values, by name.
+        """Write the settings that the run begins with, which are plain values, for continuing it.
 
         Raises:
             OSError: the file cannot be written.
@@ -109,7 +109,7 @@ class RunFolder:
         atomic_files.write(self.checkpoint / _SETTINGS, json.dumps(settings, indent=2).encode() + b"\n", mode=0o600)
 
     def complete(self, files: Mapping[str, bytes]) -> None:
-        """Write these files and give the folder its name.
+        """Write these files and rename the folder.
 
         Raises:
             OSError: a file cannot be written; the older run stays.
@@ -119,7 +119,7 @@ class RunFolder:
         self._take_place()
 
     def _take_place(self) -> None:
-        """Exchange the folders; back on a failure. The checkpoint goes last, so that a crash leaves what can go on."""
+        """Exchange the folders, or restore them on a failure. The checkpoint is last, so that a crash keeps it."""
         older = _fresh_sibling(self.out, "replaced")
         moves = [(self.out, older / "run")] if self.out.exists() else []
         moves.append((self.place, self.out))
@@ -131,7 +131,7 @@ class RunFolder:
                 os.replace(source, target)
                 done.append((source, target))
                 if source == self.out and target.name == "run":
-                    _check_is_run(target, str(self.out))  # others may have put files there meanwhile
+                    _check_is_run(target, str(self.out))  # another process may have added files
         except BaseException:
             for source, target in reversed(done):
                 os.replace(target, source)
@@ -149,19 +149,19 @@ class RunFolder:
         if not self._resumed:
             self._tidy()
         if error and self.place.exists():
-            error.add_note(f"What was spent until then is on record in {self.ledger}")
+            error.add_note(f"The privacy spent until then is recorded in {self.ledger}")
             if self.checkpoint.exists():
-                error.add_note(f"To go on with what is left: noisette train --resume {self.place}")
+                error.add_note(f"To continue the run: noisette train --resume {self.place}")
 
     def _tidy(self) -> None:
-        """Keep what speaks of privacy that was spent, and what can be gone on with; nothing if none was."""
+        """Delete everything except the ledger and the checkpoints, and these too if no privacy was spent."""
         spent = self.ledger.is_file() and _spent(self.ledger)
         for entry in self.place.iterdir():
             if entry == self.checkpoint and not spent:
                 shutil.rmtree(entry)
             elif entry != self.checkpoint and not (spent and entry == self.ledger):
                 entry.unlink()
-        with suppress(OSError):  # not empty: what was spent stays on record
+        with suppress(OSError):  # not empty: the ledger stays
             for folder in (self.place, *self._parents):
                 folder.rmdir()
 
@@ -176,7 +176,7 @@ def _check_is_run(folder: Path, name: str) -> None:
 
 
 def unfinished_runs(out: Path) -> list[Path]:
-    """The folders of runs that were begun for this place, were saved, and did not finish."""
+    """The folders of unfinished runs for this ``out`` that hold a checkpoint."""
     out = out.resolve()
     found = out.parent.iterdir() if out.parent.is_dir() else []
     named = {folder: _UNFINISHED.fullmatch(folder.name) for folder in found}
@@ -193,9 +193,9 @@ def _only_one_unfinished(out: Path) -> Path:
             return folder
         case []:
             finished = "it is finished" if (out / "run.json").is_file() else "there is no such run"
-            raise ValueError(f"no unfinished run was begun for {out}: {finished}")
+            raise ValueError(f"there is no unfinished run for {out}: {finished}")
         case several:
-            raise ValueError(f"several unfinished runs were begun for {out}; say which: {', '.join(map(str, several))}")
+            raise ValueError(f"there are several unfinished runs for {out}; name one of {', '.join(map(str, several))}")
 
 
 def _fresh_sibling(out: Path, word: str) -> Path:
@@ -209,7 +209,7 @@ def _fresh_sibling(out: Path, word: str) -> Path:
 
 
 def _spent(ledger: Path) -> bool:
-    """Whether steps stand in a ledger's account; one that cannot be read speaks against its run."""
+    """Whether the ledger records steps; a ledger that cannot be read counts as one that does."""
     if ledger.stat().st_size == 0:
         return False
     try:

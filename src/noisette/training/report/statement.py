@@ -1,13 +1,15 @@
-"""The privacy statement: what is promised, on what grounds, and what is not."""
+"""The privacy statement: the guarantee of a run, how it is kept, and what it does not cover."""
 
 from __future__ import annotations
 
 import math
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.training.report.facts import Claim, Facts, LayerBounds
+from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.training.report.facts import Facts
 from noisette.training.report.numbers import power_of_ten, upward
 
 _WIDTH = 88
@@ -23,15 +25,7 @@ class Section:
 
 def statement(facts: Facts) -> tuple[Section, ...]:
     """The privacy statement of a run, section by section."""
-    if facts.claim is None:
-        return (_no_promise(facts), _mechanism(facts))
-    return (
-        _promise(facts, facts.claim),
-        _mechanism(facts),
-        _price(facts, facts.claim),
-        _randomness(facts),
-        _not_covered(),
-    )
+    return _guarantee(facts), _mechanism(facts), _cost(facts), _randomness(facts), _not_covered()
 
 
 def as_text(sections: tuple[Section, ...], *, title: str) -> str:
@@ -43,37 +37,24 @@ def as_text(sections: tuple[Section, ...], *, title: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _no_promise(facts: Facts) -> Section:
-    return Section(
-        "What is promised",
-        (
-            "Nothing. This run has no privacy claim. Its weights and all that is in this folder may tell of single "
-            f"records of {facts.data}, and are to be kept as the records are.",
-            f"The reason: {facts.no_claim_because}.",
-            "So there is no price of this run, neither here nor to be computed from the numbers in this folder: what "
-            "the same noise and the same steps cost where examples are kept apart does not hold for it.",
-            'For a run with a claim, take batch_norm = "public" and give a budget.',
-        ),
-    )
-
-
-def _promise(facts: Facts, claim: Claim) -> Section:
-    epsilon, delta = upward(claim.epsilon), power_of_ten(claim.delta)
+def _guarantee(facts: Facts) -> Section:
+    privacy = facts.recipe.privacy
+    epsilon, delta = upward(facts.epsilon), power_of_ten(privacy.delta)
     paragraphs = [
-        f"All that this run trained on the records of {facts.data} (the saved weights, every weight on the way to "
-        f"them, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
+        f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
+        f"step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
         f"delta = {delta}.",
-        f"Relation: {claim.neighbouring}. Unit: one record, that is one entry of the training set. Take any set of "
-        f"outcomes of the training. With the record its probability is at most e^{epsilon} "
-        f"times what it is without the record, plus {delta}; and the other way round.",
-        "This holds against someone who sees every step, knows or chose all other records, the first weights, the "
-        "model and the settings, and may choose the record in question. It does not depend on publishing the last "
-        "weights only.",
+        f"Relation: {facts.neighbouring}. Unit: one record, which is one entry of the training set. For any set of "
+        f"outcomes of the training, its probability with the record is at most e^{epsilon} times its probability "
+        f"without the record, plus {delta}; the same holds with the two exchanged.",
+        "The guarantee holds against an adversary who sees every step, knows or has chosen all other records, the "
+        "first weights, the model and the settings, and may choose the record in question. It does not depend on "
+        "publishing the last weights only.",
     ]
     switches = "none."
-    if claim.allow_large_delta:
+    if privacy.allow_large_delta:
         switches = (
-            "allow_large_delta, which sets aside the rule that delta be below one over the declared size, "
+            "allow_large_delta, which turns off the rule that delta be below one over the declared size, "
             f"{power_of_ten(1 / facts.declared_size)}. With a delta above that, publishing one record in the clear "
             "would count as private."
         )
@@ -81,31 +62,28 @@ def _promise(facts: Facts, claim: Claim) -> Section:
     if not facts.completed:
         paragraphs.append(
             f"The run was stopped by hand after {facts.steps_taken} of {facts.steps_planned} steps. The epsilon above "
-            "pays for the steps taken and presumes that their outcome did not decide when to stop. Whatever led to the "
-            f"stop, the budget of the whole run holds: epsilon = {claim.budget:g}."
+            "covers the steps taken, and assumes that their outcome did not decide when the run was stopped. Whatever "
+            f"the reason, the budget of the whole run holds: epsilon = {privacy.epsilon:g}."
         )
-    return Section("What is promised", tuple(paragraphs))
+    return Section("What is guaranteed", tuple(paragraphs))
 
 
 def _mechanism(facts: Facts) -> Section:
-    claim = facts.claim
     return Section(
-        "How it is kept" if claim else "What was done",
+        "How the guarantee is kept",
         (
             *_start(facts),
             *_words(facts),
             *_public(facts),
             *_projection(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
-            f"{facts.sampling_rate:.6g}. Batches may be empty; an empty one is released like any other.",
-            *(_by_layers(facts.lipschitz) if facts.lipschitz else _by_clipping(facts)),
-            f"Normaliser: the noised sum is divided by {facts.expected_batch_size}, a declared constant, whatever the "
-            "batch held.",
-            f"Steps: {facts.steps_planned} planned, {claim.steps} reserved in the ledger and paid for by epsilon, "
-            f"{facts.steps_taken} carried out.{_resumed(facts)} The ledger is the file ledger.jsonl; its last line is "
-            f"sealed by {claim.ledger_head}."
-            if claim
-            else f"Steps: {facts.steps_planned} planned, {facts.steps_taken} carried out.",
+            f"{facts.sampling_rate:.6g}. A batch may be empty; an empty batch is released like any other.",
+            *(_by_layers(facts) if facts.lipschitz else _by_clipping(facts)),
+            f"Normaliser: the noised sum is divided by {facts.recipe.training.batch_size}, a declared constant, "
+            "however many records the batch held.",
+            f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon, "
+            f"{facts.steps_taken} carried out.{_resumed(facts)} The ledger is the file ledger.jsonl; the seal of its "
+            f"last line is {facts.ledger_head}.",
         ),
     )
 
@@ -115,118 +93,139 @@ def _resumed(facts: Facts) -> str:
         return ""
     times = "once" if facts.resumed == 1 else f"{facts.resumed} times"
     return (
-        f" The run went on in another process {times}, under a fresh key; {facts.steps_lost} steps of a process that "
-        "died are paid for, whether or not they were carried out, and did not shape the saved weights."
+        f" The run was continued in another process {times}, each time with a new secret key; {facts.steps_lost} steps "
+        "were lost when a process ended early. Epsilon covers them, whether or not they were carried out, and they had "
+        "no part in the saved weights."
     )
 
 
-def _by_clipping(facts: Facts) -> tuple[str, str]:
-    """Sensitivity and noise where each example's gradient is scaled."""
-    bound = f"{facts.max_grad_norm:g}"
-    return (
-        f"Sensitivity: {_clipping(facts)}, so one record moves the sum of a batch by at most "
-        f"{bound}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision."
-        if facts.claim
-        else f"Clipping: {_clipping(facts)}. That does not bound what one record changes, see above.",
-        f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {bound} (noise multiplier "
-        f"times bound), on every element of every step's sum.",
-    )
+def _by_clipping(facts: Facts) -> list[str]:
+    """Sensitivity and noise where the gradient of each example is clipped, in the words of the clipping rule."""
+    assert facts.max_grad_norm is not None, "something is clipped"
+    privacy = facts.recipe.privacy
+    rule, engine = CLIPPING_RULES[privacy.clipping], ENGINES[privacy.engine]
+    numbers = {
+        "parameters": f"{facts.parameters:,}",
+        "groups": facts.groups,
+        "norm": f"{facts.max_grad_norm:g}",
+        "each": f"{facts.max_grad_norm / math.sqrt(facts.groups):g}",
+        "first": f"{privacy.max_grad_norm:g}",
+    }
+    sensitivity = rule.sensitivity.format(**numbers)
+    return [
+        f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
+        f"{sensitivity}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision. "
+        f"The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine computes the "
+        "same sum.",
+        *_noise(facts, sensitivity),
+    ]
 
 
-def _by_layers(lipschitz: LayerBounds) -> tuple[str, str]:
-    """Sensitivity and noise where layers bound each example's gradient."""
+def _noise(facts: Facts, sensitivity: str) -> list[str]:
+    """The noise on the gradient, and on everything that a step releases beside it."""
+    if not facts.parts:
+        return [
+            f"Noise: Gaussian, with standard deviation {facts.noise_multiplier:.6g} times {sensitivity} (noise "
+            "multiplier times sensitivity), on every element of every step's sum."
+        ]
+    moved = {part.name: sensitivity if part.name == "gradient" else f"{part.sensitivity:g}" for part in facts.parts}
+    parts = [
+        f"the {part.name}, which one record moves by at most {moved[part.name]}, with noise of standard deviation "
+        f"{facts.noise_multiplier / math.sqrt(part.share):.6g} times {moved[part.name]}"
+        for part in facts.parts
+    ]
+    return [
+        f"Released: every step releases {len(facts.parts)} sums together: {'; '.join(parts)}. The clipping count adds "
+        "one half for each example of the batch whose norm is within C, and subtracts one half for each other one.",
+        "Noise: Gaussian, on every element of every step's sums. In units of its noise one record moves all sums "
+        f"together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}, so the sums of a step cost "
+        "as much as one sum with this noise multiplier.",
+    ]
+
+
+def _by_layers(facts: Facts) -> list[str]:
+    """Sensitivity and noise where layers bound the gradient of each example."""
+    lipschitz, settings = facts.lipschitz, facts.recipe.lipschitz
+    assert lipschitz is not None, "the layers bound the gradient"
     scores = (
-        f"A record's gradient at the scores is scaled to a norm of at most {lipschitz.logit_clip:g}; behind the scores "
+        f"A record's gradient at the scores is scaled to a norm of at most {settings.logit_clip:g}; below the scores "
         "nothing is clipped."
-        if lipschitz.logit_clip
+        if settings.logit_clip
         else "Nothing is clipped."
     )
     moved = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.sensitivities.items())
     noised = ", ".join(f"{name} {value:.4g}" for name, value in lipschitz.deviations.items())
-    return (
-        f"Sensitivity: the layers bound it. Inputs are scaled to a declared norm, every layer has a known Lipschitz "
-        f"constant, certified after each step, and so has the loss, cross-entropy of the scores times "
-        f"{lipschitz.tau:g}, divided by it. {scores} One record moves the sum of a batch, for each parameter, by a "
-        f"Euclidean norm of at most: {moved} (at the last step), a "
-        "ten-thousandth of which is slack for rounding. Weights are projected after each step, which looks at released "
-        "values alone.",
+    return [
+        f"Sensitivity: the layers bound it. Inputs are scaled to a declared norm. Every layer has a known Lipschitz "
+        f"constant, certified after each step, and so has the loss, which is the cross-entropy of the scores times "
+        f"{settings.tau:g}, divided by {settings.tau:g}. {scores} One record moves the sum of a batch, for each "
+        f"parameter, by a Euclidean norm of at most: {moved} (at the last step). One part in ten thousand of each is "
+        "slack for rounding. The weights are projected after each step; the projection uses released values alone.",
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
-        f'{noised} (at the last step; allocation "{lipschitz.allocation}"). In units of the noise one record moves all '
-        "parameters together by at most one over the noise multiplier.",
-    )
-
-
-def _clipping(facts: Facts) -> str:
-    assert facts.max_grad_norm is not None, "something is clipped"
-    if facts.layers > 1:
-        each = facts.max_grad_norm / math.sqrt(facts.layers)
-        return (
-            f"the gradient of each example is scaled in each of {facts.layers} layers to a Euclidean norm of at most "
-            f"{each:g}, which for all {facts.parameters:,} trained parameters together gives at most "
-            f"{facts.max_grad_norm:g}"
-        )
-    return (
-        f"the gradient of each example, over all {facts.parameters:,} trained parameters together, is scaled to a "
-        f"Euclidean norm of at most {facts.max_grad_norm:g}"
-    )
+        f'{noised} (at the last step; allocation "{settings.allocation}"). In units of the noise one record moves all '
+        f"parameters together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}.",
+    ]
 
 
 def _start(facts: Facts) -> list[str]:
     if not facts.public_weights:
         return []
     return [
-        f"First weights: from a file with the SHA-256 {facts.public_weights}. Nothing is promised to the records that "
-        "it was learnt from: they are taken to be public."
+        f"First weights: from a file with the SHA-256 {facts.public_weights}. The records that these weights were "
+        "trained on have no guarantee here: they are taken to be public."
     ]
 
 
 def _public(facts: Facts) -> list[str]:
-    if not facts.public_examples:
+    model, public = facts.recipe.model, facts.recipe.public
+    if not public.data:
         return []
-    taking = [
-        *([f'Batch norm ("{facts.batch_norm}") takes'] if facts.batch_norm else []),
-        *(["The fixed features' standardisation takes"] if facts.standardised else []),
+    users = [
+        *([f'The norm in the place of batch norm ("{model.batch_norm}") takes'] if model.batch_norm else []),
+        *(["The standardisation of the fixed features takes"] if model.standardised else []),
     ]
     return [
-        f"{who} statistics from {facts.public_examples} examples of {facts.public_data}, chosen by the seed "
-        f"{facts.public_seed}. Nothing is promised to those: they are taken to be public."
-        for who in taking
+        f"{who} statistics from {public.examples} examples of {Path(public.data).name}, chosen by the seed "
+        f"{public.seed}. These examples have no guarantee: they are taken to be public."
+        for who in users
     ]
 
 
 def _words(facts: Facts) -> list[str]:
     if not facts.word_vectors:
         return []
-    words, numbers = facts.word_vectors
+    words, length = facts.word_vectors
     return [
-        f"Words: {words:,} vectors of {numbers} numbers each, taken to be public and not trained, stand for the words. "
-        "One record is one whole text: nothing is promised to a single word of it, nor to all texts of one author."
+        f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be public "
+        "and are not trained. One record is one whole text: a single word of it has no guarantee of its own, and "
+        "neither have all texts of one author together."
     ]
 
 
 def _projection(facts: Facts) -> list[str]:
-    if not facts.components:
+    projection = facts.recipe.projection
+    if not projection.components:
         return []
     return [
-        f"Before training the records were projected on {facts.components} principal components, found from the sum of "
-        "the outer products of all records, each scaled to norm 1, with Gaussian noise of standard deviation "
-        f"{facts.components_noise_multiplier:g} on every entry. The ledger and epsilon count it in."
+        f"Before training the records were projected on {projection.components} principal components, which were found "
+        "from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard "
+        f"deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."
     ]
 
 
-def _price(facts: Facts, claim: Claim) -> Section:
-    method = ACCOUNTANTS[claim.accountant].method
+def _cost(facts: Facts) -> Section:
     return Section(
         "How epsilon was computed",
         (
-            f"Accountant: {method}, by {claim.accountant_version} under noisette {facts.version}, rounded upwards, for "
-            "a record added and a record removed, whichever costs more.",
-            f"Of delta, {power_of_ten(claim.tail_delta)} is set aside for the far tail of the Gaussian that the noise "
+            f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version} under "
+            f"noisette {facts.version}, rounded upwards. Epsilon is the larger of the values for adding and for removing a "
+            "record.",
+            f"Of delta, {power_of_ten(facts.tail_delta)} is set aside for the far tail of the Gaussian that the noise "
             "generator cannot reach; the accountant was given the rest.",
             f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
-            "sampling rate and the number of steps follow. Nothing published was computed from the number of records, "
-            "which stays private.",
-            "Test accuracy is exact: the test examples are taken to be public and have no protection.",
+            "sampling rate and the number of steps follow. Nothing that is published was computed from the actual "
+            "number of records, which stays private.",
+            "Test accuracy is exact: the test examples are taken to be public and have no guarantee.",
         ),
     )
 
@@ -235,14 +234,14 @@ def _randomness(facts: Facts) -> Section:
     return Section(
         "Randomness and arithmetic",
         (
-            "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits that the operating system gave "
-            f"to {'each process of this run' if facts.resumed else 'this run alone'}; it was never written down. The "
-            f"seed {facts.seed} sets the first weights only. Gaussian values are made by Box-Muller from 53 bits of "
-            "radius.",
+            "Noise and sampling come from ChaCha20 keystreams under a key of 256 bits, which the operating system "
+            f"generated for {'each process of this run' if facts.resumed else 'this run alone'} and which was never "
+            f"written down. The seed {facts.recipe.training.seed} determines the first weights only. Gaussian values "
+            "are computed by the Box-Muller transform from 53 bits of radius.",
             "Arithmetic: floating point. Rounding of the norms is covered by the slack above, the tail of the "
             "generator by the part of delta above. The noise is a rounded number, not an exact sample from a grid.",
-            "Before the first step the claim was tested on the model itself with public inputs: the sum of one example "
-            "keeps its bound, and the sum of several is the sum of each alone.",
+            "Before the first step the bound was tested on the model itself with public inputs: the sum of one example "
+            "stays within its bound, and the sum of several is the sum of each alone.",
         ),
     )
 
@@ -251,17 +250,17 @@ def _not_covered() -> Section:
     return Section(
         "Not covered",
         (
-            "Other runs on the same records, and choosing the best of several. Their prices add up. This statement "
-            "knows of one run.",
-            "People with several records: the promise is per record, not per person.",
+            "Other runs on the same records, and choosing the best of several. Their privacy costs add up. This "
+            "statement is about one run.",
+            "People with several records: the guarantee is per record, not per person.",
             "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
             "hyper-parameters tuned on them.",
-            "Figures computed on the training records without noise, such as a training loss. This run published none.",
+            "Values computed on the training records without noise, such as a training loss. This run published none.",
             "Running time, which the report states, memory, power and network traffic, and whether the run came to an "
             "end.",
             "Attacks on the low bits of floating-point noise.",
-            "Code of the user's own inside the model that keeps state from one example to the next or reads other "
-            "files; the test before the first step finds the common cases only.",
+            "The user's own code inside the model that keeps state from one example to the next or reads other files; "
+            "the test before the first step finds the common cases only.",
             "A dishonest operator, a compromised machine, poisoned data; fairness, correctness, and the law.",
         ),
     )

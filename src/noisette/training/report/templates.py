@@ -1,4 +1,4 @@
-"""Pages of this project: filled strictly, with one look."""
+"""The HTML templates of this project."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 
 def templates(package: str) -> Environment:
-    """The templates of a package, and what the report shares with all of them."""
+    """The templates of a package, with the style sheet of the report; undefined variables are errors."""
     return Environment(
         loader=ChoiceLoader([PackageLoader(package, ""), PackageLoader("noisette.training.report", "")]),
         autoescape=True,

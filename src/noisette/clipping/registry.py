@@ -1,0 +1,77 @@
+"""The clipping rules and engines that a recipe can name. Reading the tables does not import torch.
+
+A new rule or engine is one line here: the recipe check, the help texts, the report and the privacy statement take their
+words from these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from noisette._internal.registry import Entry
+
+
+@dataclass(frozen=True)
+class RuleEntry(Entry):
+    """A clipping rule, which is made from its clipping norm.
+
+    Args:
+        statement: what the rule does to the gradient of each example, as a clause of the privacy statement. It may use
+            ``parameters``, ``groups``, ``norm`` (of all groups together), ``each`` (of one group) and ``first`` (of the
+            first step).
+        sensitivity: the most that one record moves the sum of a batch, likewise.
+    """
+
+    statement: str
+    sensitivity: str = "{norm}"
+
+
+_TOGETHER = "the gradient of each example, over all {parameters} trained parameters together, is "
+
+
+def _public():
+    """The public names, each imported with torch when it is used."""
+    import noisette
+
+    return noisette
+
+
+CLIPPING_RULES: Mapping[str, RuleEntry] = {
+    "flat": RuleEntry(
+        lambda: _public().FlatClipping,
+        "one norm over all parameters",
+        _TOGETHER + "scaled to a Euclidean norm of at most {norm}",
+    ),
+    "per-layer": RuleEntry(
+        lambda: _public().PerLayerClipping,
+        "one norm for each layer, where clipping norm and noise multiplier are those of each layer",
+        "the gradient of each example is scaled in each of {groups} layers to a Euclidean norm of at most {each}, "
+        "which for all {parameters} trained parameters together gives at most {norm}",
+    ),
+    "automatic": RuleEntry(
+        lambda: _public().AutomaticClipping,
+        "one norm over all parameters, to which small gradients are scaled up as well",
+        _TOGETHER + "multiplied by {norm} / (its Euclidean norm + 0.01), which leaves a norm of at most {norm}",
+    ),
+    "adaptive": RuleEntry(
+        lambda: _public().AdaptiveClip,
+        "one norm over all parameters, which follows the median of the gradient norms by a noised count",
+        _TOGETHER + "scaled to a Euclidean norm of at most C; C is {first} in the first step, follows the median of "
+        "these norms by means of released values alone, and is {norm} after the last step",
+        "C",
+    ),
+}
+
+ENGINES: Mapping[str, Entry] = {
+    "book-keeping": Entry(lambda: _public().engines.BookKeeping, "one backward pass"),
+    "two-pass": Entry(lambda: _public().engines.TwoPass, "two backward passes, with less memory"),
+    "multi-loss": Entry(
+        lambda: _public().engines.MultiLoss, "one backward pass for each example, all in memory at once"
+    ),
+    "per-example-loop": Entry(
+        lambda: _public().engines.PerExampleLoop,
+        "one backward pass for each example, one after the other (slow)",
+    ),
+    "vmap": Entry(lambda: _public().engines.Vmap, "the model's call is repeated for each example with torch.func"),
+}

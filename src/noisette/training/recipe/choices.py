@@ -1,0 +1,55 @@
+"""The names that a recipe can choose from, each table in one place. Reading the tables does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from noisette._internal.registry import Entry
+
+
+@dataclass(frozen=True)
+class BatchNormEntry(Entry):
+    """A norm that replaces batch norm; ``needs_public`` if its statistics come from public examples."""
+
+    needs_public: bool = False
+
+
+def _norms():
+    from noisette import nn
+
+    return nn
+
+
+def _conversion():
+    from noisette.nn import conversion  # has the norms of torch, which is not imported here
+
+    return conversion
+
+
+def _allocations():
+    from noisette.lipschitz import noise_allocation
+
+    return noise_allocation
+
+
+BATCH_NORMS: Mapping[str, BatchNormEntry] = {
+    "public": BatchNormEntry(lambda: _norms().PublicBatchNorm, "statistics of public examples", needs_public=True),
+    "per-example": BatchNormEntry(
+        lambda: _norms().PerExampleBatchNorm, "statistics of one example and the public ones, in closed form", True
+    ),
+    "per-example-exact": BatchNormEntry(
+        lambda: _norms().ExactPerExampleBatchNorm, "the same from a forward pass for each example (slow)", True
+    ),
+    "frozen": BatchNormEntry(lambda: _norms().FrozenBatchNorm, "fixed statistics of public data", True),
+    "group": BatchNormEntry(lambda: _conversion().nn.GroupNorm, "group norm"),
+    "layer": BatchNormEntry(lambda: _conversion().nn.LayerNorm, "layer norm"),
+    "instance": BatchNormEntry(lambda: _conversion()._InstanceNorm, "instance norm"),
+}
+NEED_PUBLIC = tuple(name for name, norm in BATCH_NORMS.items() if norm.needs_public)
+
+ALLOCATIONS: Mapping[str, Entry] = {
+    "global": Entry(lambda: _allocations().GlobalAllocation, "the same noise on every parameter"),
+    "per-layer": Entry(lambda: _allocations().PerLayerAllocation, "an equal share for each layer"),
+    "optimal": Entry(lambda: _allocations().OptimalAllocation, "the least noise in total"),
+}
