@@ -3,8 +3,8 @@
     python small_run.py PLACE KILLS
 
 begins such runs in PLACE/0, PLACE/1, ..., kills each process at a random moment and resumes the run in another one,
-until KILLS processes were killed. Every call of the mechanism adds a byte to a file "calls" before its noise is drawn, so
-that what happened is known from outside; "ended" tells how each process ended.
+until KILLS processes were killed. Each call of the mechanism adds a byte to a file "calls" before its noise is drawn,
+so that the number of calls is known from outside; the file "ended" holds the exit code of each process.
 """
 
 from __future__ import annotations
