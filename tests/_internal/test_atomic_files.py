@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""A file is written completely or not at all."""
 
 from __future__ import annotations
 

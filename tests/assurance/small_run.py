@@ -1,10 +1,10 @@
-"""A small run that saves itself as it goes, in a folder where it can be gone on with, for faults to be tried on.
+"""A small run that saves checkpoints in a folder from which it can be resumed; faults are tried on it.
 
     python small_run.py PLACE KILLS
 
-begins such runs in PLACE/0, PLACE/1, ..., kills each process at a random moment and goes on with the run in another
-one, until so many were killed. Every call of the mechanism adds a byte to a file "calls" before its noise is drawn, so
-that what happened is known from outside; "ended" tells how each process ended.
+begins such runs in PLACE/0, PLACE/1, ..., kills each process at a random moment and resumes the run in another one,
+until KILLS processes were killed. Each call of the mechanism adds a byte to a file "calls" before its noise is drawn,
+so that the number of calls is known from outside; the file "ended" holds the exit code of each process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def go_on(folder: Path, dataset: Tensor = NUMBERS) -> PrivateRun:
 
 
 def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = None, every: int = 7) -> None:
-    """So many steps, or those that are left; the run is saved before the first and after every few."""
+    """Take this many steps, or those that are left; save the run before the first and after every few."""
     if save_to is not None:
         run.save(save_to)
     for taken, batch in enumerate(run.batches(), 1):
@@ -66,7 +66,7 @@ def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = No
 
 
 def live(folder: Path) -> None:
-    """One process of the run: begins it, or goes on with it, to its end."""
+    """One process of the run: begins or resumes it, and takes all its steps."""
     resumed = (folder / "saved" / "checkpoint.json").exists()
     if (folder / "ledger.jsonl").exists():
         Ledger.repair(folder / "ledger.jsonl")
@@ -89,7 +89,7 @@ def size(path: Path) -> int:
 
 
 def kill_at_random(child: int, calls: Path, moments: random.Random) -> int:
-    """Kill a process, one in five as it begins, the others a moment after some of its steps; how it ended."""
+    """Kill a process, one in five as it begins, the others shortly after some of its steps; return its exit code."""
     if moments.random() > 0.2:
         wanted = size(calls) + moments.randint(0, 90)
         while size(calls) < wanted and os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
@@ -102,7 +102,7 @@ def kill_at_random(child: int, calls: Path, moments: random.Random) -> int:
 
 
 def run_to_its_end(folder: Path, moments: random.Random, kills: int) -> int:
-    """One process after the other until the run is whole or so many were killed; how many were."""
+    """Start one process after the other until the run is complete or ``kills`` were killed; return how many were."""
     folder.mkdir()
     ended: list[int] = []
     while 0 not in ended and len(ended) < kills:

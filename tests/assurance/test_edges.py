@@ -1,4 +1,4 @@
-"""Limits that no statistics can see are where they are said to be."""
+"""Limits that no statistical test can detect have the documented values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from small_run import NUMBERS, parts
 
 
 class Coins:
-    """A source of bits that says these words."""
+    """A source of bits that gives these words."""
 
     def __init__(self, words: list[int]) -> None:
         self._words = np.array(words, dtype=np.uint64)

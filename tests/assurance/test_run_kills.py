@@ -1,4 +1,4 @@
-"""Runs whose processes are killed at random moments spend no more than was planned, and the ledger knows of all."""
+"""Runs whose processes are killed at random moments spend no more than planned; the ledger records every step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = -9
 
 
 def killed_runs(place: Path, kills: int) -> list[Path]:
-    """The folders of runs whose processes were killed so many times."""
+    """The folders of runs whose processes were killed this many times in all."""
     command = [sys.executable, small_run.__file__, str(place), str(kills)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -25,7 +25,7 @@ def killed_runs(place: Path, kills: int) -> list[Path]:
 
 
 def check_spending(folder: Path) -> int:
-    """Nothing that happened is missing from the ledger, and each kill costs at most one lease; the calls."""
+    """Every step is in the ledger, and each kill costs at most one lease. Returns the number of releases."""
     ended = list(map(int, (folder / "ended").read_text().split()))
     assert set(ended) <= {KILLED, 0}
     calls, path = small_run.size(folder / "calls"), folder / "ledger.jsonl"

@@ -1,4 +1,4 @@
-"""What is read runs no code, what is written holds no secret, and nothing is fetched from anywhere unasked."""
+"""Files that are read run no code, files that are written hold no secret, and imports use no network."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ BY_NAME = {
 
 
 def test_nothing_that_is_read_is_run_or_unpacked() -> None:
-    """Beside what the tests of the architecture forbid: no shell, no archive that is unpacked on the disk, and no
-    import by name where a name could come from a file."""
+    """In addition to the architecture tests: no shell, no archive unpacked on the disk, and no import by name where the
+    name could come from a file."""
     for path in FILES:
         place = path.relative_to(SOURCE).as_posix()
         called = set(calls(ast.parse(path.read_text(encoding="utf-8"))))
@@ -82,7 +82,7 @@ def test_nothing_that_is_read_is_run_or_unpacked() -> None:
 
 
 def test_a_whole_run_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Begun, put off, gone on with and made whole."""
+    """A run that begins, is interrupted with a checkpoint, and is resumed to its end."""
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "recipe.toml").write_text(RECIPE)
@@ -119,7 +119,7 @@ TAGGED = "!!python/object/apply:os.system ['touch owned']"
     ids=range(9),
 )
 def test_a_recipe_is_data(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says is never run. It may name a model of an installed module, and not one that lies where it lies."""
+    """Its text is never run. It may name a model of an installed module, but not of a module beside the recipe."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     (tmp_path / "owning.py").write_text(CODE)

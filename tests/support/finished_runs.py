@@ -1,4 +1,4 @@
-"""Files of runs as if plans had been carried out."""
+"""Files with made-up results, as finished runs of these plans would leave them."""
 
 from __future__ import annotations
 

@@ -16,9 +16,10 @@ every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))
 
 
+@every_engine
 @every_case
-def test_clipped_sum_is_the_oracles(case: Case) -> None:
-    check(case, *ENGINES, b=7, dtype=torch.float64)
+def test_clipped_sum_is_the_oracles(case: Case, engine: Engine) -> None:
+    check(case, engine, b=7, dtype=torch.float64)
 
 
 @every_case
