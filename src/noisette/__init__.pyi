@@ -1,5 +1,6 @@
 """The public names, for type checkers: the same list as in `__init__.py`."""
 
+from noisette._internal.version import __version__ as __version__
 from noisette.accounting import FixedSizeGaussian as FixedSizeGaussian
 from noisette.accounting import Gaussian as Gaussian
 from noisette.accounting import GdpAccountant as GdpAccountant
@@ -23,8 +24,8 @@ from noisette.clipping.automatic import AutomaticClipping as AutomaticClipping
 from noisette.clipping.custom import CustomClipping as CustomClipping
 from noisette.clipping.flat import FlatClipping as FlatClipping
 from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping
-from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
 from noisette.clipping.per_example import PerExampleClip as PerExampleClip
+from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
 from noisette.errors import MissingRuleError as MissingRuleError
 from noisette.errors import PrivacyError as PrivacyError
 from noisette.errors import UnsupportedEventError as UnsupportedEventError
@@ -43,4 +44,3 @@ from noisette.nn.lipschitz.certified_radius import certify as certify
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.private import privatize as privatize
 from noisette.validation.explain import explain as explain
-from noisette._internal.version import __version__ as __version__

@@ -17,7 +17,7 @@ from noisette.cli.account import account
 from noisette.cli.errors import plain_errors
 from noisette.cli.privacy_cost import rounded_down, rounded_up
 from noisette.errors import PrivacyError
-from noisette.training.recipe.constraints import check_accountant
+from noisette.training.recipe import PrivacySection, Recipe
 
 app = typer.Typer()
 app.command()(account)
@@ -263,7 +263,7 @@ def test_a_registered_accountant_is_offered_everywhere():
     shown = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"}).invoke(app, ["--help"]).stdout
     assert "naive|gdp|dummy]" in shown
     assert "dummy:" in shown
-    check_accountant("dummy")
+    assert Recipe(privacy=PrivacySection(accountant="dummy")).privacy.accountant == "dummy"
 
 
 def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are():
@@ -271,4 +271,4 @@ def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are
     assert result.exit_code == 2
     assert "'dummy' is not one of pld, rdp, moments, strong, strong-paper, naive, gdp" in result.stderr
     with pytest.raises(ValueError, match="one of pld, rdp, moments, got 'dummy'"):
-        check_accountant("dummy")
+        Recipe(privacy=PrivacySection(accountant="dummy"))
