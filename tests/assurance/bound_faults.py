@@ -21,8 +21,8 @@ from noisette.gradients.rules import conv, registry
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
 from noisette.run.dp_sgd import DpSgdRun
+from noisette.run.private import ValidateOnFirstCall
 from noisette.sampling.poisson import Batch
-from noisette.validation import ValidateOnFirstCall
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/engines/test_engines.py::test_clipped_sum_is_the_oracles"

@@ -1,7 +1,8 @@
 """How one step of a private run moves through the files of noisette: ``python -m tests.support.step_shape``.
 
-One step is ``run.backward`` on the losses of a batch of 128 examples, then ``optimizer.step``, with the default engine
-and a ledger in memory. The model has three linear layers with biases. Two steps before it are not counted.
+One step is the whole round of a private training loop: the batch of 128 examples is drawn, the model is called,
+``run.backward`` and ``optimizer.step`` follow, with the default engine and a ledger in memory. The model has two linear
+layers with biases. Two steps before it are not counted.
 
 Only functions written in files of noisette count; those of torch, numpy and the standard library, and methods that
 ``dataclass`` makes, do not. A frame of noisette is one of such a function, of a comprehension, or of a generator, which
@@ -35,8 +36,7 @@ class StepShape:
         deepest_chain: the largest number of noisette frames on the stack at once; frames of others between them are
             not counted.
         files_entered: the number of distinct noisette files in which a frame was called.
-        moves: the number of calls whose callee's file differs from the file of the nearest noisette frame below it on
-            the stack. A call with no such frame, as that of a hook by the optimizer, is not one.
+        moves: how often execution passes from one noisette file to another, by a call or by a return.
     """
 
     deepest_chain: int
@@ -49,19 +49,22 @@ def shape_of(action: Callable[[], object]) -> StepShape:
     stack: list[str] = []
     files: set[str] = set()
     deepest = moves = 0
+    latest = ""  # the noisette file in which execution was last
 
     def count(frame: FrameType, event: str, arg: Any) -> None:
-        nonlocal deepest, moves
+        nonlocal deepest, moves, latest
         file = frame.f_code.co_filename
         if not file.startswith(SOURCE):
             return
         if event == "call":
-            moves += bool(stack) and stack[-1] != file
             stack.append(file)
             files.add(file)
             deepest = max(deepest, len(stack))
         elif event == "return":
             stack.pop()
+        if event in ("call", "return") and stack:
+            moves += latest not in ("", stack[-1])
+            latest = stack[-1]
 
     before = sys.getprofile()
     sys.setprofile(count)
@@ -76,31 +79,27 @@ def shape_of(action: Callable[[], object]) -> StepShape:
 def mlp_step() -> StepShape:
     """The shape of the third step of a run."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.randn(BATCH, 32), torch.randint(0, 10, (BATCH,))
     run = noisette.privatize(
         noisette.PerExampleClip(model, 1.0),
         optimizer,
-        data,
+        (torch.randn(BATCH, 32), torch.randint(0, 10, (BATCH,))),
         sampling_rate=1.0,
         expected_batch_size=BATCH,
         steps=3,
         noise_multiplier=1.0,
         accountant=noisette.RdpAccountant(),
     )
-    shapes = []
-    for batch in run.batches():
-        for x, y in batch.microbatches(BATCH):
-            losses = F.cross_entropy(model(x), y, reduction="none")
+    batches = run.batches()
 
-            def step(losses: torch.Tensor = losses) -> None:
-                run.backward(losses)
-                optimizer.step()
-
-            shapes.append(shape_of(step))
+    def step() -> None:
+        for x, y in next(batches).microbatches(BATCH):
+            run.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
         optimizer.zero_grad()
-    return shapes[-1]
+
+    return [shape_of(step) for _ in range(3)][-1]
 
 
 if __name__ == "__main__":

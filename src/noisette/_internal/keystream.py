@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NoReturn
 
@@ -46,6 +47,11 @@ class SecretKey:
         """A key of its own for each stream, so that no two streams can ever share a counter."""
         label = f"{len(purpose)}:{purpose}{name}".encode()
         return hashlib.blake2b(label, key=self._secret, digest_size=KEY_BYTES, person=b"noisette").digest()
+
+    def fill_each(self, parts: Iterable[tuple[np.ndarray, str, int]], *, purpose: str, step: int) -> None:
+        """:meth:`fill` for several streams of a purpose: the words, the stream's name and the first word of each."""
+        for words, name, start in parts:
+            self.fill(words, purpose=purpose, name=name, step=step, start=start)
 
     def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
         """Write the words ``start, start + 1, ...`` of this stream's step into a contiguous uint64 array.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
 from noisette.gradients.rules import ExampleGradients
+from noisette.gradients.rules.forms import weighted_sums
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
 Sums = dict[str, Tensor]  # by name of the parameter
@@ -146,11 +147,7 @@ def _weighted_sums(forms: dict[str, ExampleGradients], groups: Sequence[Sequence
             kept = weights.isfinite().all(0).nonzero().flatten()
             weights = weights[:, kept]
         rows = weights.unbind()
-        sums: Sums = {}
-        for name in list(forms):
-            form = forms.pop(name)  # its memory is free before the next sum is computed
-            sums[name] = (form if kept is None else form.select(kept)).weighted_sum(rows[group[name]])
-        return sums
+        return weighted_sums(forms, {name: rows[group[name]] for name in forms}, kept)
 
 
 def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:

@@ -140,7 +140,10 @@ class GradientCollector:
             self._awaited[key] -= 1
             if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
                 forms = [form for _, form in self._arrived.pop(key)]
-                self._complete(self._names[key], forms[0] if len(forms) == 1 else add(forms))
+                name, form = self._names[key], forms[0] if len(forms) == 1 else add(forms)
+                if self._keep:
+                    self.forms[name] = form = compact(form)
+                self.squared_norms[name] = form.squared_norms()
 
     def _add(self, operand: OperandMatch, forms: Any, order: Tensor | None) -> None:
         """Keep the gradients of an operand, in the order of the losses, until its weights are complete.
@@ -152,11 +155,6 @@ class GradientCollector:
             for weight in operand.weights:
                 if item is weight:
                     self._arrived.setdefault(id(item), []).append((item, form if order is None else form.select(order)))
-
-    def _complete(self, name: str, form: ExampleGradients) -> None:
-        if self._keep:
-            self.forms[name] = form = compact(form)
-        self.squared_norms[name] = form.squared_norms()
 
     def finish(self) -> None:
         """Complete what is left: parameters that other weights are derived from, or with uses that no loss reached.
@@ -177,7 +175,10 @@ class GradientCollector:
             left = [pair for arrived in self._arrived.values() for pair in arrived]
             with torch.no_grad():
                 for parameter, form in to_parameters(left, self._derived):
-                    self._complete(self._names[id(parameter)], form)
+                    name, held = self._names[id(parameter)], compact(form) if self._keep else form
+                    self.squared_norms[name] = held.squared_norms()
+                    if self._keep:
+                        self.forms[name] = held
 
     def _name(self, weight: Tensor) -> str:
         """The name of a weight in a message."""

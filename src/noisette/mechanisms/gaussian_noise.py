@@ -131,7 +131,10 @@ class _TileGroup:
         words, values = scratch.words[: ends[-1]], scratch.values[: ends[-1]]
         bits = words.numpy().view(np.uint64).reshape(-1)
         self._runs = runs
-        self._bits = [bits[at * _WORDS : end * _WORDS] for at, end in pairwise(ends)]
+        self._streams = [
+            (bits[at * _WORDS : end * _WORDS], run.name, run.tile * _WORDS)
+            for run, (at, end) in zip(runs, pairwise(ends), strict=True)
+        ]
         self._radius_bits, self._angle_bits = words[:, :_PAIRS], words[:, _PAIRS:].view(torch.int32)
         self._smallest = torch.tensor(2.0**-_RADIUS_BITS, dtype=torch.float64, device=values.device)
         self._quarter = values.new_tensor([[math.pi / 2], [0]])
@@ -149,8 +152,7 @@ class _TileGroup:
 
     def draw(self, key: SecretKey, step: int) -> None:
         """Fill ``values``. The bits are always computed on the CPU."""
-        for run, bits in zip(self._runs, self._bits, strict=True):
-            key.fill(bits, purpose="noise", name=run.name, step=step, start=run.tile * _WORDS)
+        key.fill_each(self._streams, purpose="noise", step=step)
         self._box_muller()
 
     def _box_muller(self) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
 
+import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.keystream import SecretKey
@@ -20,7 +22,7 @@ from noisette.mechanisms.gaussian import parts_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
-from noisette.validation import ValidateOnFirstCall, check_no_batch_norm
+from noisette.validation import Call, check_no_batch_norm, checks
 from noisette.validation.optimizer import check_optimizer
 
 # Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much.
@@ -157,6 +159,7 @@ class PrivateRun(DpSgdRun):
         self._dataset = dataset
         self._beside = terms.beside(ledger.events)
         self._reserved = 0
+        self._own_entries = -1  # entries of the ledger after this run's last one, if nothing else was written meanwhile
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
@@ -298,15 +301,18 @@ class PrivateRun(DpSgdRun):
     def _reserve_step(self) -> None:
         """Write the step to the ledger before its batch is drawn, so that no crash can hide what was spent."""
         if self._reserved == 0:
-            if self.terms.beside(self.ledger.events) != self._beside:
-                self.check_budget()
-            lease = min(_LEASE if self.ledger.path else 1, self.steps_left)
-            self.ledger.reserve(self.event, lease)
-            self._reserved = lease
+            if self.ledger.entries != self._own_entries and self.terms.beside(self.ledger.events) != self._beside:
+                self.check_budget()  # something else was released meanwhile
+            lease = min(_LEASE, self.steps_left) if self.ledger.path else 1
+            self.ledger.reserve(self.terms.event, lease)
+            self._reserved, self._own_entries = lease, self.ledger.entries
 
     def _commit_step(self) -> None:
-        self.ledger.commit(self.event)
+        unchanged = self.ledger.entries == self._own_entries
+        self.ledger.commit(self.terms.event)
         self._reserved -= 1
+        if unchanged:
+            self._own_entries = self.ledger.entries
 
     def close(self) -> None:
         """Remove every hook from model and optimizer, and return the reserved steps that were not used."""
@@ -319,3 +325,35 @@ class PrivateRun(DpSgdRun):
                 self._own_ledger.close()
         if self._saved_in is not None and not self.steps_left:
             Fingerprint.remove(self._saved_in)
+
+
+class ValidateOnFirstCall:
+    """A forward pre-hook that runs the checks in the first call with gradients in each mode of the model.
+
+    A mode is the set of modules in training mode: after ``model.train()`` a batch norm mixes examples that did not do
+    so in evaluation mode. A copy of the model is not checked.
+    """
+
+    def __init__(self, bound: GradientBound | None) -> None:
+        self._bound = bound
+        self._proven: set[tuple[bool, ...]] = set()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> ValidateOnFirstCall:
+        return ValidateOnFirstCall(None)
+
+    def __reduce__(self) -> tuple[type[ValidateOnFirstCall], tuple[None]]:
+        return ValidateOnFirstCall, (None,)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        bound = self._bound
+        if bound is None or module is not bound.model or not torch.is_grad_enabled():
+            return
+        mode = tuple(part.training for part in module.modules())
+        if mode in self._proven:
+            return
+        self._proven.add(mode)
+        try:
+            checks.prove(bound, Call(args, kwargs))
+        except BaseException:
+            self._proven.discard(mode)
+            raise

@@ -3,6 +3,5 @@
 from noisette.validation.batch_norm import batch_mixing_modules as batch_mixing_modules
 from noisette.validation.batch_norm import check_no_batch_norm as check_no_batch_norm
 from noisette.validation.checks import CHECKS as CHECKS
-from noisette.validation.checks import ValidateOnFirstCall as ValidateOnFirstCall
 from noisette.validation.checks import prove as prove
 from noisette.validation.probe_inputs import Call as Call

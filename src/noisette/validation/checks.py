@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
 
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import DerivedBound, GradientBound
@@ -20,38 +18,6 @@ from noisette.validation.probe_inputs import SEED, Call, public_batch
 from noisette.validation.worst_case_search import max_gradient_ratio
 
 _SEARCH_STARTS = 2  # examples from which the search for a worst case starts
-
-
-class ValidateOnFirstCall:
-    """A forward pre-hook that runs the checks in the first call with gradients in each mode of the model.
-
-    A mode is the set of modules in training mode: after ``model.train()`` a batch norm mixes examples that did not do
-    so in evaluation mode. A copy of the model is not checked.
-    """
-
-    def __init__(self, bound: GradientBound | None) -> None:
-        self._bound = bound
-        self._proven: set[tuple[bool, ...]] = set()
-
-    def __deepcopy__(self, memo: dict[int, object]) -> ValidateOnFirstCall:
-        return ValidateOnFirstCall(None)
-
-    def __reduce__(self) -> tuple[type[ValidateOnFirstCall], tuple[None]]:
-        return ValidateOnFirstCall, (None,)
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = self._bound
-        if bound is None or module is not bound.model or not torch.is_grad_enabled():
-            return
-        mode = tuple(part.training for part in module.modules())
-        if mode in self._proven:
-            return
-        self._proven.add(mode)
-        try:
-            prove(bound, Call(args, kwargs))
-        except BaseException:
-            self._proven.discard(mode)
-            raise
 
 
 def prove(bound: GradientBound, example: Call) -> None:

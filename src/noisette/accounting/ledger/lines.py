@@ -41,7 +41,7 @@ class Entry:
     dataset: str
     event: Event
     steps: int
-    mark: str = field(default_factory=lambda: secrets.token_hex(8), compare=False)
+    mark: str = field(default="", compare=False)  # drawn when the line is written
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the new end."""
@@ -51,7 +51,7 @@ class Entry:
             "dataset": self.dataset,
             "steps": self.steps,
             **facts_of(self.event),
-            "mark": self.mark,
+            "mark": self.mark or secrets.token_hex(8),
             "previous": after.head,
         }
         sealed = json.dumps(facts)

@@ -8,7 +8,7 @@ Axes: b example, t position within an example, o output feature, i input feature
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
@@ -288,3 +288,20 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
     others = [part for part in parts if not isinstance(part, Dense | Outer | Rows)]
     merged: list[ExampleGradients] = [*dense, *outer, *rows, *others]
     return merged[0] if len(merged) == 1 else Total(tuple(merged))
+
+
+def weighted_sums(
+    forms: dict[str, ExampleGradients], weights: Mapping[str, Tensor], kept: Tensor | None
+) -> dict[str, Tensor]:
+    """The weighted sum of each form, by name; ``forms`` is used up.
+
+    Args:
+        forms: the gradients of b examples for each parameter.
+        weights: for each form the weights of the examples, or of the kept ones.
+        kept: the indices of the examples to be added up; all of them for ``None``.
+    """
+    sums: dict[str, Tensor] = {}
+    for name in list(forms):
+        form = forms.pop(name)  # its memory is free before the next sum is computed
+        sums[name] = (form if kept is None else form.select(kept)).weighted_sum(weights[name])
+    return sums

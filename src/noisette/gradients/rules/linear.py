@@ -8,7 +8,7 @@ from torch import Tensor
 from noisette.gradients.rules.arithmetic import unbroadcast
 from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
-from noisette.gradients.rules.forms import ExampleGradients, Outer
+from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer
 from noisette.gradients.rules.per_operand import rule_per_operand
 from noisette.gradients.rules.registry import rewrite, rule
 
@@ -21,6 +21,8 @@ def linear_weight(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> ExampleGradients:
     """G = sum_t dy_t x_t^T."""
+    if weight.dim() == 2 and _is_one_row_each(examples, dy):
+        return Outer(dy.unsqueeze(1), input.unsqueeze(1))
     if weight.dim() != 2 or examples.axis == dy.dim() - 1:
         return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input, weight], 1)
     return Outer(examples.sequences(dy), examples.sequences(input))
@@ -37,7 +39,12 @@ def linear_input(
 @rule(F.linear, operand="bias")
 def linear_bias(examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor) -> ExampleGradients:
     """G = sum_t dy_t."""
-    return unbroadcast(examples, dy, bias)
+    return Dense(dy) if _is_one_row_each(examples, dy) else unbroadcast(examples, dy, bias)
+
+
+def _is_one_row_each(examples: Examples, dy: Tensor) -> bool:
+    """Whether dy is (b, o): one position for each example, as in a multilayer perceptron."""
+    return dy.dim() == 2 and examples.axis == 0 and dy.shape[0] == examples.count > 1
 
 
 _MATMUL = (torch.matmul, torch.linalg.matmul, torch.mm, torch.mv, torch.bmm)
