@@ -74,6 +74,8 @@ class Words:
     def __init__(self, word: int) -> None:
         self._word = np.uint64(word)
 
+    fill_each = SecretKey.fill_each
+
     def fill(self, words: np.ndarray, *, purpose: str, name: str, step: int, start: int = 0) -> None:
         place = (start + np.arange(words.size)) % 192  # a tile: 128 radii of 64 bits, then 128 angles of 32 bits
         words[:] = np.where(place < 128, self._word, np.uint64(0))

@@ -13,17 +13,18 @@ from noisette.clipping.norms import Group
 
 @dataclass(frozen=True)
 class AutomaticClipping:
-    """Every gradient is brought near the bound, small ones too: factor C / (norm + stability).
+    """Scale every gradient, small ones too, to nearly the clipping norm C: factor C / (norm + stability).
 
-    The learning rate then need not be tuned with C.
+    The learning rate then need not be tuned together with C.
 
     Args:
         max_grad_norm: the bound C.
-        stability: keeps small gradients smaller than large ones.
+        stability: above 0; keeps small gradients smaller than large ones.
 
     Guarantee: one example moves the sum by at most C.
     Source: Bu et al. 2022, "Automatic Clipping", AUTO-S.
 
+    >>> import torch
     >>> [group] = AutomaticClipping(1.0).groups(["w"])
     >>> [round(factor, 4) for factor in group.factor(torch.tensor([0.0, 0.01, 1.99])).tolist()]
     [100.0, 50.0, 0.5]

@@ -1,0 +1,100 @@
+"""A new accountant, data set, model, clipping rule or engine is one class or function and one line in its registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+from typer.testing import CliRunner
+
+from noisette import FlatClipping, RdpAccountant
+from noisette.accounting.accountants import registry as accountants
+from noisette.cli import app
+from noisette.clipping import registry as clipping
+from noisette.clipping.engines import BookKeeping
+from noisette.data import DataSet, Split
+from noisette.data import registry as data_sets
+from noisette.models import registry as models
+
+SPLIT = Split(np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32), np.arange(64) % 2)
+RECIPE = {
+    "data": {"name": "digits"},
+    "model": {"name": "linear"},
+    "privacy": {"epsilon": 8.0, "delta": 1e-4, "accountant": "rdp"},
+    "training": {"epochs": 1, "batch_size": 720},
+}
+
+
+@dataclass(frozen=True)
+class DummyAccountant(RdpAccountant):
+    name = "dummy"
+    description = "Renyi divergences under another name"
+    method = "dummy divergences"
+
+
+class DummyRule(FlatClipping):
+    """Flat clipping under another name."""
+
+
+class DummyEngine(BookKeeping):
+    """Book-keeping under another name."""
+
+
+def dummy_data(data_dir: Path | None) -> DataSet:
+    return DataSet("dummy", SPLIT, SPLIT, classes=2, declared_size=64)
+
+
+def dummy_model(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), classes))
+
+
+ADDITIONS: dict[tuple[str, str], Callable[[], tuple[Any, Any]]] = {
+    ("privacy", "accountant"): lambda: (accountants.ACCOUNTANTS, DummyAccountant()),
+    ("privacy", "clipping"): lambda: (
+        clipping.CLIPPING_RULES,
+        replace(clipping.CLIPPING_RULES["flat"], resolve=lambda: DummyRule, description="the dummy rule"),
+    ),
+    ("privacy", "engine"): lambda: (
+        clipping.ENGINES,
+        replace(clipping.ENGINES["book-keeping"], resolve=lambda: DummyEngine, description="the dummy engine"),
+    ),
+    ("data", "name"): lambda: (data_sets.REGISTRY, data_sets.BuiltIn(dummy_data, "four random numbers")),
+    ("model", "name"): lambda: (models.REGISTRY, models.BuiltIn(dummy_model, "one linear layer")),
+}
+
+
+def trained(section: str, key: str, folder: Path) -> tuple[int, str]:
+    """Train with ``dummy`` in this place of the recipe; exit code and output."""
+    recipe = {name: dict(values) for name, values in RECIPE.items()}
+    recipe[section][key] = "dummy"
+    if section == "data":
+        recipe["training"]["batch_size"] = 32
+    lines = [
+        line
+        for name, values in recipe.items()
+        for line in (f"[{name}]", *(f"{k} = {json.dumps(v)}" for k, v in values.items()))
+    ]
+    (folder / "recipe.toml").write_text("\n".join(lines))
+    shown = CliRunner().invoke(app, ["train", str(folder / "recipe.toml"), "--out", str(folder / "run")])
+    return shown.exit_code, shown.output
+
+
+@pytest.mark.parametrize(("section", "key"), ADDITIONS, ids=[" ".join(place) for place in ADDITIONS])
+def test_a_registered_addition_is_trained_with_by_name(
+    section: str, key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, output = trained(section, key, tmp_path)
+    assert code == 2, "unknown before it is registered"
+    assert "dummy" in output
+    registry, entry = ADDITIONS[section, key]()
+    monkeypatch.setitem(registry, "dummy", entry)
+    code, output = trained(section, key, tmp_path)
+    assert code == 0, output
+    text = (tmp_path / "run" / "privacy.txt").read_text() + (tmp_path / "run" / "run.json").read_text()
+    assert "dummy" in text
