@@ -98,3 +98,42 @@ def test_a_rule_of_the_user_gives_the_gradient(engine: Engine) -> None:
     found = clipped(model, engine, data(3))
     for name, g in truth.items():
         assert torch.allclose(found[name], g, rtol=1e-9, atol=1e-12), name
+
+
+def test_a_run_whose_first_microbatch_passed_the_checks_keeps_later_examples_within_the_bound() -> None:
+    """The operation selects by value, so the checks of the first call do not see the missing gradient."""
+
+    class Selects(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.scale = nn.Linear(3, 4), nn.Parameter(torch.rand(4) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.body(x)
+            target = torch.where(h.abs() > 100, 1.0, 0.0) * (1 + 0 * h)  # 1 marks what the loss compares
+            return (
+                h
+                + self.scale
+                + 1e6
+                * nn.functional.hinge_embedding_loss(self.scale, target, reduction="none")
+                * (h.detach().abs() > 100)
+            )
+
+    torch.manual_seed(0)
+    model = Selects().double()
+    clip = PerExampleClip(model, max_grad_norm=1.0, engine=TwoPass())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    records = torch.randn(20, 3, dtype=torch.float64)
+    records[-1] = 1e4
+    try:
+        with noisette.privatize(
+            clip, optimizer, (records,), expected_batch_size=1, sampling_rate=1.0, steps=1, noise_multiplier=1e-6
+        ) as run:
+            for batch in run.batches():
+                for (x,) in batch.microbatches(10):
+                    run.backward(model(x).sum(1))
+                optimizer.step()
+    except noisette.PrivacyError:
+        return
+    total = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert total <= 20.1  # twenty examples, each within 1
