@@ -66,6 +66,7 @@ BY_NAME = {
     "__init__.py",
     "models/factory.py",
     "bench/methods.py",
+    "gradients/rules/__init__.py",
 }  # the library itself, a user's model, peers to measure
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from noisette._internal import checks
 from noisette.clipping.norms import Count, Group
@@ -49,14 +50,18 @@ class AdaptiveClip:
         self.count_share = float(count_share)
         self.max_grad_norm = float(initial_norm)
         self._count = Count(torch.zeros((), dtype=torch.float64), self.count_share)
+        self._adapted_to: Tensor | None = None
 
-    def adapt(self, released_count: float) -> None:
-        """Move C by the released count of the step, over the expected batch size.
+    def adapt(self, released_count: Tensor) -> None:
+        """Move C by the released count of a step, over the expected batch size; the same tensor moves it only once.
 
         With a target of 0.5, a learning rate of 0.2 and 70 of 100 examples within C the count is (70 - 30) / 2 = 20,
         released as 0.2: b is 0.7, and C shrinks by the factor exp(-0.2 * 0.2) = 0.96.
         """
-        within = released_count + 0.5  # examples count +1/2 or -1/2, which puts the fraction one half too low
+        if released_count is self._adapted_to:
+            return
+        self._adapted_to = released_count
+        within = float(released_count) + 0.5  # examples count +1/2 or -1/2, which puts the fraction one half too low
         self.max_grad_norm *= math.exp(-self.learning_rate * (within - self.target_quantile))
 
     def groups(self, names: Sequence[str]) -> list[Group]:
@@ -74,3 +79,4 @@ class AdaptiveClip:
         """
         checks.positive(max_grad_norm=state["max_grad_norm"])
         self.max_grad_norm = float(state["max_grad_norm"])
+        self._adapted_to = self._count.released.grad  # the restored C includes it

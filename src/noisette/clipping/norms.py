@@ -67,8 +67,11 @@ class ClippingRule(Protocol):
 class AdaptiveRule(Protocol):
     """A clipping rule whose bound follows the released count of the examples within it."""
 
-    def adapt(self, released_count: float) -> None:
-        """Choose the bound of the next batch, given the noised count over the expected batch size."""
+    def adapt(self, released_count: Tensor) -> None:
+        """Choose the bound of the next batch, given the noised count over the expected batch size.
+
+        The same tensor may come again; it counts once.
+        """
         ...
 
 

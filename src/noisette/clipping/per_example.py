@@ -131,8 +131,14 @@ class PerExampleClip:
 
     def _batch_groups(self) -> list[Group]:
         if self._groups is None:
+            self._adapt()  # also where the optimizer failed after a release
             self._groups = self._fresh_groups()
         return self._groups
+
+    def _adapt(self) -> None:
+        for count in self._counts:
+            if isinstance(self.clipping, AdaptiveRule) and count.released.grad is not None:
+                self.clipping.adapt(count.released.grad)
 
     def _fresh_groups(self) -> list[Group]:
         groups = self.clipping.groups(list(self.parameters))
@@ -169,10 +175,7 @@ class PerExampleClip:
 
     def after_step(self) -> None:
         """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
-        counts, self._counts = self._counts, []
-        for count in counts:
-            if isinstance(self.clipping, AdaptiveRule) and count.released.grad is not None:
-                self.clipping.adapt(float(count.released.grad))
+        self._adapt()
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""

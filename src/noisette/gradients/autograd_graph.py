@@ -27,14 +27,15 @@ class LossGraph:
 
 
 def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
-    """Walk the autograd graph from the losses to its leaves.
+    """Walk the autograd graph from the losses to its leaves, each node once.
 
-    At the output of a use the walk continues at the use's data arguments. So it meets a parameter only where the losses
-    depend on it otherwise than through a recorded use.
+    Which uses lie above others is a question about gradients, so it follows the edges of the graph. Whether a parameter
+    is covered is a question about the tape: at the output of a use the search for uncovered parameters continues at
+    the use's data arguments, so that it meets a parameter only where the losses depend on it otherwise.
 
     For the losses of ``y = relu(x @ A) @ B`` with uses ``@ A`` and ``@ B`` the walk meets the output node of ``@ B``,
-    then, by its data argument, relu and the output node of ``@ A``, then ``x``. Both are reached, ``@ B`` is above
-    ``@ A``, and no parameter is met. With ``losses = y.sum(1) + A.square().sum()`` it also meets A: uncovered.
+    relu, the output node of ``@ A``, and the leaves A and B. Both uses are reached, ``@ B`` is above ``@ A``, and no
+    parameter is uncovered: A and B lie behind uses. With ``losses = y.sum(1) + A.square().sum()`` A is uncovered.
 
     Raises:
         PrivacyError: a part of the model has no graph until the backward pass.
@@ -43,11 +44,9 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
     for use in uses:
         for edge in use.edges:
             upstream.setdefault(edge.node, []).extend(use.upstream)
-    names = {id(p): name for name, p in parameters.items()}
-    uncovered: set[str] = set()
     above: set[Node] = set()
     children: dict[Node, list[Node]] = {}  # of the nodes met so far
-    leads: dict[Node, bool] = {}  # whether a use's node lies at or below a node; known once its children are done
+    leads: dict[Node, bool] = {}  # whether a use's node lies at or below a node; in the order in which nodes are done
     stack = [losses.grad_fn] if losses.grad_fn is not None else []
     while stack:
         node = stack[-1]
@@ -57,21 +56,28 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
                     "torch.utils.checkpoint with use_reentrant=True hides the parameters inside of it; pass "
                     "use_reentrant=False, which gives the same activations"
                 )
-            variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) in names:
-                uncovered.add(names[id(variable)])
-            below = upstream[node] if node in upstream else [child for child, _ in node.next_functions if child]
-            children[node] = below
-            stack += [child for child in below if child not in children]
+            children[node] = [child for child, _ in node.next_functions if child is not None]
+            stack += [child for child in children[node] if child not in children]
             continue
         stack.pop()
+        if node in leads:
+            continue
         leads_on = False
         for child in children[node]:
-            leads_on |= leads.get(child, False)
+            leads_on |= leads[child]
         leads[node] = leads_on or node in upstream
         if leads_on and node in upstream:
             above.add(node)
-    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & children.keys()), frozenset(above))
+    names = {id(p): name for name, p in parameters.items()}
+    uncovered: set[str] = set()
+    exposed = {losses.grad_fn}  # nodes on a path that no use accounts for, or at the output or a data argument of a use
+    for node in reversed(leads):  # each node before its children
+        if node in exposed:
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) in names:
+                uncovered.add(names[id(variable)])
+            exposed.update(upstream[node] if node in upstream else children[node])
+    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & exposed), frozenset(above))
 
 
 def visit_output_gradients(

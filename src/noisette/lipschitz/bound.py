@@ -225,10 +225,7 @@ class LipschitzBound:
             )
         project(self.model)
         self._projected = self._versions()
-        count, self._count = self._count, None
-        released = count.released.grad if count is not None else None
-        if isinstance(self.logit_clipping, AdaptiveRule) and released is not None:
-            self.logit_clipping.adapt(float(released))
+        self._adapt()
 
     def state(self) -> Mapping[str, float]:
         """State that logit clipping derives from released values; empty if it has none."""
@@ -255,8 +252,14 @@ class LipschitzBound:
     def _batch_group(self) -> Group:
         if self._group is None:
             rule = self.logit_clipping
+            self._adapt()  # also where the optimizer failed after a release
             self._group = Group((_SCORES,), math.inf) if rule is None else _single_group(rule)
         return self._group
+
+    def _adapt(self) -> None:
+        released = self._count.released.grad if self._count is not None else None
+        if isinstance(self.logit_clipping, AdaptiveRule) and released is not None:
+            self.logit_clipping.adapt(released)
 
     def _clip_at_scores(self, losses: Tensor, scores: GradientEdge) -> tuple[Tensor, Tensor | None]:
         """Scale each example's gradient with respect to the scores down to :meth:`score_gradient_bound`.

@@ -24,13 +24,17 @@ class MultiLoss:
     def clipped_sum(
         self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
-        gradients = list(one_by_one(forward.losses, parameters))
-        stacked: dict[str, Tensor] = {}
-        for name in dict.fromkeys(name for of_example in gradients for name in of_example):
-            stacked[name] = torch.stack(
-                [of_example.get(name, torch.zeros_like(parameters[name])) for of_example in gradients]
-            )
-        found = PerExampleGradients.dense(stacked)
+        found = PerExampleGradients.dense(_stacked(forward.losses, parameters))
         if not all(squared.isfinite().all() for squared in found.squared_norms.values()):
             return by_rules_or_vmap(forward, parameters, clipping)
         return clip_and_sum(found, forward.losses, clipping)
+
+
+def _stacked(losses: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of all examples, each (b, *parameter.shape), of the parameters that some loss depends on."""
+    gradients = list(one_by_one(losses, parameters))
+    names = dict.fromkeys(name for of_example in gradients for name in of_example)
+    return {
+        name: torch.stack([of_example.get(name, torch.zeros_like(parameters[name])) for of_example in gradients])
+        for name in names
+    }

@@ -1,9 +1,8 @@
 """Operations whose output does not depend, in the autograd graph, on one of their data arguments.
 
-The walk continues at the data arguments of a use. Where the graph does not lead there, the use counts as above others
-although no backward pass to those others goes through it, so the hook on its output is never called: its gradient is
-missing from norms and sums without an error. ``TwoPass`` then takes the sum from autograd, with the missing gradient
-in it, but clips by norms without it, so one example moves the sum by more than its bound.
+No backward pass to the uses below such an argument goes through the operation. If it counted as above them, a hook on
+its output would never be called and its gradient would be missing from the norms, while the second pass of ``TwoPass``
+has it in the sum: one example would move the sum by more than its bound.
 """
 
 from __future__ import annotations
