@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir
+from noisette.cli.options import DataDir, option
 from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
 
 if TYPE_CHECKING:
@@ -41,13 +41,10 @@ def doctor(
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Built-in data set that gives the shape of the random inputs; or give --input-shape."
-        ),
+        option("NAME", "Built-in data set that gives the shape of the random inputs; or give --input-shape."),
     ] = None,
     input_shape: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,..", help="Shape of one example, such as 3,32,32, if --data is not given."),
+        str | None, option("N,N,..", "Shape of one example, such as 3,32,32, if --data is not given.")
     ] = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16.")] = False,
     data_dir: DataDir = None,

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette.cli.errors import plain_errors
+from noisette.cli.options import option
 from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
 
 if TYPE_CHECKING:
@@ -32,16 +33,14 @@ def explain(
     ],
     input_shape: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N,..", help="Shape of one example, such as 3,32,32. Required unless the function returns inputs."
-        ),
+        option("N,N,..", "Shape of one example, such as 3,32,32. Required unless the function returns inputs."),
     ] = None,
     batch_norm: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Replace each batch norm, as in noisette train, with random inputs as public examples.",
-            show_default="batch norm is kept, and refused",
+        option(
+            "NAME",
+            "Replace each batch norm, as in noisette train, with random inputs as public examples.",
+            "batch norm is kept, and refused",
         ),
     ] = None,
 ) -> None:

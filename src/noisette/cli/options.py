@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+
+
+def option(metavar: str, text: str, default: str | None = None, *, panel: str | None = None) -> Any:
+    """An option with one value and a help text, which shows this default where there is no value to show."""
+    return typer.Option(metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
 
 
 def registered(name: str) -> str:
@@ -57,11 +62,7 @@ PlotFile = Annotated[
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder with the files of built-in data sets.",
-        show_default="$NOISETTE_DATA, then the user cache, then download",
-    ),
+    option("DIR", "Folder with the files of built-in data sets.", "$NOISETTE_DATA, then the user cache, then download"),
 ]
 _SUFFIXES = (".png", ".svg", ".html")
 

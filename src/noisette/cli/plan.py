@@ -39,12 +39,11 @@ def plan(
         float, typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1 / size.")
     ],
     batch_sizes: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,..", help="Expected batch sizes.", show_default="up to four, from √size upwards"),
+        str | None, options.option("N,N,..", "Expected batch sizes.", "up to four, from √size upwards")
     ] = None,
-    epochs: Annotated[str, typer.Option(metavar="F,F,..", help="Passes over the declared size.")] = "10,20,40,80",
+    epochs: Annotated[str, options.option("F,F,..", "Passes over the declared size.")] = "10,20,40,80",
     noise: Annotated[
-        str, typer.Option(metavar="F,F,..", help="Noise multipliers whose epsilon is computed.")
+        str, options.option("F,F,..", "Noise multipliers whose epsilon is computed.")
     ] = "0.5,0.7,1,1.4,2,2.8,4,5.6,8",
     as_json: options.AsJson = False,
     plot: options.PlotFile = None,
