@@ -16,7 +16,7 @@ from rich.table import Table
 from noisette._internal import checks
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import INTERRUPTED, plain_errors
-from noisette.cli.options import option
+from noisette.cli.options import option, whole_numbers
 
 if TYPE_CHECKING:
     from noisette.bench.cell import Settings
@@ -72,7 +72,9 @@ def bench(
     checks.count(rounds=rounds)
     if threads is not None:
         checks.count(threads=threads)
-    chosen = _experiments(experiments, models, methods, _sizes("batch", batch, 1), _sizes("image", image, 32))
+    batches = None if batch is None else whole_numbers("batch", batch, "32,64")
+    images = None if image is None else whole_numbers("image", image, "32,64", least=32)
+    chosen = _experiments(experiments, models, methods, batches, images)
     settings = _settings(rounds, threads, device)
     out.mkdir(parents=True, exist_ok=True)
     keep_freed_memory()
@@ -82,15 +84,6 @@ def bench(
         typer.echo(f"Stopped. The completed experiments are in {out}.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     Console(soft_wrap=True).print(f"report  {out / 'bench.html'}")
-
-
-def _sizes(option: str, given: str | None, least: int) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    parts = [part.strip() for part in given.split(",")]
-    if not all(part.isdecimal() and int(part) >= least for part in parts):
-        raise ValueError(f"expected --{option} as whole numbers of at least {least}, such as 32,64, got {given!r}")
-    return tuple(int(part) for part in parts)
 
 
 def _experiments(

@@ -11,6 +11,7 @@ from rich.table import Table
 from noisette.cli.errors import plain_errors
 from noisette.cli.options import option
 from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
+from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +50,6 @@ def explain(
     A use without a rule is refused, with the reason. Nothing is trained and no data is read. Exit code 1 if the model
     is refused.
     """
-    from noisette.errors import PrivacyError
     from noisette.lipschitz.bound import LipschitzBound
     from noisette.validation.explain import explain as explain_model
 
@@ -126,10 +126,11 @@ def _show(explanation: Explanation) -> None:
             f"{use.per_example_numbers:,}",
         )
     console.print(table)
-    for name in explanation.unused:
-        console.print(f"{name}: not used in this call; its gradient is zero, and noise is added to it", markup=False)
-    for remark in explanation.remarks:
-        console.print(remark, markup=False)
+    idle = [
+        f"{name}: not used in this call; its gradient is zero, and noise is added to it" for name in explanation.unused
+    ]
+    for line in [*idle, *explanation.remarks]:
+        console.print(line, markup=False)
     if explanation.problems:
         console.print(f"\nRefused, for {len(explanation.problems)} reasons:", style="bold")
         for problem in explanation.problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +26,19 @@ def registered(name: str) -> str:
     if name not in ACCOUNTANTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
     return name
+
+
+def whole_numbers(option: str, given: str, example: str, *, most: float = math.inf, least: int = 1) -> tuple[int, ...]:
+    """The whole numbers in a text, separated by commas.
+
+    Raises:
+        ValueError: the text has another form, or a number is out of range.
+    """
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
+        limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise ValueError(f"expected --{option} as whole numbers {limits}, such as {example}, got {given!r}")
+    return tuple(int(part) for part in parts)
 
 
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 import typer
 from rich.console import Console
@@ -19,38 +20,33 @@ if TYPE_CHECKING:
     from noisette.training.recipe import DataSection, PublicSection, Recipe
     from noisette.training.report import Facts
 
+P = ParamSpec("P")
 
-def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> None:
+
+def _reported(work: Callable[P, tuple[Facts, Path]]) -> Callable[P, None]:
+    """The work as a command, which reports on the terminal how it ended."""
+
+    @wraps(work)
+    def command(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            facts, place = work(*args, **kwargs)
+        except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
+            typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
+            raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
+        _summarize(facts, place)
+        if not facts.completed:
+            raise typer.Exit(INTERRUPTED)
+
+    return command
+
+
+@_reported
+def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
     """Train by a recipe, and write a run folder.
 
     Raises:
         typer.Exit: the run was stopped.
     """
-    _carry_out(lambda: _run(recipe, out, data_dir))
-
-
-def go_on(place: Path) -> None:
-    """Continue an unfinished run with the settings that it began with.
-
-    Raises:
-        typer.Exit: the run was stopped.
-    """
-    _carry_out(lambda: _resume(place))
-
-
-def _carry_out(work: Callable[[], tuple[Facts, Path]]) -> None:
-    """Do the work, and report on the terminal how it ended."""
-    try:
-        facts, place = work()
-    except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
-        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
-        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
-    _summarize(facts, place)
-    if not facts.completed:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
     from noisette.cli.watch import Watch
     from noisette.training.loop import train as train_privately
     from noisette.training.report import RunFolder, documents, facts_of, unfinished_runs
@@ -72,7 +68,13 @@ def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]
     return facts, out
 
 
-def _resume(place: Path) -> tuple[Facts, Path]:
+@_reported
+def go_on(place: Path) -> tuple[Facts, Path]:
+    """Continue an unfinished run with the settings that it began with.
+
+    Raises:
+        typer.Exit: the run was stopped.
+    """
     from noisette.cli.watch import Watch
     from noisette.training.loop import resume
     from noisette.training.recipe import Recipe
