@@ -11,8 +11,8 @@ import pytest
 
 from noisette.accounting import Ledger, RdpAccountant, noise_multiplier_for
 from noisette.accounting.budget import PrivacyBudget
-from noisette.accounting.ledger.event_tally import Tally
 from noisette.accounting.ledger.file import LedgerFile
+from noisette.accounting.ledger.ledger import Tally
 from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -18,7 +18,7 @@ from noisette.cli.errors import INTERRUPTED, TERMINATED
 if TYPE_CHECKING:
     from noisette.data import DataSet
     from noisette.training.recipe import DataSection, PublicSection, Recipe
-    from noisette.training.report import Facts
+    from noisette.training.report import Facts, RunFolder
 
 P = ParamSpec("P")
 
@@ -47,25 +47,14 @@ def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path
     Raises:
         typer.Exit: the run was stopped.
     """
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import train as train_privately
-    from noisette.training.report import RunFolder, documents, facts_of, unfinished_runs
+    from noisette.training.report import RunFolder, unfinished_runs
 
     keep_freed_memory()
     folder = RunFolder(out)
     for begun in unfinished_runs(out):
         typer.echo(f"An earlier run is unfinished. To continue it: noisette train --resume {begun}", err=True)
-    data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
-    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        folder.keep_settings(
-            {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
-        )
-        outcome = train_privately(
-            recipe, data, public=public, ledger_path=folder.ledger, on_step=watch.on_step, checkpoint=folder.checkpoint
-        )
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    return facts, out
+    settings = {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
+    return _train(recipe, data_dir, folder, settings), out
 
 
 @_reported
@@ -75,10 +64,8 @@ def go_on(place: Path) -> tuple[Facts, Path]:
     Raises:
         typer.Exit: the run was stopped.
     """
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import resume
     from noisette.training.recipe import Recipe
-    from noisette.training.report import RunFolder, documents, facts_of
+    from noisette.training.report import RunFolder
 
     keep_freed_memory()
     folder = RunFolder.unfinished(place)
@@ -86,13 +73,32 @@ def go_on(place: Path) -> tuple[Facts, Path]:
     if missing := {"recipe", "data_dir"} - settings.keys():
         raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
     recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
-    data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+    return _train(recipe, Path(settings["data_dir"]) if settings["data_dir"] else None, folder), folder.out
+
+
+def _train(recipe: Recipe, data_dir: Path | None, folder: RunFolder, settings: dict[str, Any] | None = None) -> Facts:
+    """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder."""
+    from noisette.cli.watch import Watch
+    from noisette.training.loop import resume, train
+    from noisette.training.report import documents, facts_of
+
     data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint)
+        if settings is None:
+            outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint)
+        else:
+            folder.keep_settings(settings)
+            outcome = train(
+                recipe,
+                data,
+                public=public,
+                ledger_path=folder.ledger,
+                on_step=watch.on_step,
+                checkpoint=folder.checkpoint,
+            )
         facts = facts_of(outcome)
         folder.complete(documents(facts, outcome.model))
-    return facts, folder.out
+    return facts
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
