@@ -95,12 +95,9 @@ def sampling_rate_for(
     """The largest sampling rate with which these steps stay within the budget, within one part in a thousand.
 
     Args:
-        epsilon: the budget, above 0.
-        delta: the probability with which the bound on epsilon may fail, in (0, 1).
         noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
-        steps: number of releases, at least 1.
-        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
-        prior_events: other releases about the same records, which count towards the same budget.
+
+    The other arguments are those of :func:`noise_multiplier_for`.
 
     Guarantee: by this accountant the result costs ``epsilon`` or less. With a rate one part in a thousand larger it
     would cost more, unless the result is 1.
@@ -139,12 +136,9 @@ def steps_for(
     """The number of steps that the budget allows; 0 where it does not allow one.
 
     Args:
-        epsilon: the budget, above 0.
-        delta: the probability with which the bound on epsilon may fail, in (0, 1).
-        sampling_rate: probability in (0, 1] that an example is in a batch.
         noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
-        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
-        prior_events: other releases about the same records, which count towards the same budget.
+
+    The other arguments are those of :func:`noise_multiplier_for`.
 
     Guarantee: by this accountant so many steps cost ``epsilon`` or less, and one step more costs more, unless the
     result is a billion, the most that it returns.
@@ -173,12 +167,9 @@ def epsilon_for(
     """Epsilon of these steps and of the prior events together: an upper bound, like every epsilon of the accountant.
 
     Args:
-        delta: the probability with which the bound on epsilon may fail, in (0, 1).
-        sampling_rate: probability in (0, 1] that an example is in a batch.
         noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
-        steps: number of releases, at least 1.
-        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
-        prior_events: other releases about the same records.
+
+    The other arguments are those of :func:`noise_multiplier_for`.
 
     Raises:
         TypeError, ValueError: an argument is outside its range.
@@ -204,11 +195,9 @@ def delta_for(
 
     Args:
         epsilon: the bound whose probability of failure is computed, above 0.
-        sampling_rate: probability in (0, 1] that an example is in a batch.
         noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
-        steps: number of releases, at least 1.
-        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
-        prior_events: other releases about the same records.
+
+    The other arguments are those of :func:`noise_multiplier_for`.
 
     Raises:
         TypeError, ValueError: an argument is outside its range.

@@ -37,6 +37,12 @@ class Event:
         """The neighbouring relation in words. All events of one run have the same."""
         return self.neighbouring.value
 
+    def __repr__(self) -> str:
+        """The constructor call; a release without parts is shown without them."""
+        values = {name: getattr(self, name) for name in getattr(self, "__match_args__", ())}
+        shown = [f"{name}={value!r}" for name, value in values.items() if name != "parts" or value]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Gaussian(Event):
@@ -47,8 +53,7 @@ class Gaussian(Event):
         parts: the parts of the release, where it is not a gradient alone.
 
     Raises:
-        TypeError: a value is not a number.
-        ValueError: a value lies outside its range.
+        TypeError, ValueError: a value is not a number, or lies outside its range.
 
     >>> Gaussian(noise_multiplier=7.0, parts=(("principal components", 1.0),))
     Gaussian(noise_multiplier=7.0, parts=(('principal components', 1.0),))
@@ -65,9 +70,6 @@ class Gaussian(Event):
         positive(noise_multiplier=self.noise_multiplier)
         _check_parts(self.parts)
 
-    def __repr__(self) -> str:
-        return f"Gaussian(noise_multiplier={self.noise_multiplier!r}{_shown(self.parts)})"
-
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PoissonGaussian(Event):
@@ -81,8 +83,7 @@ class PoissonGaussian(Event):
             add up to 1. They are recorded and change no privacy cost: the parts are one Gaussian mechanism.
 
     Raises:
-        TypeError: a value is not a number.
-        ValueError: a value lies outside its range.
+        TypeError, ValueError: a value is not a number, or lies outside its range.
 
     >>> PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
     PoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1)
@@ -139,12 +140,6 @@ class PoissonGaussian(Event):
         positive(count_deviation=count_deviation)
         return cls(sampling_rate, 2 * count_deviation, (("count", 1.0),))
 
-    def __repr__(self) -> str:
-        return (
-            f"PoissonGaussian(sampling_rate={self.sampling_rate!r}, noise_multiplier={self.noise_multiplier!r}"
-            f"{_shown(self.parts)})"
-        )
-
 
 Sampled: TypeAlias = Gaussian | PoissonGaussian
 """A release over a Poisson batch; a release over all records is one of rate 1."""
@@ -161,8 +156,7 @@ class FixedSizeGaussian(Event):
             the sum by up to twice that norm, which accountants take into account. Above 0.
 
     Raises:
-        TypeError: a value is not a number.
-        ValueError: a value lies outside its range.
+        TypeError, ValueError: a value is not a number, or lies outside its range.
 
     >>> FixedSizeGaussian(batch_size=100, size=10_000, noise_multiplier=2.0).relation
     'replace one record'
@@ -290,7 +284,3 @@ def _check_parts(parts: Parts) -> None:
         raise ValueError(f"expected parts of different names, got {', '.join(name for name, _ in parts)}")
     if parts and not math.isclose(total := math.fsum(share for _, share in parts), 1, rel_tol=1e-12):
         raise ValueError(f"expected shares that add up to 1, got {total:g} of {', '.join(n for n, _ in parts)}")
-
-
-def _shown(parts: Parts) -> str:
-    return f", parts={parts}" if parts else ""

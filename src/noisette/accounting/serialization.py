@@ -33,7 +33,7 @@ def facts_of(event: Event) -> dict[str, Any]:
     for field in fields(event):
         value = getattr(event, field.name)
         if field.name != "parts" or value:  # lines without parts are as they were before events had parts
-            facts[field.name] = _TO_PLAIN.get(field.name, _unchanged)(value)
+            facts[field.name] = _TO_PLAIN[field.name](value) if field.name in _TO_PLAIN else value
     return facts
 
 
@@ -50,11 +50,8 @@ def event_of(facts: Mapping[str, Any]) -> Event:
         raise ValueError(f"no event has the mechanism {mechanism!r}")
     facts = {"parts": {}, **facts}
     kind = _EVENTS[mechanism]
-    return kind(**{f.name: _FROM_PLAIN.get(f.name, _unchanged)(facts[f.name]) for f in fields(kind)})
-
-
-def _unchanged(value: Any) -> Any:
-    return value
+    values = {f.name: facts[f.name] for f in fields(kind)}
+    return kind(**{name: _FROM_PLAIN[name](value) if name in _FROM_PLAIN else value for name, value in values.items()})
 
 
 def _sampled_of(facts: Mapping[str, Any]) -> Sampled:

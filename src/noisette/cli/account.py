@@ -46,7 +46,11 @@ def account(
     Example: noisette account --sampling-rate 0.01 --noise-multiplier 1.3 --steps 6000 --delta 1e-5
     """
     checks.all_of(
-        partial(_check_sampling, sampling_rate, batch_size, size, group_size),
+        partial(checks.exactly_one, sampling_rate=sampling_rate, batch_size=batch_size),
+        partial(_check_batches, batch_size, size),
+        lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
+        partial(checks.count, group_size=group_size),
+        partial(_check_group, batch_size, group_size),
         partial(checks.positive, noise_multiplier=noise_multiplier),
         partial(checks.count, steps=steps),
         partial(checks.exactly_one, delta=delta, epsilon=epsilon),
@@ -70,17 +74,6 @@ def account(
     else:
         cost = PrivacyCost(event, steps, accountant, curve.epsilon(delta=delta), delta, found="epsilon")
     cost.show(as_json=as_json, plot=plot, command="account")
-
-
-def _check_sampling(sampling_rate: float | None, batch_size: int | None, size: int | None, group_size: int) -> None:
-    """Check that the batches are described in one way, and in one that supports the group size."""
-    checks.all_of(
-        partial(checks.exactly_one, sampling_rate=sampling_rate, batch_size=batch_size),
-        partial(_check_batches, batch_size, size),
-        lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
-        partial(checks.count, group_size=group_size),
-        partial(_check_group, batch_size, group_size),
-    )
 
 
 def _check_batches(batch_size: int | None, size: int | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +14,14 @@ from noisette._internal import checks
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.audit_results import AuditResults
 from noisette.cli.errors import INTERRUPTED, plain_errors
-from noisette.cli.options import DataDir
+from noisette.cli.options import DataDir, option
 
 if TYPE_CHECKING:
     from noisette.audit import Attack
 
 _FOUND = 1
 _MECHANISM, _RECORDS = "Audits of the mechanism", "Audits that read the records"
+_mechanism, _records = partial(option, panel=_MECHANISM), partial(option, panel=_RECORDS)
 
 
 @plain_errors()
@@ -29,16 +31,12 @@ def audit(
         typer.Argument(metavar="RUN_OR_RECIPE", help="The folder of a finished run, or a recipe in a TOML file."),
     ],
     *,
-    steps: Annotated[
-        int,
-        typer.Option(metavar="N", help="Steps of the step audit; each gives 512 scores.", rich_help_panel=_MECHANISM),
-    ] = 48,
+    steps: Annotated[int, _mechanism("N", "Steps of the step audit; each gives 512 scores.")] = 48,
     pairs: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Pairs of batches that differ by one record, on the run's own model and random records; 0 for none.",
-            rich_help_panel=_MECHANISM,
+        _mechanism(
+            "N",
+            "Pairs of batches that differ by one record, on the run's own model and random records; 0 for none.",
         ),
     ] = 30,
     whole_run: Annotated[
@@ -49,19 +47,13 @@ def audit(
     ] = False,
     one_run: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            help="Also train once with a random half of N mislabelled canaries, and guess which were in the data. Not "
+        _records(
+            "N",
+            "Also train once with a random half of N mislabelled canaries, and guess which were in the data. Not "
             "private.",
-            rich_help_panel=_RECORDS,
         ),
     ] = None,
-    confidence: Annotated[
-        float,
-        typer.Option(
-            metavar="F", help="Confidence of the bound from --one-run: 0.95 to 0.999.", rich_help_panel=_RECORDS
-        ),
-    ] = 0.95,
+    confidence: Annotated[float, _records("F", "Confidence of the bound from --one-run: 0.95 to 0.999.")] = 0.95,
     membership: Annotated[
         bool,
         typer.Option(
@@ -72,16 +64,9 @@ def audit(
     ] = False,
     shadows: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            help="Number of shadow models that --membership trains on halves of the records; 0 for none.",
-            rich_help_panel=_RECORDS,
-        ),
+        _records("N", "Number of shadow models that --membership trains on halves of the records; 0 for none."),
     ] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Folder for figures and results.", show_default="audits/NAME of the run"),
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Folder for figures and results.", "audits/NAME of the run")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Test the guarantee of a run or a recipe with canaries in the real training loop.

@@ -16,11 +16,14 @@ from rich.table import Table
 from noisette._internal import checks
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import INTERRUPTED, plain_errors
+from noisette.cli.options import option, whole_numbers
 
 if TYPE_CHECKING:
     from noisette.bench.cell import Settings
     from noisette.bench.experiments import Experiment
     from noisette.bench.report import Report
+
+_of_experiment = partial(option, default="those of the experiment")
 
 
 class Device(StrEnum):
@@ -34,51 +37,32 @@ class Device(StrEnum):
 def bench(
     *,
     experiments: Annotated[
-        str,
-        typer.Option(
-            metavar="A,B,..", help="targets, fig5, fig6, fig7, fig8, fig9, memory, clipless, clipless-memory."
-        ),
+        str, option("A,B,..", "targets, fig5, fig6, fig7, fig8, fig9, memory, clipless, clipless-memory.")
     ] = "targets,memory",
     models: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,..",
-            help="Only these models: mlp, mlp-4, mlp-6, mlp-8, cnn, rnn, lstm, gru, transformer, resnet18-cifar, "
+        _of_experiment(
+            "A,B,..",
+            "Only these models: mlp, mlp-4, mlp-6, mlp-8, cnn, rnn, lstm, gru, transformer, resnet18-cifar, "
             "vgg16-cifar, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19, lipschitz-dense, "
             "lipschitz-mixer, lipschitz-conv.",
-            show_default="those of the experiment",
         ),
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B,..",
-            help="Only these methods, such as BookKeeping,nxBP,Opacus-ghost, and always plain.",
-            show_default="those of the experiment",
-        ),
+        _of_experiment("A,B,..", "Only these methods, such as BookKeeping,nxBP,Opacus-ghost, and always plain."),
     ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,..", help="Batch sizes, in examples.", show_default="those of the experiment"),
-    ] = None,
+    batch: Annotated[str | None, _of_experiment("N,N,..", "Batch sizes, in examples.")] = None,
     image: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N,..",
-            help="Width of images in pixels, for models that accept any size: at least 32.",
-            show_default="those of the experiment",
-        ),
+        _of_experiment("N,N,..", "Width of images in pixels, for models that accept any size: at least 32."),
     ] = None,
-    rounds: Annotated[int, typer.Option(metavar="N", help="Number of measured steps of each method.")] = 15,
-    threads: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of processor threads.", show_default="torch's own")
-    ] = None,
+    rounds: Annotated[int, option("N", "Number of measured steps of each method.")] = 15,
+    threads: Annotated[int | None, option("N", "Number of processor threads.", "torch's own")] = None,
     device: Annotated[
         Device | None, typer.Option(help="Device of the steps.", show_default="cuda if there is one")
     ] = None,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for results; those of an earlier run are replaced.")
-    ] = Path("bench"),
+    out: Annotated[Path, option("DIR", "Folder for results; those of an earlier run are replaced.")] = Path("bench"),
 ) -> None:
     """Measure time per step and peak memory of private training, by several methods, against plain training.
 
@@ -88,7 +72,9 @@ def bench(
     checks.count(rounds=rounds)
     if threads is not None:
         checks.count(threads=threads)
-    chosen = _experiments(experiments, models, methods, _sizes("batch", batch, 1), _sizes("image", image, 32))
+    batches = None if batch is None else whole_numbers("batch", batch, "32,64")
+    images = None if image is None else whole_numbers("image", image, "32,64", least=32)
+    chosen = _experiments(experiments, models, methods, batches, images)
     settings = _settings(rounds, threads, device)
     out.mkdir(parents=True, exist_ok=True)
     keep_freed_memory()
@@ -98,15 +84,6 @@ def bench(
         typer.echo(f"Stopped. The completed experiments are in {out}.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     Console(soft_wrap=True).print(f"report  {out / 'bench.html'}")
-
-
-def _sizes(option: str, given: str | None, least: int) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    parts = [part.strip() for part in given.split(",")]
-    if not all(part.isdecimal() and int(part) >= least for part in parts):
-        raise ValueError(f"expected --{option} as whole numbers of at least {least}, such as 32,64, got {given!r}")
-    return tuple(int(part) for part in parts)
 
 
 def _experiments(

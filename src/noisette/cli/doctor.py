@@ -14,14 +14,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir
+from noisette.cli.options import DataDir, option
 from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
+from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from noisette.mechanisms.bounded_sum import GradientBound
-    from noisette.validation import Call
 
 _EXAMPLES = 2
 _REFUSED = 1
@@ -41,13 +39,10 @@ def doctor(
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME", help="Built-in data set that gives the shape of the random inputs; or give --input-shape."
-        ),
+        option("NAME", "Built-in data set that gives the shape of the random inputs; or give --input-shape."),
     ] = None,
     input_shape: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,..", help="Shape of one example, such as 3,32,32, if --data is not given."),
+        str | None, option("N,N,..", "Shape of one example, such as 3,32,32, if --data is not given.")
     ] = None,
     bf16: Annotated[bool, typer.Option("--bf16", help="Call the model under autocast to bfloat16.")] = False,
     data_dir: DataDir = None,
@@ -124,32 +119,20 @@ def _checked(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list
         bound.model(*inputs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{target} does not accept its inputs: {error}; give the shape of its data") from error
-    lines = [
-        _line("every trainable parameter is covered", lambda: _coverage(bound, inputs)),
-        _line(CHECKS[0].name, lambda: _passed(CHECKS[0].run, bound, call)),
-    ]
-    for check in CHECKS[1:]:
-        sound = all(line.passed for line in lines)
-        lines.append(
-            _line(check.name, lambda check=check: _passed(check.run, bound, call))
-            if sound
-            else _Line(check.name, None, "made once the refused checks pass")
-        )
+    lines = [_line("every trainable parameter is covered", lambda: _coverage(bound, inputs))]
+    for k, check in enumerate(CHECKS):
+        if k == 0 or all(line.passed for line in lines):
+            lines.append(_line(check.name, lambda check=check: check.run(bound, call) or ""))
+        else:
+            lines.append(_Line(check.name, None, "made once the refused checks pass"))
     return lines
 
 
 def _line(name: str, look: Callable[[], str]) -> _Line:
-    from noisette.errors import PrivacyError
-
     try:
         return _Line(name, True, look())
     except PrivacyError as refusal:
         return _Line(name, False, str(refusal))
-
-
-def _passed(run: Callable[[GradientBound, Call], None], bound: GradientBound, call: Call) -> str:
-    run(bound, call)
-    return ""
 
 
 def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
@@ -158,15 +141,14 @@ def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
     Raises:
         PrivacyError: some use has none; names them all.
     """
-    from noisette.errors import PrivacyError
     from noisette.lipschitz.bound import LipschitzBound
     from noisette.validation import batch_mixing_modules
     from noisette.validation.explain import explain
 
     parameters = bound.parameters
     trained = f"{len(parameters)} tensors, {sum(p.numel() for p in parameters.values()):,} parameters"
-    left = sorted(_trainable(bound.model) - parameters.keys())
-    if left:
+    trainable = {name for name, p in bound.model.named_parameters() if p.requires_grad}
+    if left := sorted(trainable - parameters.keys()):
         raise PrivacyError(
             f"{', '.join(left)} would be trained without a bound; freeze them or include them in the bound"
         )
@@ -178,10 +160,6 @@ def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
         raise PrivacyError("\n".join(problems))
     idle = ", ".join(explanation.unused)
     return f"{trained}; not used in this call, but noise is added to them: {idle}" if idle else trained
-
-
-def _trainable(model: nn.Module) -> set[str]:
-    return {name for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _show(lines: list[_Line]) -> None:

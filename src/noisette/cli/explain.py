@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisette.cli.errors import plain_errors
+from noisette.cli.options import option
 from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
+from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,16 +34,14 @@ def explain(
     ],
     input_shape: Annotated[
         str | None,
-        typer.Option(
-            metavar="N,N,..", help="Shape of one example, such as 3,32,32. Required unless the function returns inputs."
-        ),
+        option("N,N,..", "Shape of one example, such as 3,32,32. Required unless the function returns inputs."),
     ] = None,
     batch_norm: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Replace each batch norm, as in noisette train, with random inputs as public examples.",
-            show_default="batch norm is kept, and refused",
+        option(
+            "NAME",
+            "Replace each batch norm, as in noisette train, with random inputs as public examples.",
+            "batch norm is kept, and refused",
         ),
     ] = None,
 ) -> None:
@@ -50,7 +50,6 @@ def explain(
     A use without a rule is refused, with the reason. Nothing is trained and no data is read. Exit code 1 if the model
     is refused.
     """
-    from noisette.errors import PrivacyError
     from noisette.lipschitz.bound import LipschitzBound
     from noisette.validation.explain import explain as explain_model
 
@@ -127,10 +126,11 @@ def _show(explanation: Explanation) -> None:
             f"{use.per_example_numbers:,}",
         )
     console.print(table)
-    for name in explanation.unused:
-        console.print(f"{name}: not used in this call; its gradient is zero, and noise is added to it", markup=False)
-    for remark in explanation.remarks:
-        console.print(remark, markup=False)
+    idle = [
+        f"{name}: not used in this call; its gradient is zero, and noise is added to it" for name in explanation.unused
+    ]
+    for line in [*idle, *explanation.remarks]:
+        console.print(line, markup=False)
     if explanation.problems:
         console.print(f"\nRefused, for {len(explanation.problems)} reasons:", style="bold")
         for problem in explanation.problems:

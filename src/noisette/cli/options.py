@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+
+
+def option(metavar: str, text: str, default: str | None = None, *, panel: str | None = None) -> Any:
+    """An option with one value and a help text, which shows this default where there is no value to show."""
+    return typer.Option(metavar=metavar, help=text, show_default=default or True, rich_help_panel=panel)
 
 
 def registered(name: str) -> str:
@@ -20,6 +26,19 @@ def registered(name: str) -> str:
     if name not in ACCOUNTANTS:
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(ACCOUNTANTS)}.")
     return name
+
+
+def whole_numbers(option: str, given: str, example: str, *, most: float = math.inf, least: int = 1) -> tuple[int, ...]:
+    """The whole numbers in a text, separated by commas.
+
+    Raises:
+        ValueError: the text has another form, or a number is out of range.
+    """
+    parts = [part.strip() for part in given.split(",")]
+    if not all(part.isdecimal() and least <= int(part) <= most for part in parts):
+        limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+        raise ValueError(f"expected --{option} as whole numbers {limits}, such as {example}, got {given!r}")
+    return tuple(int(part) for part in parts)
 
 
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
@@ -57,11 +76,7 @@ PlotFile = Annotated[
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Folder with the files of built-in data sets.",
-        show_default="$NOISETTE_DATA, then the user cache, then download",
-    ),
+    option("DIR", "Folder with the files of built-in data sets.", "$NOISETTE_DATA, then the user cache, then download"),
 ]
 _SUFFIXES = (".png", ".svg", ".html")
 

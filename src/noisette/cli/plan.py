@@ -39,12 +39,11 @@ def plan(
         float, typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1 / size.")
     ],
     batch_sizes: Annotated[
-        str | None,
-        typer.Option(metavar="N,N,..", help="Expected batch sizes.", show_default="up to four, from √size upwards"),
+        str | None, options.option("N,N,..", "Expected batch sizes.", "up to four, from √size upwards")
     ] = None,
-    epochs: Annotated[str, typer.Option(metavar="F,F,..", help="Passes over the declared size.")] = "10,20,40,80",
+    epochs: Annotated[str, options.option("F,F,..", "Passes over the declared size.")] = "10,20,40,80",
     noise: Annotated[
-        str, typer.Option(metavar="F,F,..", help="Noise multipliers whose epsilon is computed.")
+        str, options.option("F,F,..", "Noise multipliers whose epsilon is computed.")
     ] = "0.5,0.7,1,1.4,2,2.8,4,5.6,8",
     as_json: options.AsJson = False,
     plot: options.PlotFile = None,
@@ -59,15 +58,14 @@ def plan(
         partial(checks.count, size=size),
         partial(checks.positive, epsilon=epsilon),
         partial(_check_delta, delta, size),
-        partial(_batch_sizes, batch_sizes, size),
+        partial(options.whole_numbers, "batch-sizes", batch_sizes, "256,1024", most=size),
         partial(_numbers, "epochs", epochs),
         partial(_numbers, "noise", noise),
         partial(options.check_plot, plot),
     )
+    sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
     try:
-        found = _compute(
-            size, epsilon, delta, _batch_sizes(batch_sizes, size), _numbers("epochs", epochs), _numbers("noise", noise)
-        )
+        found = _compute(size, epsilon, delta, sizes, _numbers("epochs", epochs), _numbers("noise", noise))
     except KeyboardInterrupt:
         typer.echo("Stopped.", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -93,13 +91,6 @@ def _check_delta(delta: float, size: int) -> None:
             f"delta={delta:g} is not below one over the declared size ({1 / size:.2g}): releasing one record in the "
             "clear would satisfy it; choose a smaller delta"
         )
-
-
-def _batch_sizes(given: str, size: int) -> list[int]:
-    parts = [part.strip() for part in given.split(",")]
-    if not all(part.isdecimal() and 1 <= int(part) <= size for part in parts):
-        raise ValueError(f"expected --batch-sizes as whole numbers from 1 to {size}, such as 256,1024, got {given!r}")
-    return sorted({int(part) for part in parts})
 
 
 def _numbers(option: str, given: str) -> list[float]:

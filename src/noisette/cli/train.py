@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -12,6 +13,7 @@ import typer
 from noisette import data as data_sets
 from noisette._internal.registry import described
 from noisette.cli.errors import plain_errors
+from noisette.cli.options import DataDir, option
 from noisette.cli.training import begin, go_on
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.models import names as model_names
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
 
 Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
+
+_privacy = partial(option, panel="Privacy")
+_training = partial(option, panel="Training")
+_norm = partial(option, panel="Batch norm")
+_declared = partial(option, panel="Data of your own, declared")
 
 
 @plain_errors()
@@ -38,79 +45,44 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"{', '.join(data_sets.names())}; or a folder of images, a .csv or an .npz of your own.",
-            show_default="digits",
+        option(
+            "NAME", f"{', '.join(data_sets.names())}; or a folder of images, a .csv or an .npz of your own.", "digits"
         ),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes).",
-            show_default="what suits the data",
+        option(
+            "NAME",
+            f"{', '.join(model_names())}; or package.module:callable, called with (example shape, classes).",
+            "what suits the data",
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="The run folder. An older run there is replaced.", show_default="runs/NAME of the data"
-        ),
+        Path | None, option("DIR", "The run folder. An older run there is replaced.", "runs/NAME of the data")
     ] = None,
     resume: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Continue an unfinished run, within its budget; takes no other option.",
-            show_default="a new run",
-        ),
+        option("DIR", "Continue an unfinished run, within its budget; takes no other option.", "a new run"),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="The folder with the files of built-in data sets.",
-            show_default="$NOISETTE_DATA, then the user cache, then download",
-        ),
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F", help="Privacy budget of the whole run, above 0.", show_default="3", rich_help_panel="Privacy"
-        ),
-    ] = None,
+    data_dir: DataDir = None,
+    epsilon: Annotated[float | None, _privacy("F", "Privacy budget of the whole run, above 0.", "3")] = None,
     delta: Annotated[
         float | None,
-        typer.Option(
-            metavar="F",
-            help="Probability with which epsilon may fail, below 1 / declared size.",
-            show_default="digits: 1e-4, others: 1e-5",
-            rich_help_panel="Privacy",
+        _privacy(
+            "F", "Probability with which epsilon may fail, below 1 / declared size.", "digits: 1e-4, others: 1e-5"
         ),
     ] = None,
     max_grad_norm: Annotated[
         float | None,
-        typer.Option(
-            metavar="F",
-            help="Clipping norm: the most that the gradient of one example keeps.",
-            show_default="what suits the model",
-            rich_help_panel="Privacy",
-        ),
+        _privacy("F", "Clipping norm: the most that the gradient of one example keeps.", "what suits the model"),
     ] = None,
-    clipping: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help=f"{described(CLIPPING_RULES)}.", show_default="flat", rich_help_panel="Privacy"
-        ),
-    ] = None,
+    clipping: Annotated[str | None, _privacy("NAME", f"{described(CLIPPING_RULES)}.", "flat")] = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}.",
-            show_default="book-keeping",
-            rich_help_panel="Privacy",
+        _privacy(
+            "NAME",
+            f"How the clipped sum is computed; every engine gives the same sum. {described(ENGINES)}.",
+            "book-keeping",
         ),
     ] = None,
     allow_large_delta: Annotated[
@@ -121,91 +93,31 @@ def train(
             rich_help_panel="Privacy",
         ),
     ] = False,
-    epochs: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F",
-            help="Passes over the declared size.",
-            show_default="what suits the data",
-            rich_help_panel="Training",
-        ),
-    ] = None,
+    epochs: Annotated[float | None, _training("F", "Passes over the declared size.", "what suits the data")] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Expected batch size, in examples.",
-            show_default="what suits the data",
-            rich_help_panel="Training",
-        ),
+        int | None, _training("N", "Expected batch size, in examples.", "what suits the data")
     ] = None,
-    lr: Annotated[
-        float | None,
-        typer.Option(
-            metavar="F", help="Learning rate.", show_default="what suits the data", rich_help_panel="Training"
-        ),
-    ] = None,
+    lr: Annotated[float | None, _training("F", "Learning rate.", "what suits the data")] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Seed of the first weights. Noise and sampling never depend on it.",
-            show_default="0",
-            rich_help_panel="Training",
-        ),
+        int | None, _training("N", "Seed of the first weights. Noise and sampling never depend on it.", "0")
     ] = None,
     batch_norm: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"What replaces each batch norm of the model. {described(BATCH_NORMS)}.",
-            show_default="batch norm stays, and is refused",
-            rich_help_panel="Batch norm",
+        _norm(
+            "NAME",
+            f"What replaces each batch norm of the model. {described(BATCH_NORMS)}.",
+            "batch norm stays, and is refused",
         ),
     ] = None,
     public: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Data set of the public examples that give the statistics. It has no privacy guarantee.",
-            rich_help_panel="Batch norm",
-        ),
+        _norm("NAME", "Data set of the public examples that give the statistics. It has no privacy guarantee."),
     ] = None,
-    public_examples: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Number of public examples.", show_default="128", rich_help_panel="Batch norm"),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|A,B,..",
-            help="Number of classes, or their names in order.",
-            rich_help_panel="Data of your own, declared",
-        ),
-    ] = None,
-    size: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Public number of training records; need not be exact.",
-            rich_help_panel="Data of your own, declared",
-        ),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="CSV: the column that holds the class.",
-            show_default="label",
-            rich_help_panel="Data of your own, declared",
-        ),
-    ] = None,
-    test: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="CSV: a second file, to test with.", rich_help_panel="Data of your own, declared"
-        ),
-    ] = None,
+    public_examples: Annotated[int | None, _norm("N", "Number of public examples.", "128")] = None,
+    classes: Annotated[str | None, _declared("N|A,B,..", "Number of classes, or their names in order.")] = None,
+    size: Annotated[int | None, _declared("N", "Public number of training records; need not be exact.")] = None,
+    label: Annotated[str | None, _declared("COLUMN", "CSV: the column that holds the class.", "label")] = None,
+    test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
 ) -> None:
     """Train a classifier with differential privacy, and report its accuracy and its privacy cost.
 

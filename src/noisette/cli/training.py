@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import typer
 from rich.console import Console
@@ -17,66 +18,54 @@ from noisette.cli.errors import INTERRUPTED, TERMINATED
 if TYPE_CHECKING:
     from noisette.data import DataSet
     from noisette.training.recipe import DataSection, PublicSection, Recipe
-    from noisette.training.report import Facts
+    from noisette.training.report import Facts, RunFolder
+
+P = ParamSpec("P")
 
 
-def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> None:
+def _reported(work: Callable[P, tuple[Facts, Path]]) -> Callable[P, None]:
+    """The work as a command, which reports on the terminal how it ended."""
+
+    @wraps(work)
+    def command(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            facts, place = work(*args, **kwargs)
+        except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
+            typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
+            raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
+        _summarize(facts, place)
+        if not facts.completed:
+            raise typer.Exit(INTERRUPTED)
+
+    return command
+
+
+@_reported
+def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
     """Train by a recipe, and write a run folder.
 
     Raises:
         typer.Exit: the run was stopped.
     """
-    _carry_out(lambda: _run(recipe, out, data_dir))
-
-
-def go_on(place: Path) -> None:
-    """Continue an unfinished run with the settings that it began with.
-
-    Raises:
-        typer.Exit: the run was stopped.
-    """
-    _carry_out(lambda: _resume(place))
-
-
-def _carry_out(work: Callable[[], tuple[Facts, Path]]) -> None:
-    """Do the work, and report on the terminal how it ended."""
-    try:
-        facts, place = work()
-    except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
-        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
-        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
-    _summarize(facts, place)
-    if not facts.completed:
-        raise typer.Exit(INTERRUPTED)
-
-
-def _run(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import train as train_privately
-    from noisette.training.report import RunFolder, documents, facts_of, unfinished_runs
+    from noisette.training.report import RunFolder, unfinished_runs
 
     keep_freed_memory()
     folder = RunFolder(out)
     for begun in unfinished_runs(out):
         typer.echo(f"An earlier run is unfinished. To continue it: noisette train --resume {begun}", err=True)
-    data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
-    with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        folder.keep_settings(
-            {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
-        )
-        outcome = train_privately(
-            recipe, data, public=public, ledger_path=folder.ledger, on_step=watch.on_step, checkpoint=folder.checkpoint
-        )
-        facts = facts_of(outcome)
-        folder.complete(documents(facts, outcome.model))
-    return facts, out
+    settings = {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
+    return _train(recipe, data_dir, folder, settings), out
 
 
-def _resume(place: Path) -> tuple[Facts, Path]:
-    from noisette.cli.watch import Watch
-    from noisette.training.loop import resume
+@_reported
+def go_on(place: Path) -> tuple[Facts, Path]:
+    """Continue an unfinished run with the settings that it began with.
+
+    Raises:
+        typer.Exit: the run was stopped.
+    """
     from noisette.training.recipe import Recipe
-    from noisette.training.report import RunFolder, documents, facts_of
+    from noisette.training.report import RunFolder
 
     keep_freed_memory()
     folder = RunFolder.unfinished(place)
@@ -84,13 +73,32 @@ def _resume(place: Path) -> tuple[Facts, Path]:
     if missing := {"recipe", "data_dir"} - settings.keys():
         raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
     recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
-    data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+    return _train(recipe, Path(settings["data_dir"]) if settings["data_dir"] else None, folder), folder.out
+
+
+def _train(recipe: Recipe, data_dir: Path | None, folder: RunFolder, settings: dict[str, Any] | None = None) -> Facts:
+    """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder."""
+    from noisette.cli.watch import Watch
+    from noisette.training.loop import resume, train
+    from noisette.training.report import documents, facts_of
+
     data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
-        outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint)
+        if settings is None:
+            outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint)
+        else:
+            folder.keep_settings(settings)
+            outcome = train(
+                recipe,
+                data,
+                public=public,
+                ledger_path=folder.ledger,
+                on_step=watch.on_step,
+                checkpoint=folder.checkpoint,
+            )
         facts = facts_of(outcome)
         folder.complete(documents(facts, outcome.model))
-    return facts, folder.out
+    return facts
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:

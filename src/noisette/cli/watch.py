@@ -60,13 +60,8 @@ class Watch:
             raise self._asked_to_stop
         self._stepping = True
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._stop(KeyboardInterrupt())
-
-    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        self._stop(SystemExit(TERMINATED))
-
-    def _stop(self, error: BaseException) -> None:
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
         if self._asked_to_stop or not self._stepping:
             raise error
         self._asked_to_stop = error
@@ -74,9 +69,9 @@ class Watch:
     def __enter__(self) -> Self:
         self._progress.start()
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number, handler in ((signal.SIGINT, self._on_interrupt), (signal.SIGTERM, self._on_terminate)):
-            if self._before[number] is not signal.SIG_IGN:  # as under nohup
-                signal.signal(number, handler)
+        for number, before in self._before.items():
+            if before is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._stop)
         return self
 
     def __exit__(

@@ -86,7 +86,6 @@ class LedgerFile:
         Returns:
             Whether that was done. Where the disk has no room, or the file was moved, the file stays as it was.
 
-
         Raises:
             PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
             OSError: it is unknown which of the two files a crash would leave; the file is closed.
