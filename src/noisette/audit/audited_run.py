@@ -26,10 +26,9 @@ from noisette.data import DataSet, Split, names
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.run.private import privatize
 from noisette.training.build import TrainingSetup, principal_components_of
-from noisette.training.cost import length
-from noisette.training.recipe import ACCOUNTANTS, Recipe
+from noisette.training.cost import start_run
+from noisette.training.recipe import Recipe
 
 RUN_FILE = "run.json"
 _RANDOM_RECORDS = 256
@@ -90,28 +89,13 @@ class AuditedRun:
         """
         shapes, privacy = Shapes.of(data), recipe.privacy
         with Ledger() as ledger:
-            setup = _setup(recipe, shapes, ledger)
-            sampling_rate, steps = length(recipe, shapes.declared_size, setup.noise_multiplier, ledger)
-            run = privatize(
-                setup.bound,
-                setup.optimizer,
-                setup.examples,
-                expected_batch_size=recipe.training.batch_size,
-                sampling_rate=sampling_rate,
-                steps=steps,
-                epsilon=privacy.epsilon,
-                noise_multiplier=setup.noise_multiplier,
-                delta=privacy.delta,
-                accountant=ACCOUNTANTS[privacy.accountant],
-                allow_large_delta=privacy.allow_large_delta,
-                ledger=ledger,
-            )
+            run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger)
             run.close()
         lipschitz, clip = recipe.lipschitz.used, recipe.lipschitz.logit_clip
         rule = CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm)
         return cls(
             run.event,
-            steps,
+            run.steps,
             privacy.epsilon,
             privacy.delta,
             (FlatClipping(clip) if clip else None) if lipschitz else rule,
@@ -129,38 +113,28 @@ class AuditedRun:
         Raises:
             ValueError: there is no finished run, or its ledger is that of another run.
         """
-        facts = _facts(folder)
+        facts, path = _facts(folder), folder / LEDGER_FILE
         try:
-            return cls._of_facts(facts, folder)
+            event, settings = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), facts["recipe"]
+            _check_ledger(event, facts["steps"], path)
+            lipschitz = bool(facts["lipschitz"])
+            clip = settings["lipschitz"]["logit_clip"] if lipschitz else facts["max_grad_norm"]
+            rule = CLIPPING_RULES["flat" if lipschitz else settings["privacy"]["clipping"]].resolve()
+            inputs, words = tuple(facts["input_shape"]), tuple(facts["word_vectors"])
+            shapes = Shapes(facts["data"], inputs, words, facts["classes"], facts["declared_size"])
+            return cls(
+                event,
+                facts["steps"],
+                facts["epsilon"],
+                settings["privacy"]["delta"],
+                rule(clip) if clip else None,
+                lipschitz,
+                settings["model"]["batch_norm"] == "public",
+                shapes,
+                *_recipe(facts),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder / RUN_FILE} lacks {error}, so it does not describe a run") from error
-
-    @classmethod
-    def _of_facts(cls, facts: Mapping[str, Any], folder: Path) -> Self:
-        event, ledger = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), folder / LEDGER_FILE
-        _check_ledger(event, facts["steps"], ledger)
-        settings = facts["recipe"]
-        clip = settings["lipschitz"]["logit_clip"] if facts["lipschitz"] else facts["max_grad_norm"]
-        rule = CLIPPING_RULES["flat" if facts["lipschitz"] else settings["privacy"]["clipping"]].resolve()
-        recipe, unknown = _recipe(facts)
-        return cls(
-            event,
-            facts["steps"],
-            facts["epsilon"],
-            settings["privacy"]["delta"],
-            rule(clip) if clip else None,
-            bool(facts["lipschitz"]),
-            settings["model"]["batch_norm"] == "public",
-            Shapes(
-                facts["data"],
-                tuple(facts["input_shape"]),
-                tuple(facts["word_vectors"]),
-                facts["classes"],
-                facts["declared_size"],
-            ),
-            recipe,
-            unknown,
-        )
 
     def bound_of(self, model: nn.Module) -> GradientBound:
         """The gradient bound of the run, on a canary model."""

@@ -44,11 +44,7 @@ def certified_mu(inside: np.ndarray, outside: np.ndarray, *, threshold: float, a
     >>> round(certified_mu(3 + apart, apart, threshold=1.5, alpha=1e-9), 2)
     4.03
     """
-    mu = max(
-        _one_way(inside, outside, threshold, alpha / 2),
-        _one_way(-inside, -outside, threshold, alpha / 2),
-    )
-    return max(0.0, mu)
+    return max(0.0, *(_one_way(sign * inside, sign * outside, threshold, alpha / 2) for sign in (1, -1)))
 
 
 def _one_way(inside: np.ndarray, outside: np.ndarray, threshold: float, alpha: float) -> float:

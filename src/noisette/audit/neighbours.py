@@ -180,37 +180,29 @@ def _noised(
     steps: int,
 ) -> Scores:
     """Scores along the direction in which the record moves the sum, of a run with it and a run without it."""
-    runs = [
-        _run(make(), records, direction, losses, noise_multiplier, steps)
-        for records in (shared, _joined(shared, extra))
-    ]
+    runs = []
+    for records in (shared, _joined(shared, extra)):
+        bound, expected, scores = make(), len(records[0]), []
+        released_sums = released_steps(
+            bound,
+            records,
+            lambda run, batch, model=bound.model: _backward(run.backward, model, batch, losses),
+            noise_multiplier=noise_multiplier,
+            sampling_rate=1.0,
+            steps=steps,
+            expected_batch_size=expected,
+            microbatch_size=expected,
+        )
+        for _, _, sums in released_sums:  # at constant weights
+            released = torch.cat([_grad(p).flatten() * w for part, w in _weights(sums) for p in part.params])
+            scores.append(float(released @ direction) * expected / noise_multiplier)
+        runs.append(scores)
     values = np.stack(runs, 1).reshape(-1, 1)  # alternately without and with the record
     inside = np.resize([False, True], values.shape[0]).reshape(-1, 1)
     bound = make()
     middle = float(_sum(bound, shared, losses) @ direction) / noise_multiplier
     bound.close()
     return Scores(values - middle, inside, noise_multiplier, size / noise_multiplier)
-
-
-def _run(
-    bound: GradientBound, records: Records, direction: Tensor, losses: Losses, noise_multiplier: float, steps: int
-) -> np.ndarray:
-    """Scores of the steps of a run on all of these records: its releases along the direction, at constant weights."""
-    expected = len(records[0])
-    scores = []
-    for _, _, sums in released_steps(
-        bound,
-        records,
-        lambda run, batch: _backward(run.backward, bound.model, batch, losses),
-        noise_multiplier=noise_multiplier,
-        sampling_rate=1.0,
-        steps=steps,
-        expected_batch_size=expected,
-        microbatch_size=expected,
-    ):
-        released = torch.cat([_grad(p).flatten() * w for part, w in _weights(sums) for p in part.params])
-        scores.append(float(released @ direction) * expected / noise_multiplier)
-    return np.array(scores)
 
 
 def _grad(p: Tensor) -> Tensor:

@@ -148,19 +148,15 @@ def released_steps(
             optimizer.zero_grad()
 
 
+@dataclass(frozen=True)
 class CanaryAxes:
     """The directions in which canaries move a release, in units of the noise at multiplier one.
 
     A canary reaches the bound of each sum by equal amounts in each of its parameters.
-
-    Args:
-        weights: each parameter with the weight of its elements in a score.
-        shift: mean score of a canary that is in the batch.
     """
 
-    def __init__(self, weights: Sequence[tuple[Tensor, float]], shift: float) -> None:
-        self._weights = weights
-        self.shift = shift
+    weights: Sequence[tuple[Tensor, float]]  # each parameter with the weight of its elements in a score
+    shift: float  # mean score of a canary that is in the batch
 
     @classmethod
     def of(cls, sums: Sequence[BoundedSum], parameters: Mapping[str, Tensor]) -> CanaryAxes:
@@ -182,7 +178,7 @@ class CanaryAxes:
     def scores(self, canaries: int, expected_batch_size: float) -> np.ndarray:
         """The component of the released gradients along the axis of each canary, (canaries,)."""
         scores = torch.zeros(canaries, dtype=torch.float64)
-        for p, weight in self._weights:
+        for p, weight in self.weights:
             assert p.grad is not None
             scores += p.grad.double().flatten()[:canaries] * (weight * expected_batch_size)
         return scores.numpy()

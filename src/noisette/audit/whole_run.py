@@ -7,7 +7,7 @@ many scores as there are canaries.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class RunAudit:
             "scores_in": self.inside.size,
             "scores_out": self.outside.size,
             "false_alarm": self.false_alarm,
-            "points": [{"delta": p.delta, "guaranteed": p.guaranteed, "certified": p.certified} for p in self.points],
+            "points": [asdict(p) for p in self.points],
             "findings": list(self.findings),
         }
 

@@ -71,7 +71,9 @@ class TrainingSetup:
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else _features(chosen, fixed, device)
             replace_batch_norm(trained, recipe.model.batch_norm, given, self.examples.tensors[0])
-        self.at_once = _evaluated_at_once(recipe)
+        # Exact per-example batch norm joins the public examples to each of the test examples.
+        beside = recipe.public.examples if recipe.model.batch_norm == "per-example-exact" else 0
+        self.at_once = max(1, _EVALUATED_AT_ONCE // (1 + beside))
         shape = self.examples.tensors[0].shape[1:]
         self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, shape, data.classes)
         self.optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
@@ -181,12 +183,6 @@ def replace_batch_norm(
     convert_batch_norm(model, to=to, public=public, private=private if public is not None else None)
 
 
-def _evaluated_at_once(recipe: Recipe) -> int:
-    """How many test examples are evaluated at once; exact per-example batch norm joins the public ones to each."""
-    beside = recipe.public.examples if recipe.model.batch_norm == "per-example-exact" else 0
-    return max(1, _EVALUATED_AT_ONCE // (1 + beside))
-
-
 Loss = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value for each example
 
 
@@ -202,7 +198,12 @@ def _bound(
         classes: how many scores the model gives.
     """
     if recipe.lipschitz.tau is None:
-        _refuse_constrained(model, recipe)
+        # Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case.
+        if any(is_constrained(part) for part in model.modules()):
+            raise ValueError(
+                f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
+                "table lipschitz, such as [lipschitz] tau = 30"
+            )
         return partial(nn.functional.cross_entropy, reduction="none"), *_clip(model, recipe)
     lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, classes)
     bound = LipschitzBound(
@@ -213,15 +214,6 @@ def _bound(
         logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier
-
-
-def _refuse_constrained(model: nn.Module, recipe: Recipe) -> None:
-    """Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case."""
-    if any(is_constrained(part) for part in model.modules()):
-        raise ValueError(
-            f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
-            "table lipschitz, such as [lipschitz] tau = 30"
-        )
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:

@@ -1,11 +1,12 @@
-"""How many steps the budget of a recipe allows, and the privacy cost of a run along the way."""
+"""The run of a recipe: how many steps the budget allows, and the privacy cost along the way."""
 
 from __future__ import annotations
 
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.sampling_plan import schedule
-from noisette.run.private import PrivateRun
+from noisette.run.private import PrivateRun, privatize
+from noisette.training.build import TrainingSetup
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 
 
@@ -31,6 +32,26 @@ def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Le
             + "; raise epsilon or noise_multiplier"
         )
     return sampling_rate, min(steps, affordable)
+
+
+def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger) -> PrivateRun:
+    """The private run of a recipe on data of this declared size, before its first step."""
+    privacy, noise = recipe.privacy, setup.noise_multiplier
+    sampling_rate, steps = length(recipe, size, noise, ledger)
+    return privatize(
+        setup.bound,
+        setup.optimizer,
+        setup.examples,
+        expected_batch_size=recipe.training.batch_size,
+        sampling_rate=sampling_rate,
+        steps=steps,
+        epsilon=privacy.epsilon,
+        noise_multiplier=noise,
+        delta=privacy.delta,
+        accountant=ACCOUNTANTS[privacy.accountant],
+        allow_large_delta=privacy.allow_large_delta,
+        ledger=ledger,
+    )
 
 
 def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]:

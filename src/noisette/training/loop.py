@@ -16,10 +16,10 @@ from noisette.data import DataSet
 from noisette.lipschitz.project import project
 from noisette.nn.evaluation import in_evaluation
 from noisette.run.checkpoint import SavedRun
-from noisette.run.private import PrivateRun, privatize
+from noisette.run.private import PrivateRun
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.certified import certified_curve
-from noisette.training.cost import costs, length
+from noisette.training.cost import costs, start_run
 from noisette.training.outcome import Outcome, Point, Watch
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
 
@@ -58,22 +58,7 @@ def train(
     start = time.perf_counter()
     with Ledger(ledger_path, dataset=data.name) as ledger:
         setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
-        sampling_rate, steps = length(recipe, data.declared_size, setup.noise_multiplier, ledger)
-        run = privatize(
-            setup.bound,
-            setup.optimizer,
-            setup.examples,
-            expected_batch_size=recipe.training.batch_size,
-            sampling_rate=sampling_rate,
-            steps=steps,
-            epsilon=recipe.privacy.epsilon,
-            noise_multiplier=setup.noise_multiplier,
-            delta=recipe.privacy.delta,
-            accountant=ACCOUNTANTS[recipe.privacy.accountant],
-            allow_large_delta=recipe.privacy.allow_large_delta,
-            ledger=ledger,
-        )
-        with run:
+        with start_run(recipe, setup, data.declared_size, ledger) as run:
             outcome = Outcome(recipe, data, setup.published, run)
             return _Training(setup, outcome, checkpoint, start, points).finish(on_step)
 

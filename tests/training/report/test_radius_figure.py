@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as Xml
 
-from noisette.training.report.certified_figure import accuracy_against_radius
+from noisette.training.report.figures import accuracy_against_radius
 
 
 def test_accuracy_without_attack_is_named_where_the_line_begins() -> None:

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 from noisette._internal import checks
 from noisette.training.recipe import constraints
-from noisette.training.recipe.defaults import KNOWN_TO_WORK
 from noisette.training.recipe.reading import read_fields
 from noisette.training.recipe.sections import (
     DataSection,
@@ -21,6 +20,21 @@ from noisette.training.recipe.sections import (
     PublicSection,
     TrainingSection,
 )
+
+# Settings that are known to work on the built-in data sets.
+_IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
+_FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
+_FEATURES = PrivacySection(max_grad_norm=0.1)
+_KNOWN_TO_WORK = {
+    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95), "cnn"),
+    "mnist": (_FEATURES, _IMAGES, "scattering"),
+    "fashion-mnist": (_FEATURES, _IMAGES, "scattering"),
+    "cifar10": (_FEATURES, _IMAGES, "scattering"),
+    "kmnist": (_FEATURES, _FEW_IMAGES, "scattering"),
+    "emnist-letters": (_FEATURES, _FEW_IMAGES, "scattering"),
+    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
+    "ag-news": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9), "bilstm-dl"),
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class Recipe:
     @classmethod
     def default_for(cls, data: str) -> Self:
         """A recipe that is known to work for this data set; for another one, an MLP with the default settings."""
-        known = KNOWN_TO_WORK.get(data)
+        known = _KNOWN_TO_WORK.get(data)
         if known is None:
             return cls(DataSection(name=data), ModelSection("mlp"))
         privacy, training, model = known

@@ -1,6 +1,5 @@
 """The results of a run: the run folder, the report with its figures, and the privacy statement."""
 
-from noisette.training.report.documents import documents as documents
 from noisette.training.report.facts import Facts as Facts
 from noisette.training.report.facts import facts_of as facts_of
 from noisette.training.report.numbers import duration as duration
@@ -8,4 +7,5 @@ from noisette.training.report.numbers import percent as percent
 from noisette.training.report.numbers import power_of_ten as power_of_ten
 from noisette.training.report.numbers import upward as upward
 from noisette.training.report.run_folder import RunFolder as RunFolder
+from noisette.training.report.run_folder import documents as documents
 from noisette.training.report.run_folder import unfinished_runs as unfinished_runs

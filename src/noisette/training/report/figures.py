@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,6 +23,7 @@ from noisette.training.report.numbers import percent, upward
 from noisette.training.report.svg import BLUE, GREEN, ORANGE, STYLE, end_label, spread, svg
 
 _INCHES = (4.2, 2.9)
+_LIFT = 4  # points between a marker and its label
 _LABELS = {"pld": "PLD", "rdp": "RDP", "moments": "moments"}
 
 
@@ -76,10 +79,41 @@ def accuracy_against_epsilon(facts: Facts) -> str:
         return svg(figure, salt="accuracy")
 
 
-def _empty(horizontal: str, vertical: str) -> tuple[Figure, Axes]:
-    """A figure with space on its right for labels at the ends of lines."""
+def accuracy_against_radius(measured: Sequence[tuple[float, float]]) -> str:
+    """Certified test accuracy against the radius, as an SVG element; "" if it was not measured.
+
+    Args:
+        measured: radii in ascending order, from 0 on, each with the share that :func:`noisette.certified_accuracy`
+            gives for it.
+    """
+    if not measured:
+        return ""
+    radii, shares = zip(*measured, strict=True)
+    with matplotlib.rc_context(STYLE):
+        horizontal = "Euclidean distance that an example may be moved"
+        figure, axes = _empty(horizontal, "certified accuracy (%)", (0.14, 0.16, 0.82, 0.74))
+        axes.fill_between(radii, 0, [100 * share for share in shares], color=BLUE, alpha=0.12, linewidth=0)
+        axes.plot(radii, [100 * share for share in shares], color=BLUE, clip_on=False)
+        axes.set(xlim=(0, radii[-1] or 1), ylim=(0, 100))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.plot(radii[0], 100 * shares[0], color=BLUE, marker="o", markersize=4, clip_on=False)
+        axes.annotate(
+            f"{percent(shares[0])} unattacked",
+            (radii[0], 100 * shares[0]),
+            xytext=(_LIFT, _LIFT),
+            textcoords="offset points",
+            color=BLUE,
+            annotation_clip=False,
+        )
+        return svg(figure, salt="radius")
+
+
+def _empty(
+    horizontal: str, vertical: str, place: tuple[float, float, float, float] = (0.14, 0.16, 0.62, 0.78)
+) -> tuple[Figure, Axes]:
+    """A figure with axes at this place; the default has space on the right for labels at the ends of lines."""
     figure = Figure(figsize=_INCHES)
-    axes = figure.add_axes((0.14, 0.16, 0.62, 0.78))
+    axes = figure.add_axes(place)
     axes.set(xlabel=horizontal, ylabel=vertical)
     axes.tick_params(length=0)
     return figure, axes

@@ -10,9 +10,8 @@ from markupsafe import Markup
 
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
-from noisette.training.report.certified_figure import accuracy_against_radius
 from noisette.training.report.facts import Facts
-from noisette.training.report.figures import accuracy_against_epsilon, epsilon_against_steps
+from noisette.training.report.figures import accuracy_against_epsilon, accuracy_against_radius, epsilon_against_steps
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
 from noisette.training.report.statement import statement
 from noisette.training.report.templates import templates
@@ -46,47 +45,41 @@ def page(facts: Facts) -> str:
     )
 
 
-def _settings(facts: Facts) -> list[tuple[str, list[tuple[str, str]]]]:
+def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
     """The table of settings in groups: the name of each and its value with its unit."""
-    privacy, training = facts.recipe.privacy, asdict(facts.recipe.training)
+    recipe, privacy, training = facts.recipe, facts.recipe.privacy, asdict(facts.recipe.training)
     batch, epochs, seed = (training.pop(name) for name in ("batch_size", "epochs", "seed"))
-    return [
-        (
-            "Data and model",
-            [
-                ("data", facts.data),
-                ("declared size", f"{facts.declared_size:,} examples"),
-                ("example", f"{_example(facts)}, {facts.classes} classes"),
-                ("model", facts.recipe.model.name),
-                ("trained parameters", f"{facts.parameters:,}"),
-                *_start(facts),
-                *_norm(facts),
-            ],
-        ),
-        (
-            "Privacy",
-            [
-                ("epsilon", f"{upward(facts.epsilon)} (budget {privacy.epsilon:g})"),
-                ("delta", power_of_ten(privacy.delta)),
-                ("neighbours", facts.neighbouring),
-                ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
-                *_bound(facts),
-                *_projection(facts),
-                ("sampling", f"{facts.sampling}, rate {facts.sampling_rate:.4g}"),
-            ],
-        ),
-        (
-            "Training",
-            [
-                ("steps", facts.progress),
-                ("epochs", f"{epochs:g} × declared size"),
-                ("expected batch", f"{batch:,} examples"),
-                ("seed of the first weights", str(seed)),
-                *((_WORDS.get(name, name), _plain(value)) for name, value in training.items()),
-                ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
-            ],
-        ),
-    ]
+    example = f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
+    start = f"public file {facts.public_weights[:8]}"
+    components = f"{recipe.projection.components}, noise {recipe.projection.noise_multiplier:g}"
+    return {
+        "Data and model": [
+            ("data", facts.data),
+            ("declared size", f"{facts.declared_size:,} examples"),
+            ("example", f"{example}, {facts.classes} classes"),
+            ("model", recipe.model.name),
+            ("trained parameters", f"{facts.parameters:,}"),
+            *([("first weights", start)] if facts.public_weights else []),
+            *_norm(facts),
+        ],
+        "Privacy": [
+            ("epsilon", f"{upward(facts.epsilon)} (budget {privacy.epsilon:g})"),
+            ("delta", power_of_ten(privacy.delta)),
+            ("neighbours", facts.neighbouring),
+            ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
+            *_bound(facts),
+            *([("principal components", components)] if recipe.projection.components else []),
+            ("sampling", f"{facts.sampling}, rate {facts.sampling_rate:.4g}"),
+        ],
+        "Training": [
+            ("steps", facts.progress),
+            ("epochs", f"{epochs:g} × declared size"),
+            ("expected batch", f"{batch:,} examples"),
+            ("seed of the first weights", str(seed)),
+            *((_WORDS.get(name, name), _plain(value)) for name, value in training.items()),
+            ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
+        ],
+    }
 
 
 def _bound(facts: Facts) -> list[tuple[str, str]]:
@@ -112,12 +105,6 @@ def _bound(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def _start(facts: Facts) -> list[tuple[str, str]]:
-    if not facts.public_weights:
-        return []
-    return [("first weights", f"public file {facts.public_weights[:8]}")]
-
-
 def _norm(facts: Facts) -> list[tuple[str, str]]:
     model, public = facts.recipe.model, facts.recipe.public
     source = f", {public.examples} examples of {Path(public.data).name}" if public.data else ""
@@ -125,21 +112,10 @@ def _norm(facts: Facts) -> list[tuple[str, str]]:
     return [*norm, ("fixed features", f"standardised{source}")] if model.standardised else norm
 
 
-def _projection(facts: Facts) -> list[tuple[str, str]]:
-    projection = facts.recipe.projection
-    if not projection.components:
-        return []
-    return [("principal components", f"{projection.components}, noise {projection.noise_multiplier:g}")]
-
-
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _example(facts: Facts) -> str:
-    return f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
 
 
 def _loading(facts: Facts) -> str:
@@ -151,23 +127,21 @@ def _loading(facts: Facts) -> str:
     if facts.word_vectors:
         model = f"models.FixedFeatures(nn.Embedding{facts.word_vectors}, {model})"
     before, after = _restored_norm(facts)
-    constants: list[str] = []
-    if recipe.model.standardised:  # the constants are saved with the weights
-        constants = [f"model = models.standardised(model, model.features(torch.zeros(2, *{shape})))"]
-    imports = ["from noisette import models", "from safetensors.torch import load_file"]
-    if facts.word_vectors:
-        imports.append("from torch import nn")
-    if constants:
-        imports.append("import torch")
+    standardised = recipe.model.standardised  # the constants are saved with the weights
+    imports = [
+        "from noisette import models",
+        "from safetensors.torch import load_file",
+        *(["from torch import nn"] if facts.word_vectors else []),
+        *(["import torch"] if standardised else []),
+        *(["from noisette.data import Declaration, load"] if after else []),
+    ]
     if before or after:
         imports.append(f"from noisette.training.build import {'public_examples, ' if after else ''}replace_batch_norm")
-    if after:
-        imports.append("from noisette.data import Declaration, load")
     lines = [
         *sorted(imports),
         "",
         f"model = {model}",
-        *constants,
+        *([f"model = models.standardised(model, model.features(torch.zeros(2, *{shape})))"] if standardised else []),
         *before,
         'model.load_state_dict(load_file("model.safetensors"))',
         *after,

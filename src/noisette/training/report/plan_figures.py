@@ -105,15 +105,9 @@ def _draw(panel: Panel, axes: Axes) -> None:
     axes.margins(x=0)
     shown = [(line, line.points) for line in panel.lines if line.points]
     for line, points in shown:
+        x, y = zip(*points, strict=True)
         marker = "o" if len(points) == 1 else ""
-        axes.plot(
-            *zip(*points, strict=True),
-            line.dashes,
-            color=line.colour,
-            alpha=line.strength,
-            marker=marker,
-            clip_on=False,
-        )
+        axes.plot(x, y, line.dashes, color=line.colour, alpha=line.strength, marker=marker, clip_on=False)
     if panel.budget is not None:
         axes.axhline(panel.budget, color=INK, linewidth=0.9, linestyle=(0, (5, 3)))
     low, high = (math.log(end) for end in axes.get_ylim())

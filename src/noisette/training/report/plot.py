@@ -43,15 +43,9 @@ class Plot:
         Raises:
             OSError: the file cannot be written.
         """
-        made = {".png": self._png, ".svg": self._svg, ".html": self._html}[path.suffix.lower()]()
-        atomic_files.write(path, made)
+        formats = {".png": as_png_file, ".svg": lambda panels: as_svg_file(panels).encode(), ".html": self._html}
+        atomic_files.write(path, formats[path.suffix.lower()](self.panels))
 
-    def _png(self) -> bytes:
-        return as_png_file(self.panels)
-
-    def _svg(self) -> bytes:
-        return as_svg_file(self.panels).encode()
-
-    def _html(self) -> bytes:
-        figures = [(panel.title, Markup(as_svg([panel]))) for panel in self.panels]
+    def _html(self, panels: Sequence[Panel]) -> bytes:
+        figures = [(panel.title, Markup(as_svg([panel]))) for panel in panels]
         return _PAGES.get_template("plot.html").render(plot=self, figures=figures).encode()

@@ -11,11 +11,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from noisette._internal import atomic_files
 from noisette.accounting import Ledger
 from noisette.accounting.ledger.ledger import LEDGER_FILE
+from noisette.training.report.facts import Facts
+from noisette.training.report.page import page
+from noisette.training.report.statement import as_text, statement
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _CHECKPOINT, _SETTINGS = "checkpoint", "settings.json"
 _FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", _CHECKPOINT}
@@ -164,6 +170,24 @@ class RunFolder:
         with suppress(OSError):  # not empty: the ledger stays
             for folder in (self.place, *self._parents):
                 folder.rmdir()
+
+
+def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
+    """The files of a run folder other than the ledger: their names and contents."""
+    title = f"Privacy statement of {facts.recipe.model.name} trained on {facts.data}"
+    return {
+        "model.safetensors": _weights(model),
+        "privacy.txt": as_text(statement(facts), title=title).encode(),
+        "report.html": page(facts).encode(),
+        "run.json": facts.as_json().encode(),
+    }
+
+
+def _weights(model: nn.Module) -> bytes:
+    from safetensors.torch import save
+
+    # Tied weights are written once for each of their names, since the format cannot share them.
+    return save({name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()})
 
 
 def _check_is_run(folder: Path, name: str) -> None:

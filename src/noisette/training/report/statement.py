@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,10 +73,7 @@ def _mechanism(facts: Facts) -> Section:
     return Section(
         "How the guarantee is kept",
         (
-            *_start(facts),
-            *_words(facts),
-            *_public(facts),
-            *_projection(facts),
+            *_before_training(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
             f"{facts.sampling_rate:.6g}. A batch may be empty; an empty batch is released like any other.",
             *(_by_layers(facts) if facts.lipschitz else _by_clipping(facts)),
@@ -167,50 +165,37 @@ def _by_layers(facts: Facts) -> list[str]:
     ]
 
 
-def _start(facts: Facts) -> list[str]:
-    if not facts.public_weights:
-        return []
-    return [
-        f"First weights: from a file with the SHA-256 {facts.public_weights}. The records that these weights were "
-        "trained on have no guarantee here: they are taken to be public."
-    ]
-
-
-def _public(facts: Facts) -> list[str]:
-    model, public = facts.recipe.model, facts.recipe.public
-    if not public.data:
-        return []
-    users = [
-        *([f'The norm in the place of batch norm ("{model.batch_norm}") takes'] if model.batch_norm else []),
-        *(["The standardisation of the fixed features takes"] if model.standardised else []),
-    ]
-    return [
-        f"{who} statistics from {public.examples} examples of {Path(public.data).name}, chosen by the seed "
-        f"{public.seed}. These examples have no guarantee: they are taken to be public."
-        for who in users
-    ]
-
-
-def _words(facts: Facts) -> list[str]:
-    if not facts.word_vectors:
-        return []
-    words, length = facts.word_vectors
-    return [
-        f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be public "
-        "and are not trained. One record is one whole text: a single word of it has no guarantee of its own, and "
-        "neither have all texts of one author together."
-    ]
-
-
-def _projection(facts: Facts) -> list[str]:
-    projection = facts.recipe.projection
-    if not projection.components:
-        return []
-    return [
-        f"Before training the records were projected on {projection.components} principal components, which were found "
-        "from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of standard "
-        f"deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this release."
-    ]
+def _before_training(facts: Facts) -> Iterator[str]:
+    """What was determined before the first step: public weights, words, public statistics, and the projection."""
+    model, public, projection = facts.recipe.model, facts.recipe.public, facts.recipe.projection
+    if facts.public_weights:
+        yield (
+            f"First weights: from a file with the SHA-256 {facts.public_weights}. The records that these weights were "
+            "trained on have no guarantee here: they are taken to be public."
+        )
+    if facts.word_vectors:
+        words, length = facts.word_vectors
+        yield (
+            f"Words: each word is replaced by one of {words:,} vectors of {length} numbers, which are taken to be "
+            "public and are not trained. One record is one whole text: a single word of it has no guarantee of its "
+            "own, and neither have all texts of one author together."
+        )
+    for user, used in (
+        (f'The norm in the place of batch norm ("{model.batch_norm}")', model.batch_norm),
+        ("The standardisation of the fixed features", model.standardised),
+    ):
+        if public.data and used:
+            yield (
+                f"{user} takes statistics from {public.examples} examples of {Path(public.data).name}, chosen by the "
+                f"seed {public.seed}. These examples have no guarantee: they are taken to be public."
+            )
+    if projection.components:
+        yield (
+            f"Before training the records were projected on {projection.components} principal components, which were "
+            "found from the sum of the outer products of all records, each scaled to norm 1, with Gaussian noise of "
+            f"standard deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this "
+            "release."
+        )
 
 
 def _cost(facts: Facts) -> Section:

@@ -50,12 +50,8 @@ def svg(figure: Figure, *, salt: str) -> str:
     """
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": salt}):
-        figure.savefig(
-            drawn,
-            format="svg",
-            transparent=True,
-            metadata={"Creator": None, "Date": None, "Format": None, "Type": None},
-        )
+        left_out = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(drawn, format="svg", transparent=True, metadata=left_out)
     element = drawn.getvalue()
     element = element[element.index("<svg") :]
     # Matplotlib's style sheet would override presentation attributes, and apply to the rest of the page as well.
