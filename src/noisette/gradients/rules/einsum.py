@@ -13,8 +13,7 @@ from noisette.gradients.rules.arithmetic import unbroadcast
 from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite
+from noisette.gradients.rules.registry import rewrite, rule_per_operand
 
 F = torch.nn.functional
 
