@@ -34,8 +34,6 @@ def check_custom_rule(
     Raises:
         PrivacyError: gradients, norms or weighted sum of the rule are not those of autograd.
     """
-    if getattr(rule, "__module__", "").startswith("noisette."):
-        return
     key = _key(rule, examples, operand, arguments)
     largest = max(float(part.abs().nan_to_num(0, 0, 0).max()) for part in _as_list(dy) if part is not None)
     if key in _AGREED or largest == 0:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules import Dense, Examples, find_rule, match, registry
-from noisette.gradients.rules.per_operand import rule_per_operand
+from noisette.gradients.rules.registry import rule_per_operand
 
 
 def hypot(operand: str, examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> Dense:

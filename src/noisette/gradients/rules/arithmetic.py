@@ -7,8 +7,7 @@ from torch import Tensor
 
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients, PerExampleRow
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite, rule
+from noisette.gradients.rules.registry import rewrite, rule, rule_per_operand
 
 
 def unbroadcast(examples: Examples, dy: Tensor, operand: Tensor) -> ExampleGradients:

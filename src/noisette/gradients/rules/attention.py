@@ -16,8 +16,7 @@ from torch import Tensor
 from noisette.gradients.rules.by_autograd import by_expansion
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite
+from noisette.gradients.rules.registry import rewrite, rule_per_operand
 
 F = torch.nn.functional
 

@@ -29,8 +29,7 @@ from torch import Tensor
 from noisette.gradients.rules.autotune import fastest
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients, compact, examples_at_once, gram_product, scale_rows
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite
+from noisette.gradients.rules.registry import rewrite, rule_per_operand
 
 F = torch.nn.functional
 PerAxis = int | Sequence[int]

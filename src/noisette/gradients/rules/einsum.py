@@ -13,18 +13,16 @@ from noisette.gradients.rules.arithmetic import unbroadcast
 from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite
+from noisette.gradients.rules.registry import rewrite, rule_per_operand
 
 F = torch.nn.functional
 
 
 def _named_factor(
-    examples: Examples, dy: Tensor, equation: str, factors: Mapping[str, Tensor | None], operand: str
+    examples: Examples, dy: Tensor, equation: str, factors: Mapping[str, Tensor], operand: str
 ) -> ExampleGradients:
-    """Gradients of the factor of this name; factors that are ``None`` are left out of the equation."""
-    present = {name: factor for name, factor in factors.items() if factor is not None}
-    return factor_gradients(examples, dy, equation, list(present.values()), list(present).index(operand))
+    """Gradients of the factor of this name."""
+    return factor_gradients(examples, dy, equation, list(factors.values()), list(factors).index(operand))
 
 
 @rewrite(torch.einsum)
@@ -33,20 +31,14 @@ def einsum_of_list(equation: str, *operands: Any) -> Any:
     return torch.einsum(equation, *operands[0]) if type(operands[0]) in (list, tuple) else NotImplemented
 
 
-@rule_per_operand(torch.einsum, operands=("first", "second", "third", "fourth"))
-def einsum(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    equation: str,
-    first: Tensor,
-    second: Tensor | None = None,
-    third: Tensor | None = None,
-    fourth: Tensor | None = None,
-) -> ExampleGradients:
+_FACTORS = ("first", "second", "third", "fourth")
+
+
+@rule_per_operand(torch.einsum, operands=_FACTORS, names=("equation", *_FACTORS))
+def einsum(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Any]) -> ExampleGradients:
     """G = dy times the other operands, summed over every letter that the operand does not have."""
-    factors = {"first": first, "second": second, "third": third, "fourth": fourth}
-    return _named_factor(examples, dy, equation, factors, operand)
+    factors = {name: arguments[name] for name in _FACTORS if name in arguments}
+    return _named_factor(examples, dy, arguments["equation"], factors, operand)
 
 
 Axes = int | Sequence[Sequence[int]]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -12,29 +11,26 @@ from noisette.gradients.rules.arithmetic import unbroadcast_channels
 from noisette.gradients.rules.by_autograd import by_expansion
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite, rule
-
-Binary = Callable[[Tensor, Tensor], Tensor]
+from noisette.gradients.rules.registry import rewrite, rule, rule_per_operand
 
 
-def _expanded(
-    examples: Examples, dy: Tensor, operation: Callable[..., Tensor], arguments: Mapping[str, Any], operand: str
-) -> ExampleGradients:
-    """Gradients of one argument of an elementwise operation, by its name."""
-    values = list(arguments.values())
-    place = list(arguments).index(operand)
-    return by_expansion(
-        examples, dy, values[place], lambda copies: operation(*values[:place], copies, *values[place + 1 :])
-    )
+def _register(
+    operation: Callable[..., Tensor],
+    *spellings: Callable[..., Tensor],
+    names: tuple[str, ...] = ("input", "other"),
+    operands: Sequence[str] = ("input", "other"),
+) -> None:
+    """The rules of these operands of an elementwise operation, whose arguments have these names."""
 
+    def expanded(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Tensor]) -> ExampleGradients:
+        values = [arguments.get(name) for name in names]
+        k = names.index(operand)
+        return by_expansion(
+            examples, dy, arguments[operand], lambda copies: operation(*values[:k], copies, *values[k + 1 :])
+        )
 
-def _register(operation: Binary, *spellings: Binary) -> None:
-    """The rules of both operands."""
-
-    @rule_per_operand(operation, *spellings, operands=("input", "other"))
-    def binary(operand: str, examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
-        return _expanded(examples, dy, operation, {"input": input, "other": other}, operand)
+    expanded.__name__ = operation.__name__
+    rule_per_operand(operation, *spellings, operands=operands, names=names)(expanded)
 
 
 _register(torch.maximum, Tensor.maximum)
@@ -44,21 +40,13 @@ _register(torch.fmin, Tensor.fmin)
 _register(torch.logaddexp, Tensor.logaddexp)
 _register(torch.logaddexp2, Tensor.logaddexp2)
 _register(torch.atan2, torch.arctan2, Tensor.atan2, Tensor.arctan2)
-
-
-@rule_per_operand(torch.pow, Tensor.pow, Tensor.__pow__, operands=("input", "exponent"))
-def pow(operand: str, examples: Examples, dy: Tensor, input: Tensor, exponent: Tensor) -> ExampleGradients:
-    """The rules of p in p ** x and in x ** p."""
-    return _expanded(examples, dy, torch.pow, {"input": input, "exponent": exponent}, operand)
-
-
-@rule_per_operand(torch.where, operands=("input", "other"))
-def where(
-    operand: str, examples: Examples, dy: Tensor, condition: Tensor, input: Tensor, other: Tensor
-) -> ExampleGradients:
-    """The rules of p in where(condition, p, x) and in where(condition, x, p)."""
-    arguments = {"condition": condition, "input": input, "other": other}
-    return _expanded(examples, dy, torch.where, arguments, operand)
+_BASE = ("input", "exponent")
+_register(torch.pow, Tensor.pow, Tensor.__pow__, names=_BASE, operands=_BASE)
+_register(torch.where, names=("condition", "input", "other"))
+_CLAMPS = (torch.clip, Tensor.clamp, Tensor.clip)
+_register(torch.clamp, *_CLAMPS, names=("input", "min", "max"), operands=("min", "max"))
+_LERP = ("input", "end", "weight")  # input + weight (end - input)
+_register(torch.lerp, Tensor.lerp, names=_LERP, operands=_LERP)
 
 
 @rewrite(Tensor.where)
@@ -71,22 +59,6 @@ def where_method(input: Tensor, condition: Tensor, other: Tensor) -> Tensor:
 def masked_fill(input: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
     """A choice between the value and the input."""
     return torch.where(mask, value, input)
-
-
-@rule_per_operand(torch.clamp, torch.clip, Tensor.clamp, Tensor.clip, operands=("min", "max"))
-def clamp(
-    operand: str, examples: Examples, dy: Tensor, input: Tensor, min: Tensor | None = None, max: Tensor | None = None
-) -> ExampleGradients:
-    """The rules of p in clamp(x, min=p) and in clamp(x, max=p)."""
-    return _expanded(examples, dy, torch.clamp, {"input": input, "min": min, "max": max}, operand)
-
-
-@rule_per_operand(torch.lerp, Tensor.lerp, operands=("input", "end", "weight"))
-def lerp(
-    operand: str, examples: Examples, dy: Tensor, input: Tensor, end: Tensor, weight: Tensor | float
-) -> ExampleGradients:
-    """The rules of p in p + w (x - p), in x + w (p - x) and in x + p (z - x)."""
-    return _expanded(examples, dy, torch.lerp, {"input": input, "end": end, "weight": weight}, operand)
 
 
 @rule(torch.prelu, Tensor.prelu, operand="weight")

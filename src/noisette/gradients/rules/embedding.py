@@ -10,8 +10,7 @@ from torch import Tensor
 from noisette.gradients.rules.arithmetic import unbroadcast
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import ExampleGradients, Rows
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import Operation, Rewrite, named_arguments, rewrite, rule
+from noisette.gradients.rules.registry import Operation, Rewrite, named_arguments, rewrite, rule, rule_per_operand
 
 F = torch.nn.functional
 

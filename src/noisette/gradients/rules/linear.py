@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,8 +12,7 @@ from noisette.gradients.rules.arithmetic import unbroadcast
 from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rewrite, rule
+from noisette.gradients.rules.registry import rewrite, rule, rule_per_operand
 
 F = torch.nn.functional
 _LINEAR = {1: "...i,i->...", 2: "...i,oi->...o"}  # by the number of axes of the weight
@@ -72,40 +74,22 @@ def matmul_reflected(input: Tensor, other: Tensor) -> Tensor:
     return torch.matmul(other, input)
 
 
-@rule_per_operand(torch.addmm, Tensor.addmm, operands=("input", "mat1", "mat2"))
-def addmm(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> ExampleGradients:
-    """The operands of beta bias + alpha x @ W; input: G = beta sum_t dy_t, mat2: G = alpha sum_t x_t dy_t^T."""
-    if operand == "input":
-        return unbroadcast(examples, _scaled(dy, beta), input)
-    return _product_gradients(examples, _scaled(dy, alpha), mat1, mat2, 0 if operand == "mat1" else 1)
+def _register_sum_with_product(left: str, right: str, *operations: Operation) -> None:
+    """The operands of beta bias + alpha x @ W; input: G = beta sum_t dy_t, right: G = alpha sum_t x_t dy_t^T."""
+
+    def gradients(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Any]) -> ExampleGradients:
+        if operand == "input":
+            return unbroadcast(examples, _scaled(dy, arguments.get("beta", 1)), arguments["input"])
+        scaled, place = _scaled(dy, arguments.get("alpha", 1)), 0 if operand == left else 1
+        return _product_gradients(examples, scaled, arguments[left], arguments[right], place)
+
+    gradients.__name__ = operations[0].__name__
+    operands = ("input", left, right)
+    rule_per_operand(*operations, operands=operands, names=(*operands, "beta", "alpha"))(gradients)
 
 
-@rule_per_operand(torch.baddbmm, Tensor.baddbmm, operands=("input", "batch1", "batch2"))
-def baddbmm(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    batch1: Tensor,
-    batch2: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> ExampleGradients:
-    """As :func:`addmm`, for each matrix of a stack."""
-    if operand == "input":
-        return unbroadcast(examples, _scaled(dy, beta), input)
-    return _product_gradients(examples, _scaled(dy, alpha), batch1, batch2, 0 if operand == "batch1" else 1)
+_register_sum_with_product("mat1", "mat2", torch.addmm, Tensor.addmm)
+_register_sum_with_product("batch1", "batch2", torch.baddbmm, Tensor.baddbmm)
 
 
 def _scaled(dy: Tensor, factor: float) -> Tensor:

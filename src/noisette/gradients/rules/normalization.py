@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,7 @@ from torch import Tensor
 from noisette.gradients.rules.arithmetic import unbroadcast, unbroadcast_channels
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients
-from noisette.gradients.rules.per_operand import rule_per_operand
-from noisette.gradients.rules.registry import rule
+from noisette.gradients.rules.registry import Operation, rule_per_operand
 
 F = torch.nn.functional
 Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]
@@ -45,119 +46,52 @@ def scale_gradients(
     return Dense(torch.cat(parts))
 
 
-def _affine_gradients(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    normalize: Callable[[Tensor], Tensor],
+def _register(
+    operation: Operation,
     reduce: Reduce,
-) -> ExampleGradients:
-    """Gradients of the scale ``weight`` or of the shift ``bias``; other arguments as of :func:`scale_gradients`."""
-    if operand == "bias":
-        assert bias is not None
-        return reduce(examples, dy, bias)
-    assert weight is not None
-    return scale_gradients(examples, dy, input, weight, normalize, reduce)
+    normalize: Operation,
+    operands: Sequence[str] = ("weight", "bias"),
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> None:
+    """The rules of scale and shift: G_c = sum over positions of dy_c x_hat_c, and G_c = sum over positions of dy_c.
+
+    Args:
+        operation: the normalization.
+        reduce: sums gradients in the shape of the input to those of the scale or shift.
+        normalize: takes the arguments of the operation; called for parts of the batch, without scale and shift.
+        operands: the scale, and the shift if the operation has one.
+        check: refuses arguments with which examples are not independent.
+    """
+
+    def affine(operand: str, examples: Examples, dy: Tensor, arguments: Mapping[str, Any]) -> ExampleGradients:
+        if check is not None:
+            check(arguments)
+        if operand == "bias":
+            return reduce(examples, dy, arguments["bias"])
+        settings = {**arguments, **dict.fromkeys(operands)}
+        input, weight = arguments["input"], arguments["weight"]
+        return scale_gradients(examples, dy, input, weight, lambda x: normalize(**settings | {"input": x}), reduce)
+
+    affine.__name__ = operation.__name__
+    rule_per_operand(operation, operands=operands, names=tuple(inspect.signature(operation).parameters))(affine)
 
 
-@rule_per_operand(F.layer_norm, operands=("weight", "bias"))
-def layer_norm(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> ExampleGradients:
-    """Scale: G = sum_t dy_t x_hat_t. Shift: G = sum_t dy_t."""
-    return _affine_gradients(
-        operand, examples, dy, input, weight, bias, lambda x: F.layer_norm(x, normalized_shape, eps=eps), unbroadcast
-    )
-
-
-@rule(F.rms_norm, operand="weight")
-def rms_norm_weight(
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor,
-    eps: float | None = None,
-) -> ExampleGradients:
-    """G = sum_t dy_t x_hat_t."""
-    return scale_gradients(examples, dy, input, weight, lambda x: F.rms_norm(x, normalized_shape, eps=eps), unbroadcast)
-
-
-@rule_per_operand(F.group_norm, operands=("weight", "bias"))
-def group_norm(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> ExampleGradients:
-    """Scale: G_c = sum over positions of dy_c x_hat_c. Shift: G_c = sum over positions of dy_c."""
-
-    def normalize(x: Tensor) -> Tensor:
-        return torch.group_norm(x, num_groups, eps=eps)
-
-    return _affine_gradients(operand, examples, dy, input, weight, bias, normalize, unbroadcast_channels)
-
-
-@rule_per_operand(F.instance_norm, operands=("weight", "bias"))
-def instance_norm(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> ExampleGradients:
-    """As :func:`group_norm`, with one channel per group or with fixed statistics."""
-    if use_input_stats and running_mean is not None:
+def _check_instance_norm(arguments: Mapping[str, Any]) -> None:
+    if arguments.get("use_input_stats", True) and arguments.get("running_mean") is not None:
         raise ValueError(
             "running statistics are computed from private data, without noise; "
             "set track_running_stats=False, or call .eval() on the module"
         )
 
-    def normalize(x: Tensor) -> Tensor:
-        return F.instance_norm(x, running_mean, running_var, use_input_stats=use_input_stats, eps=eps)
 
-    return _affine_gradients(operand, examples, dy, input, weight, bias, normalize, unbroadcast_channels)
-
-
-@rule_per_operand(F.batch_norm, operands=("weight", "bias"))
-def batch_norm(
-    operand: str,
-    examples: Examples,
-    dy: Tensor,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> ExampleGradients:
-    """As :func:`group_norm`, with fixed statistics of each channel."""
-    if training:
+def _check_batch_norm(arguments: Mapping[str, Any]) -> None:
+    if arguments.get("training", False):
         raise ValueError("the statistics of the batch mix examples; use GroupNorm, or call .eval() on the module")
 
-    def normalize(x: Tensor) -> Tensor:
-        return F.batch_norm(x, running_mean, running_var, eps=eps)
 
-    return _affine_gradients(operand, examples, dy, input, weight, bias, normalize, unbroadcast_channels)
+_register(F.layer_norm, unbroadcast, F.layer_norm)
+_register(F.rms_norm, unbroadcast, F.rms_norm, operands=("weight",))
+# torch.group_norm, because F.group_norm refuses one example with one element in each group, which a part may be.
+_register(F.group_norm, unbroadcast_channels, torch.group_norm)
+_register(F.instance_norm, unbroadcast_channels, F.instance_norm, check=_check_instance_norm)
+_register(F.batch_norm, unbroadcast_channels, F.batch_norm, check=_check_batch_norm)

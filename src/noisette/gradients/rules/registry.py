@@ -5,10 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
+
+from noisette.gradients.rules.examples import Examples
 
 Operation = Callable[..., Any]
 Rule = Callable[..., Any]  # -> ExampleGradients, or a list of them for an operand that is a list
@@ -32,18 +35,62 @@ def rule(*operations: Operation, operand: str = "weight") -> Callable[[Rule], Ru
     """
 
     def register(function: Rule) -> Rule:
-        names = tuple(inspect.signature(function).parameters)[2:]
-        if operand not in names:
-            raise ValueError(f"rule {function.__name__} takes {', '.join(names)}; it has no operand {operand!r}")
-        for operation in operations:
-            if (operation, operand) in _RULES:
-                raise ValueError(f"{operation_name(operation)} has a rule for its operand {operand!r} already")
-            if _OPERANDS.setdefault(operation, names) != names:
-                raise ValueError(f"rules of {operation_name(operation)} disagree about its operands")
-            _RULES[operation, operand] = function
+        _register(operations, operand, function, tuple(inspect.signature(function).parameters)[2:])
         return function
 
     return register
+
+
+def rule_per_operand(
+    *operations: Operation, operands: Sequence[str], names: Sequence[str] | None = None
+) -> Callable[[Rule], Rule]:
+    """Register one function as the rule of each of these operands, where they share arguments and most of the work.
+
+    The function is called as ``function(operand, examples, dy, ...)``, with the name of the operand whose gradients are
+    wanted first, and is a rule as of :func:`noisette.rule` otherwise. The rule of an operand is named
+    ``FUNCTION_OPERAND``, such as ``layer_norm_bias``.
+
+    Args:
+        operations: those that the function is for.
+        operands: those that get a rule.
+        names: of all arguments of the operations, if the function takes them as one mapping of those that were given.
+
+    Raises:
+        ValueError: an operand has a rule already, or the function does not take it.
+    """
+
+    def register(function: Rule) -> Rule:
+        takes = function if names is None else _with_mapping(function, names)
+        taken = tuple(inspect.signature(function).parameters)[3:] if names is None else tuple(names)
+        for operand in operands:
+            bound = partial(takes, operand)
+            name = f"{function.__name__}_{operand}"
+            vars(bound).update(__name__=name, __module__=function.__module__, __doc__=function.__doc__)
+            _register(operations, operand, bound, taken)
+        return function
+
+    return register
+
+
+def _with_mapping(function: Rule, names: Sequence[str]) -> Rule:
+    """The function, which takes the arguments with these names as one mapping, with separate arguments."""
+
+    def called(operand: str, examples: Examples, dy: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(operand, examples, dy, dict(zip(names, args, strict=False)) | kwargs)
+
+    return called
+
+
+def _register(operations: Sequence[Operation], operand: str, function: Rule, names: tuple[str, ...]) -> None:
+    """Enter the rule of one operand of operations whose arguments have these names."""
+    if operand not in names:
+        raise ValueError(f"rule {function.__name__} takes {', '.join(names)}; it has no operand {operand!r}")
+    for operation in operations:
+        if (operation, operand) in _RULES:
+            raise ValueError(f"{operation_name(operation)} has a rule for its operand {operand!r} already")
+        if _OPERANDS.setdefault(operation, names) != names:
+            raise ValueError(f"rules of {operation_name(operation)} disagree about its operands")
+        _RULES[operation, operand] = function
 
 
 def rewrite(*operations: Operation) -> Callable[[Rewrite], Rewrite]:

@@ -1,4 +1,4 @@
-"""Checks and shapes of scores and targets that the losses share."""
+"""What the losses share: their base class, and the checks and shapes of scores and targets."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
+
+
+class Loss(nn.Module):
+    """A module that shows its numeric settings."""
+
+    def extra_repr(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
+        shown = {name: f"{value:g}" if isinstance(value, float) else value for name, value in settings.items()}
+        return ", ".join(f"{name}={value}" for name, value in shown.items())
 
 
 def check_at_least_two(**arguments: int) -> None:

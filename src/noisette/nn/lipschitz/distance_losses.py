@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.nn.lipschitz._targets import residuals, score_norm_bound
+from noisette.nn.lipschitz._targets import Loss, residuals, score_norm_bound
 
 F = nn.functional
 
 
-class MAE(nn.Module):
+class MAE(Loss):
     """Sum over the outputs of the absolute distance to the target.
 
     Args:
@@ -36,11 +36,8 @@ class MAE(nn.Module):
         """The gradient has an absolute value of 1 for each output."""
         return math.sqrt(self.outputs)
 
-    def extra_repr(self) -> str:
-        return f"outputs={self.outputs}"
 
-
-class HuberLoss(nn.Module):
+class HuberLoss(Loss):
     """Sum over the outputs of half the squared distance to the target, linear beyond ``delta``.
 
     Args:
@@ -68,11 +65,8 @@ class HuberLoss(nn.Module):
         """The gradient has an absolute value of at most delta for each output."""
         return self.delta * math.sqrt(self.outputs)
 
-    def extra_repr(self) -> str:
-        return f"outputs={self.outputs}, delta={self.delta:g}"
 
-
-class MSE(nn.Module):
+class MSE(Loss):
     """Squared distance of the scores to the target. It has a Lipschitz constant only if the scores have a bound.
 
     Args:
@@ -114,6 +108,3 @@ class MSE(nn.Module):
                 "or a NormCap behind it, or use HuberLoss or MAE"
             )
         return 2 * (norm + self.target_bound)
-
-    def extra_repr(self) -> str:
-        return f"outputs={self.outputs}, target_bound={self.target_bound:g}"

@@ -17,7 +17,19 @@ from noisette.nn.lipschitz.axes import per_example_norms
 _NO_DIRECTION = 1e-30  # in units of the radius: a shorter example is too close to underflow to be scaled up
 
 
-class BoundedInput(nn.Module):
+class _Input(nn.Module):
+    """Scales each example to a norm that depends on ``x0``."""
+
+    def __init__(self, x0: float) -> None:
+        super().__init__()
+        checks.positive(x0=x0)
+        self.x0 = x0
+
+    def extra_repr(self) -> str:
+        return f"x0={self.x0:g}"
+
+
+class BoundedInput(_Input):
     """Scales each example down to a Euclidean norm of at most ``x0``, over all its elements.
 
     It is the first layer of a model. An example with an element that is not finite becomes zeros.
@@ -29,11 +41,6 @@ class BoundedInput(nn.Module):
     [[3.0, 4.0], [0.30000001192092896, 0.4000000059604645], [0.0, 0.0]]
     """
 
-    def __init__(self, x0: float) -> None:
-        super().__init__()
-        checks.positive(x0=x0)
-        self.x0 = x0
-
     def forward(self, x: Tensor) -> Tensor:
         return _project_to_ball(x, self.x0)
 
@@ -43,11 +50,8 @@ class BoundedInput(nn.Module):
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return g, {}
 
-    def extra_repr(self) -> str:
-        return f"x0={self.x0:g}"
 
-
-class SphereInput(nn.Module):
+class SphereInput(_Input):
     """Scales each example to a Euclidean norm of ``x0``, over all its elements; an example of zeros does not change.
 
     Bounds are tighter than behind :class:`BoundedInput`, because the norm of every example equals its bound. The map
@@ -59,11 +63,6 @@ class SphereInput(nn.Module):
     [[3.0, 4.0], [0.0, 5.0], [0.0, 0.0]]
     """
 
-    def __init__(self, x0: float) -> None:
-        super().__init__()
-        checks.positive(x0=x0)
-        self.x0 = x0
-
     def forward(self, x: Tensor) -> Tensor:
         norms = per_example_norms(x) / self.x0
         return _divide(x, norms, norms > _NO_DIRECTION)
@@ -73,9 +72,6 @@ class SphereInput(nn.Module):
 
     def bound_backward(self, x: NormBound, g: float) -> tuple[float, Sensitivities]:
         return math.inf, {}
-
-    def extra_repr(self) -> str:
-        return f"x0={self.x0:g}"
 
 
 class NormCap(nn.Module):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.nn.lipschitz._targets import (
+    Loss,
     check_at_least_two,
     check_classes,
     class_signs,
@@ -68,7 +69,7 @@ class TauCrossEntropy(nn.Module):
         return f"tau={self.tau:g}"
 
 
-class TauBCE(nn.Module):
+class TauBCE(Loss):
     """Logistic loss of one score times tau, divided by tau. Targets are 0 and 1.
 
     Args:
@@ -91,11 +92,8 @@ class TauBCE(nn.Module):
         """The absolute gradient is the predicted probability of the other class."""
         return 1 / (1 + math.exp(-self.tau * score_norm_bound(logit_bound)))
 
-    def extra_repr(self) -> str:
-        return f"tau={self.tau:g}"
 
-
-class KCosine(nn.Module):
+class KCosine(Loss):
     """Minus the cosine between the scores and the axis of the true class; scores of a norm below k are divided by k.
 
     Args:
@@ -118,6 +116,3 @@ class KCosine(nn.Module):
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """1/k, attained where the scores have norm k."""
         return 1 / self.k
-
-    def extra_repr(self) -> str:
-        return f"k={self.k:g}"

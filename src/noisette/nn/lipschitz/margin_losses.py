@@ -7,12 +7,12 @@ import math
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.nn.lipschitz._targets import check_at_least_two, class_signs, single_score, true_and_other_scores
+from noisette.nn.lipschitz._targets import Loss, check_at_least_two, class_signs, single_score, true_and_other_scores
 
 F = nn.functional
 
 
-class MulticlassHinge(nn.Module):
+class MulticlassHinge(Loss):
     """Mean over the scores of a one-against-rest hinge, where the true class weighs as much as all others together.
 
     Args:
@@ -41,11 +41,8 @@ class MulticlassHinge(nn.Module):
         """sqrt((C - 1) / C), attained where every hinge is active."""
         return math.sqrt((self.outputs - 1) / self.outputs)
 
-    def extra_repr(self) -> str:
-        return f"outputs={self.outputs}, margin={self.margin:g}"
 
-
-class MultiMargin(nn.Module):
+class MultiMargin(Loss):
     """Hinge of the true score's lead over the largest other score: ``relu(margin - z_y + max of the others)``.
 
     Args:
@@ -72,11 +69,8 @@ class MultiMargin(nn.Module):
         """The gradient is -1 for the true score and 1 for one other."""
         return math.sqrt(2)
 
-    def extra_repr(self) -> str:
-        return f"margin={self.margin:g}"
 
-
-class KR(nn.Module):
+class KR(Loss):
     """The Kantorovich-Rubinstein loss: minus the true score's lead over the mean of the others.
 
     Class weights are constant: weights from class counts of the batch would make the loss depend on other examples.
@@ -108,11 +102,8 @@ class KR(nn.Module):
         """sqrt(C / (C - 1)), the gradient norm everywhere; 1 for one score."""
         return 1.0 if self.outputs == 1 else math.sqrt(self.outputs / (self.outputs - 1))
 
-    def extra_repr(self) -> str:
-        return f"outputs={self.outputs}"
 
-
-class HKR(nn.Module):
+class HKR(Loss):
     """:class:`KR` plus alpha times a hinge: that of a single score, or :class:`MulticlassHinge`.
 
     Args:
@@ -141,9 +132,6 @@ class HKR(nn.Module):
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """The sum of both constants, because their gradients can have the same direction."""
         return self.kr.lipschitz() + self.alpha * self.hinge.lipschitz()
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha:g}"
 
 
 class _BinaryHinge(nn.Module):
