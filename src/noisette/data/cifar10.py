@@ -32,15 +32,14 @@ def cifar10(data_dir: Path | None) -> DataSet:
     return files.read("cifar10", SOURCE, _binary, data_dir=data_dir, copies={JPEG: _jpeg})
 
 
+def _data_set(train: Split, test: Split, note: str = "") -> DataSet:
+    return DataSet(name="cifar10", train=train, test=test, classes=10, declared_size=50_000, note=note)
+
+
 def _binary(folder: Path) -> DataSet:
     archive = folder / "cifar-10-binary.tar.gz"
-    return DataSet(
-        name="cifar10",
-        train=_records(archive, [f"data_batch_{number}.bin" for number in range(1, 6)]),
-        test=_records(archive, ["test_batch.bin"]),
-        classes=10,
-        declared_size=50_000,
-    )
+    train = _records(archive, [f"data_batch_{number}.bin" for number in range(1, 6)])
+    return _data_set(train, _records(archive, ["test_batch.bin"]))
 
 
 def _records(archive: Path, names: list[str]) -> Split:
@@ -67,14 +66,8 @@ def _records(archive: Path, names: list[str]) -> Split:
 
 
 def _jpeg(folder: Path) -> DataSet:
-    return DataSet(
-        name="cifar10",
-        train=_decoded(folder / JPEG[0]),
-        test=_decoded(folder / JPEG[1]),
-        classes=10,
-        declared_size=50_000,
-        note="CIFAR-10 recompressed as JPEG, which loses detail: not comparable with published results",
-    )
+    note = "CIFAR-10 recompressed as JPEG, which loses detail: not comparable with published results"
+    return _data_set(_decoded(folder / JPEG[0]), _decoded(folder / JPEG[1]), note)
 
 
 def _decoded(path: Path) -> Split:
