@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from noisette.data import files, pixels
-from noisette.data.dataset import DataSet, Split
+from noisette.data import files
+from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.errors import DataError
 
 SOURCE = files.Source(  # the binary version: the "python" version is a pickle, which can run code when loaded
@@ -62,7 +62,7 @@ def _records(archive: Path, names: list[str]) -> Split:
             )
     records = np.frombuffer(b"".join(read[name] for name in names), np.uint8).reshape(-1, _RECORD)
     planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
-    return Split(pixels.unit(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))
+    return Split(unit_pixels(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))
 
 
 def _jpeg(folder: Path) -> DataSet:
@@ -79,6 +79,6 @@ def _decoded(path: Path) -> Split:
         for index in range(len(images)):
             stream = header + scans[offsets[index] : offsets[index + 1]]
             images[index] = np.asarray(Image.open(io.BytesIO(stream), formats=("JPEG",)))
-        return Split(pixels.unit(images), arrays[3].astype(np.int64))
+        return Split(unit_pixels(images), arrays[3].astype(np.int64))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); download it again") from error

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette.data import files, idx, pixels
-from noisette.data.dataset import DataSet, Split
+from noisette.data import files, idx
+from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.errors import DataError
 
 SOURCE = files.Source(
@@ -35,7 +35,7 @@ def _split_in_archive(archive: Path, split: str) -> Split:
     images = _read_member(archive, f"gzip/emnist-letters-{split}-images-idx3-ubyte.gz", dimensions=3)
     labels = _read_member(archive, f"gzip/emnist-letters-{split}-labels-idx1-ubyte.gz", dimensions=1)
     # The official images are transposed, and the official labels count from 1.
-    return Split(pixels.unit(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
+    return Split(unit_pixels(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
 
 
 def _read_member(archive: Path, member: str, *, dimensions: int) -> np.ndarray:

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from noisette.data import pixels
-from noisette.data.dataset import DataSet, Split
+from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, refuse
 
@@ -111,4 +110,4 @@ def _split(files: Sequence[_File], *, mode: str, extent: tuple[int, int]) -> Spl
         except DAMAGED:
             problems.append(f"{file.position} is damaged, or neither PNG nor JPEG")
     refuse("images, numbered from 1 in the order of their names within their class", problems)
-    return Split(pixels.unit(images), np.array([file.target for file in files], dtype=np.int64))
+    return Split(unit_pixels(images), np.array([file.target for file in files], dtype=np.int64))

@@ -180,11 +180,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
 def private_pca(data: Any, components: int, noise_multiplier: float, *, ledger: Ledger | None = None) -> PrivatePCA:
     """Fit private principal components to these records.
 
-    Args:
-        data: rows of numbers, shape (n, features): an array, a tensor, a scipy sparse matrix or a data frame.
-        components: number of components to keep, at most the number of features.
-        noise_multiplier: standard deviation of the noise on each entry of the sum of outer products.
-        ledger: the ledger that records the release before its noise is drawn; by default one in memory.
+    The records are those of :meth:`PrivatePCA.fit`, the other arguments those of :class:`PrivatePCA`.
 
     Guarantee: that of :class:`PrivatePCA`.
 
