@@ -67,13 +67,5 @@ def _split(path: Path, read: Callable[[Path], _Read], vocabulary: Vocabulary) ->
 
 
 def _data_set(splits: Sequence[Split], size: int, note: str, vocabulary: Vocabulary) -> DataSet:
-    train, test = splits
-    return DataSet(
-        name="ag-news",
-        train=train,
-        test=test,
-        classes=4,
-        declared_size=size,
-        note="; ".join(filter(None, [note, vocabulary.note])),
-        vectors=vocabulary.numbered_vectors,
-    )
+    notes, vectors = "; ".join(filter(None, [note, vocabulary.note])), vocabulary.numbered_vectors
+    return DataSet("ag-news", *splits, classes=4, declared_size=size, note=notes, vectors=vectors)

@@ -161,12 +161,9 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         noise, delta = self.noise_multiplier, self.delta if self.delta is not None else _DEFAULT_DELTA
         if noise is None:
             assert self.epsilon is not None
+            left, accountant = delta * (1 - TAIL_SHARE), GdpAccountant()
             noise = noise_multiplier_for(
-                epsilon=self.epsilon,
-                delta=delta * (1 - TAIL_SHARE),
-                sampling_rate=1.0,
-                steps=1,
-                accountant=GdpAccountant(),
+                epsilon=self.epsilon, delta=left, sampling_rate=1.0, steps=1, accountant=accountant
             )
         tail = tail_delta(noise_multiplier=noise, sampling_rate=1.0, steps=1, dimensions=features**2)
         if tail > TAIL_SHARE * delta:
