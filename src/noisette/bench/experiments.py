@@ -31,9 +31,7 @@ class Experiment:
     cells: tuple[Cell, ...]
     methods: tuple[str, ...]
     unit: Literal["seconds", "bytes"] = "seconds"
-    axis: Literal["batch", "image", "model"] | None = (
-        None  # horizontal axis of a figure of lines; None: a row for each cell
-    )
+    axis: Literal["batch", "image", "model"] | None = None  # of a figure of lines; None: a row of marks for each cell
 
     @property
     def measure(self) -> Measure:

@@ -39,13 +39,8 @@ def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, 
     request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method, **vars(settings)}
     # Freed blocks are returned to the system at once, so that the peak counts memory in use only.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, json.dumps(request)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
+    command = [sys.executable, "-m", __name__, json.dumps(request)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode == 0:
         return json.loads(done.stdout)
     if done.returncode == -signal.SIGKILL:

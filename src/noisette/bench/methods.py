@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,12 +122,7 @@ def _one_pass(mode: str) -> Method:
         wrapped = opacus.grad_sample.utils.wrap_model(
             _trainable(model), grad_sample_mode=mode, batch_first=True, loss_reduction="mean"
         )
-        optimizer = opacus.optimizers.DPOptimizer(
-            torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE),
-            noise_multiplier=NOISE_MULTIPLIER,
-            max_grad_norm=MAX_GRAD_NORM,
-            expected_batch_size=len(targets),
-        )
+        optimizer = opacus.optimizers.DPOptimizer(**_opacus_settings(wrapped, targets))
         return _step(optimizer, lambda: F.cross_entropy(wrapped(inputs), targets).backward())
 
     return method
@@ -141,17 +137,22 @@ def _two_passes(*, ghost: bool) -> Method:
         wrapped = opacus.grad_sample.GradSampleModuleFastGradientClipping(
             _trainable(model), max_grad_norm=MAX_GRAD_NORM, use_ghost_clipping=ghost, loss_reduction="mean"
         )
-        optimizer = opacus.optimizers.DPOptimizerFastGradientClipping(
-            torch.optim.SGD(wrapped.parameters(), lr=LEARNING_RATE),
-            noise_multiplier=NOISE_MULTIPLIER,
-            max_grad_norm=MAX_GRAD_NORM,
-            expected_batch_size=len(targets),
-            loss_reduction="mean",
-        )
+        settings = _opacus_settings(wrapped, targets)
+        optimizer = opacus.optimizers.DPOptimizerFastGradientClipping(**settings, loss_reduction="mean")
         criterion = two_pass_loss(wrapped, optimizer, nn.CrossEntropyLoss(), loss_reduction="mean")
         return _step(optimizer, lambda: criterion(wrapped(inputs), targets).backward())
 
     return method
+
+
+def _opacus_settings(model: nn.Module, targets: Tensor) -> dict[str, Any]:
+    """The arguments that the optimizers of Opacus share."""
+    return {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        "noise_multiplier": NOISE_MULTIPLIER,
+        "max_grad_norm": MAX_GRAD_NORM,
+        "expected_batch_size": len(targets),
+    }
 
 
 def _trainable(model: nn.Module) -> nn.Module:

@@ -102,12 +102,5 @@ def _data_set(name: str, table: Table, path: Path) -> DataSet:
         )
     inputs, targets = table.transform(rows.astype(np.float64)).astype(np.float32), anomalies.astype(np.int64)
     order = np.random.RandomState(0).permutation(table.rows)  # the same in every version of NumPy
-    train, test = order[: table.size], order[table.size :]
-    return DataSet(
-        name=f"adbench-{name}",
-        train=Split(inputs[train], targets[train]),
-        test=Split(inputs[test], targets[test]),
-        classes=2,
-        declared_size=table.size,
-        note=_NOTE,
-    )
+    splits = [Split(inputs[chosen], targets[chosen]) for chosen in (order[: table.size], order[table.size :])]
+    return DataSet(f"adbench-{name}", *splits, classes=2, declared_size=table.size, note=_NOTE)

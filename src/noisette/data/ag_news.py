@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from noisette.data import columns, files, glove, table
+from noisette.data import files, glove, table
 from noisette.data.dataset import DataSet, Split
 from noisette.data.errors import in_rows, refuse
 from noisette.data.words import Vocabulary
@@ -19,6 +19,7 @@ SOURCE = files.Source(
 SUBSET = ("train_subset.csv.gz", "test.csv.gz")
 _SUBSET_NOTE = "trained on 18,349 of the 120,000 training articles of AG News: not comparable with published results"
 
+_Read = tuple[Sequence[str], Sequence[str], Sequence[str]]  # texts, labels and the names of the classes of one file
 TOKENS = 20  # the first ones of title and description together
 
 
@@ -33,48 +34,38 @@ def ag_news(data_dir: Path | None) -> DataSet:
     vocabulary = glove.glove(data_dir)
 
     def official(folder: Path) -> DataSet:
-        splits = [_split(path, *_official(path), vocabulary) for path in (folder / name for name in SOURCE.files)]
+        splits = [_split(folder / name, _official, vocabulary) for name in SOURCE.files]
         return _data_set(splits, 120_000, "", vocabulary)
 
     def subset(folder: Path) -> DataSet:
-        splits = [_split(path, *_subset(path), vocabulary) for path in (folder / name for name in SUBSET)]
+        splits = [_split(folder / name, _subset, vocabulary) for name in SUBSET]
         return _data_set(splits, 18_349, _SUBSET_NOTE, vocabulary)
 
     return files.read("ag_news", SOURCE, official, data_dir=data_dir, copies={SUBSET: subset})
 
 
-def _official(path: Path) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """Texts, labels and the names of the classes of one file."""
+def _official(path: Path) -> _Read:
     rows = table.table(path, header=("class", "title", "description"), rows=table.rows(path))
     texts = [" ".join(parts) for parts in zip(rows["title"], rows["description"], strict=True)]
     return texts, rows["class"], ("1", "2", "3", "4")
 
 
-def _subset(path: Path) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """The same of a file of the copy, which has a header."""
+def _subset(path: Path) -> _Read:
+    """A file of the copy has a header."""
     header, *rows = table.rows(path) or [[]]
     found = table.table(path, header=header, rows=rows)
     refuse(str(path), [f"there is no column {name!r}" for name in ("label", "text") if name not in found])
     return found["text"], found["label"], ("0", "1", "2", "3")
 
 
-def _split(
-    path: Path, texts: Sequence[str], labels: Sequence[str], names: Sequence[str], vocabulary: Vocabulary
-) -> Split:
-    targets = columns.codes(labels, names)
+def _split(path: Path, read: Callable[[Path], _Read], vocabulary: Vocabulary) -> Split:
+    texts, labels, names = read(path)
+    targets = table.codes(labels, names)
     unknown = np.flatnonzero(targets < 0).tolist()
     refuse(str(path), [f"the class is none of {', '.join(names)} {in_rows(unknown)}"] if unknown else [])
     return Split(vocabulary.number(texts, tokens=TOKENS), targets)
 
 
 def _data_set(splits: Sequence[Split], size: int, note: str, vocabulary: Vocabulary) -> DataSet:
-    train, test = splits
-    return DataSet(
-        name="ag-news",
-        train=train,
-        test=test,
-        classes=4,
-        declared_size=size,
-        note="; ".join(filter(None, [note, vocabulary.note])),
-        vectors=vocabulary.numbered_vectors,
-    )
+    notes, vectors = "; ".join(filter(None, [note, vocabulary.note])), vocabulary.numbered_vectors
+    return DataSet("ag-news", *splits, classes=4, declared_size=size, note=notes, vectors=vectors)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from noisette.data import files, pixels
-from noisette.data.dataset import DataSet, Split
+from noisette.data import files
+from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.errors import DataError
 
 SOURCE = files.Source(  # the binary version: the "python" version is a pickle, which can run code when loaded
@@ -32,15 +32,14 @@ def cifar10(data_dir: Path | None) -> DataSet:
     return files.read("cifar10", SOURCE, _binary, data_dir=data_dir, copies={JPEG: _jpeg})
 
 
+def _data_set(train: Split, test: Split, note: str = "") -> DataSet:
+    return DataSet(name="cifar10", train=train, test=test, classes=10, declared_size=50_000, note=note)
+
+
 def _binary(folder: Path) -> DataSet:
     archive = folder / "cifar-10-binary.tar.gz"
-    return DataSet(
-        name="cifar10",
-        train=_records(archive, [f"data_batch_{number}.bin" for number in range(1, 6)]),
-        test=_records(archive, ["test_batch.bin"]),
-        classes=10,
-        declared_size=50_000,
-    )
+    train = _records(archive, [f"data_batch_{number}.bin" for number in range(1, 6)])
+    return _data_set(train, _records(archive, ["test_batch.bin"]))
 
 
 def _records(archive: Path, names: list[str]) -> Split:
@@ -63,18 +62,12 @@ def _records(archive: Path, names: list[str]) -> Split:
             )
     records = np.frombuffer(b"".join(read[name] for name in names), np.uint8).reshape(-1, _RECORD)
     planes = records[:, 1:].reshape(-1, 3, _SIDE, _SIDE)
-    return Split(pixels.unit(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))
+    return Split(unit_pixels(np.moveaxis(planes, 1, 3)), records[:, 0].astype(np.int64))
 
 
 def _jpeg(folder: Path) -> DataSet:
-    return DataSet(
-        name="cifar10",
-        train=_decoded(folder / JPEG[0]),
-        test=_decoded(folder / JPEG[1]),
-        classes=10,
-        declared_size=50_000,
-        note="CIFAR-10 recompressed as JPEG, which loses detail: not comparable with published results",
-    )
+    note = "CIFAR-10 recompressed as JPEG, which loses detail: not comparable with published results"
+    return _data_set(_decoded(folder / JPEG[0]), _decoded(folder / JPEG[1]), note)
 
 
 def _decoded(path: Path) -> Split:
@@ -86,6 +79,6 @@ def _decoded(path: Path) -> Split:
         for index in range(len(images)):
             stream = header + scans[offsets[index] : offsets[index + 1]]
             images[index] = np.asarray(Image.open(io.BytesIO(stream), formats=("JPEG",)))
-        return Split(pixels.unit(images), arrays[3].astype(np.int64))
+        return Split(unit_pixels(images), arrays[3].astype(np.int64))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is damaged ({error}); download it again") from error

@@ -43,11 +43,7 @@ def _table(path: Path) -> table.Table:
 
 def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
     """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
-    named = {
-        "label": [declaration.label],
-        "ranges": list(declaration.ranges),
-        "categories": list(declaration.categories),
-    }
+    named = {"label": [declaration.label], "ranges": declaration.ranges, "categories": declaration.categories}
     problems = []
     for fact, names in named.items():
         for name in names:

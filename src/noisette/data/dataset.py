@@ -74,3 +74,15 @@ def _word_problems(name: str, split: Split, *, words: int) -> list[str]:
     if len(outside):
         return [f"{name} has {len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}"]
     return []
+
+
+def unit_pixels(pixels: np.ndarray) -> np.ndarray:
+    """Float32 in [0, 1], (n, c, h, w), from bytes shaped (n, h, w) or (n, h, w, c), by their known range.
+
+    Inputs are not standardized: even the published means and deviations were computed from training images.
+
+    >>> unit_pixels(np.full((2, 4, 5, 3), 255, np.uint8)).shape
+    (2, 3, 4, 5)
+    """
+    channels_first = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, 3, 1)
+    return np.divide(channels_first, np.float32(255), dtype=np.float32, order="C")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette.data import files, idx, pixels
-from noisette.data.dataset import DataSet, Split
+from noisette.data import files, idx
+from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.errors import DataError
 
 SOURCE = files.Source(
@@ -27,21 +27,15 @@ def letters(data_dir: Path | None) -> DataSet:
 
 
 def _whole(folder: Path) -> DataSet:
-    archive = folder / "gzip.zip"
-    return DataSet(
-        name="emnist-letters",
-        train=_split_in_archive(archive, "train"),
-        test=_split_in_archive(archive, "test"),
-        classes=26,
-        declared_size=124_800,
-    )
+    train, test = (_split_in_archive(folder / "gzip.zip", split) for split in ("train", "test"))
+    return DataSet(name="emnist-letters", train=train, test=test, classes=26, declared_size=124_800)
 
 
 def _split_in_archive(archive: Path, split: str) -> Split:
     images = _read_member(archive, f"gzip/emnist-letters-{split}-images-idx3-ubyte.gz", dimensions=3)
     labels = _read_member(archive, f"gzip/emnist-letters-{split}-labels-idx1-ubyte.gz", dimensions=1)
     # The official images are transposed, and the official labels count from 1.
-    return Split(pixels.unit(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
+    return Split(unit_pixels(images.transpose(0, 2, 1)), labels.astype(np.int64) - 1)
 
 
 def _read_member(archive: Path, member: str, *, dimensions: int) -> np.ndarray:
@@ -53,12 +47,9 @@ def _read_member(archive: Path, member: str, *, dimensions: int) -> np.ndarray:
 
 
 def _subset(folder: Path) -> DataSet:
-    return DataSet(
-        name="emnist-letters",
-        train=idx.read_split(folder, stem="train-subset"),
-        test=idx.read_split(folder, stem="test-subset"),
-        classes=26,
-        declared_size=26_000,
-        note="trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800: "
-        "not comparable with published results",
+    train, test = (idx.read_split(folder, stem=stem) for stem in ("train-subset", "test-subset"))
+    note = (
+        "trained on 26,000 of the 124,800 training images of EMNIST Letters and tested on 5,200 of 20,800: "
+        "not comparable with published results"
     )
+    return DataSet(name="emnist-letters", train=train, test=test, classes=26, declared_size=26_000, note=note)

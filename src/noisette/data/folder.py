@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from noisette.data import pixels
-from noisette.data.dataset import DataSet, Split
+from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, refuse
 
@@ -46,14 +45,9 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     names = declaration.class_names
     train = _files(path / "train", names)
     test = _files(path / "test", names) if (path / "test").is_dir() else None
-    mode, extent = _first(train[0])
-    return DataSet(
-        name=path.name,
-        train=_split(train, mode=mode, extent=extent),
-        test=_split(test, mode=mode, extent=extent) if test is not None else None,
-        classes=classes,
-        declared_size=size,
-    )
+    first = _first(train[0])
+    train_split, test_split = _split(train, first), _split(test, first) if test is not None else None
+    return DataSet(name=path.name, train=train_split, test=test_split, classes=classes, declared_size=size)
 
 
 def _files(folder: Path, names: Sequence[str]) -> list[_File]:
@@ -96,19 +90,19 @@ def _first(file: _File) -> tuple[str, tuple[int, int]]:
     raise DataError(f"{file.position} is neither 8-bit grey nor 8-bit colour without transparency; convert the images")
 
 
-def _split(files: Sequence[_File], *, mode: str, extent: tuple[int, int]) -> Split:
-    """Reads the images, all of which must have this mode and this extent, (width, height)."""
-    width, height = extent
+def _split(files: Sequence[_File], first: tuple[str, tuple[int, int]]) -> Split:
+    """Reads the images, all of which must have the mode and the (width, height) of the first."""
+    mode, (width, height) = first
     images = np.zeros((len(files), height, width) + ((3,) if mode == "RGB" else ()), np.uint8)
     problems = []
     for index, file in enumerate(files):
         try:
             with file.open() as image:
-                if (image.mode, image.size) == (mode, extent):
+                if (image.mode, image.size) == first:
                     images[index] = np.asarray(image)
                 else:
                     problems.append(f"{file.position} differs from the first image in size or colours")
         except DAMAGED:
             problems.append(f"{file.position} is damaged, or neither PNG nor JPEG")
     refuse("images, numbered from 1 in the order of their names within their class", problems)
-    return Split(pixels.unit(images), np.array([file.target for file in files], dtype=np.int64))
+    return Split(unit_pixels(images), np.array([file.target for file in files], dtype=np.int64))

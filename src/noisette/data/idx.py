@@ -10,8 +10,7 @@ from typing import IO
 
 import numpy as np
 
-from noisette.data import pixels
-from noisette.data.dataset import Split
+from noisette.data.dataset import Split, unit_pixels
 from noisette.data.errors import DataError
 
 _CHUNK = 2**20
@@ -29,7 +28,7 @@ def read_split(folder: Path, *, stem: str) -> Split:
         DataError: as `parse`.
     """
     images, labels = (folder / name for name in file_names(stem))
-    return Split(pixels.unit(read(images, dimensions=3)), read(labels, dimensions=1).astype(np.int64))
+    return Split(unit_pixels(read(images, dimensions=3)), read(labels, dimensions=1).astype(np.int64))
 
 
 def read(path: Path, *, dimensions: int) -> np.ndarray:

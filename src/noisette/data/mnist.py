@@ -61,17 +61,10 @@ def kmnist(data_dir: Path | None) -> DataSet:
         note="trained on the first 7,011 of the 60,000 training images of Kuzushiji-MNIST: "
         "not comparable with published results",
     )
-    return files.read(
-        "kmnist", KMNIST, partial(_data_set, "kmnist"), data_dir=data_dir, copies={KMNIST_FIRST_7011: subset}
-    )
+    whole = partial(_data_set, "kmnist")
+    return files.read("kmnist", KMNIST, whole, data_dir=data_dir, copies={KMNIST_FIRST_7011: subset})
 
 
 def _data_set(name: str, folder: Path, *, train: str = "train", size: int = 60_000, note: str = "") -> DataSet:
-    return DataSet(
-        name=name,
-        train=idx.read_split(folder, stem=train),
-        test=idx.read_split(folder, stem="t10k"),
-        classes=10,
-        declared_size=size,
-        note=note,
-    )
+    splits = [idx.read_split(folder, stem=stem) for stem in (train, "t10k")]
+    return DataSet(name, *splits, classes=10, declared_size=size, note=note)

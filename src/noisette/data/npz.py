@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette.data import columns, files, pixels
-from noisette.data.dataset import DataSet, Split
+from noisette.data import files, table
+from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows, refuse
 
@@ -67,12 +67,12 @@ def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Dec
 def _inputs(array: np.ndarray) -> np.ndarray:
     images = array[:, None] if array.ndim == 3 else array
     if images.ndim == 4 and images.dtype == np.uint8:
-        return pixels.unit(np.moveaxis(images, 1, 3))
+        return unit_pixels(np.moveaxis(images, 1, 3))
     with np.errstate(over="ignore"):
         return images.astype(np.float32)
 
 
 def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
     if array.dtype.kind == "U":
-        return columns.codes(array.tolist(), declaration.class_names)
+        return table.codes(array.tolist(), declaration.class_names)
     return array.astype(np.int64)

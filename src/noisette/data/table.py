@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette.data import columns
 from noisette.data.dataset import Split
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows
 
+MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared in lower case
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
 
 
@@ -66,7 +66,7 @@ def encode(table: Table, *, features: Sequence[str], declaration: Declaration) -
         blocks.append(block)
         problems += found
     labels = table[declaration.label]
-    targets = columns.codes(labels, declaration.class_names)
+    targets = codes(labels, declaration.class_names)
     problems += _problems(declaration.label, labels, targets < 0, problem=_not_a_class(declaration))
     return Split(np.concatenate(blocks, axis=1, dtype=np.float32), targets), problems
 
@@ -75,15 +75,15 @@ def _inputs(name: str, column: Sequence[str], declaration: Declaration) -> tuple
     """The inputs of one column, (n, width), and its problems."""
     if name in declaration.categories:
         texts = declaration.categories[name]
-        indices = columns.codes(column, texts)
+        indices = codes(column, texts)
         problems = _problems(name, column, indices < 0, problem="none of its declared categories")
-        return columns.one_hot(indices, width=len(texts)), problems
-    values = columns.numbers(column)
+        return one_hot(indices, width=len(texts)), problems
+    values = numbers(column)
     problem = "not a finite number (for a column of text, declare its categories)"
     problems = _problems(name, column, ~np.isfinite(values), problem=problem)
     if name in declaration.ranges:
         low, high = declaration.ranges[name]
-        values = columns.scaled(values, low=low, high=high)
+        values = scaled(values, low=low, high=high)
     return values[:, None], problems
 
 
@@ -91,7 +91,7 @@ def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str
     """One line for the rows of the mask ``bad`` whose value is missing, and one for those whose value is invalid."""
     missing, invalid = [], []
     for index in np.flatnonzero(bad).tolist():
-        (missing if columns.is_missing(column[index]) else invalid).append(index)
+        (missing if is_missing(column[index]) else invalid).append(index)
     problems = []
     if missing:
         problems.append(f"column {name!r}: a value is missing {in_rows(missing)}; fill it in or leave the row out")
@@ -104,3 +104,58 @@ def _not_a_class(declaration: Declaration) -> str:
     if isinstance(declaration.classes, int):
         return f"not in 0..{declaration.classes - 1} (if labels are text, declare classes as the list of their names)"
     return "none of the declared classes"
+
+
+def numbers(column: Sequence[str]) -> np.ndarray:
+    """The numbers of a column, float32, (n,); not finite where a text is not a finite number."""
+    try:
+        values = np.array(column, dtype=np.float64)
+    except ValueError:
+        values = np.array([_number(text) for text in column])
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
+    """The index of each text in ``names``, int64, (n,); -1 where it is not among them.
+
+    >>> codes(["b", "a", "c"], ("a", "b"))
+    array([ 1,  0, -1])
+    """
+    indices = {name: index for index, name in enumerate(names)}
+    return np.fromiter((indices.get(text, -1) for text in column), dtype=np.int64, count=len(column))
+
+
+def one_hot(indices: np.ndarray, *, width: int) -> np.ndarray:
+    """One input per category, float32, (n, width): 1 at the index, 0 elsewhere.
+
+    >>> one_hot(np.array([1, 0]), width=3)
+    array([[0., 1., 0.],
+           [1., 0., 0.]], dtype=float32)
+    """
+    return (indices[:, None] == np.arange(width)).astype(np.float32)
+
+
+def scaled(values: np.ndarray, *, low: float, high: float) -> np.ndarray:
+    """Values clipped to [low, high] and mapped to [-1, 1].
+
+    >>> scaled(np.array([-5.0, 0.0, 5.0, 10.0, 99.0]), low=0, high=10)
+    array([-1., -1.,  0.,  1.,  1.])
+    """
+    return (np.clip(values, low, high) - low) * (2 / (high - low)) - 1
+
+
+def is_missing(text: str) -> bool:
+    """Whether a field stands for a missing value.
+
+    >>> is_missing(" NaN "), is_missing("0")
+    (True, False)
+    """
+    return text.strip().lower() in MISSING
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan

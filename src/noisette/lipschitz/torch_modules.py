@@ -6,7 +6,7 @@ Source: Bethune et al. 2024, "DP-SGD Without Clipping: The Lipschitz Neural Netw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -67,9 +67,9 @@ def find_bounds(module: nn.Module) -> BoundRule | None:
 
 
 @torch.no_grad()
-def output_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+def output_shape(module: nn.Module, shape: Sequence[int]) -> tuple[int, ...]:
     """Shape of one example's output, found by a call with zeros and cached."""
-    known = _shapes.setdefault(module, {})
+    known, shape = _shapes.setdefault(module, {}), tuple(shape)
     if shape not in known:
         tensor = next(iter([*module.parameters(), *module.buffers()]), torch.empty(0))
         known[shape] = tuple(module(torch.zeros(1, *shape, device=tensor.device)).shape[1:])

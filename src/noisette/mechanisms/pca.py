@@ -161,12 +161,9 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         noise, delta = self.noise_multiplier, self.delta if self.delta is not None else _DEFAULT_DELTA
         if noise is None:
             assert self.epsilon is not None
+            left, accountant = delta * (1 - TAIL_SHARE), GdpAccountant()
             noise = noise_multiplier_for(
-                epsilon=self.epsilon,
-                delta=delta * (1 - TAIL_SHARE),
-                sampling_rate=1.0,
-                steps=1,
-                accountant=GdpAccountant(),
+                epsilon=self.epsilon, delta=left, sampling_rate=1.0, steps=1, accountant=accountant
             )
         tail = tail_delta(noise_multiplier=noise, sampling_rate=1.0, steps=1, dimensions=features**2)
         if tail > TAIL_SHARE * delta:
@@ -180,11 +177,7 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
 def private_pca(data: Any, components: int, noise_multiplier: float, *, ledger: Ledger | None = None) -> PrivatePCA:
     """Fit private principal components to these records.
 
-    Args:
-        data: rows of numbers, shape (n, features): an array, a tensor, a scipy sparse matrix or a data frame.
-        components: number of components to keep, at most the number of features.
-        noise_multiplier: standard deviation of the noise on each entry of the sum of outer products.
-        ledger: the ledger that records the release before its noise is drawn; by default one in memory.
+    The records are those of :meth:`PrivatePCA.fit`, the other arguments those of :class:`PrivatePCA`.
 
     Guarantee: that of :class:`PrivatePCA`.
 

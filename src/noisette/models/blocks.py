@@ -1,4 +1,4 @@
-"""Building blocks that several networks share; a part is a module with its name in the network."""
+"""Building blocks and norms that several networks share; a part is a module with its name in the network."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from torch import nn
 
-from noisette.models.norms import Norm
-
 Activation = Callable[[], nn.Module]
+Norm = Callable[[int, int], nn.Module]  # (channels, axes of positions after the channels: 2 for images, else 0)
 Part = tuple[str, nn.Module]
 Plan = TypeVar("Plan")
 Layer = TypeVar("Layer", nn.Linear, nn.Conv2d)
@@ -52,3 +51,13 @@ def truncated_normal(layer: Layer, std: float, bias: float = 0.0) -> Layer:
     if layer.bias is not None:
         nn.init.constant_(layer.bias, bias)
     return layer
+
+
+def batch_norm(channels: int, axes: int) -> nn.Module:
+    """Batch norm, which mixes examples; :func:`noisette.nn.convert_batch_norm` replaces it."""
+    return nn.BatchNorm2d(channels) if axes else nn.BatchNorm1d(channels)
+
+
+def layer_norm(channels: int, axes: int) -> nn.Module:
+    """Norm over all values of one example, with a scale and a shift for each channel."""
+    return nn.GroupNorm(1, channels) if axes else nn.LayerNorm(channels)

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from noisette.models.blocks import Activation, linears, normalised, sequence
-from noisette.models.norms import Norm
+from noisette.models.blocks import Activation, Norm, linears, normalised, sequence
 from noisette.models.shapes import Shape, need_images, numbers_of
 
 

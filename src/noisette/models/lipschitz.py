@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-import torch
 from torch import nn
 
 from noisette.lipschitz.projections import FrobeniusBall
+from noisette.lipschitz.torch_modules import output_shape
 from noisette.models.fixed_features import FixedFeatures
 from noisette.models.shapes import Shape, need_axes, need_images, numbers_of
 from noisette.nn import AppendOne, DctCut, Scattering2d
@@ -79,9 +79,7 @@ def scattering_lipschitz_linear(shape: Shape, classes: int) -> FixedFeatures:
     """
     need_images("scattering-lipschitz-linear", shape, pixels=12)
     coefficients = Scattering2d(order=1)
-    with torch.no_grad():
-        numbers = coefficients(torch.zeros(1, *shape)).numel()
-    return FixedFeatures(coefficients, linear_head(numbers, classes))
+    return FixedFeatures(coefficients, linear_head(numbers_of(output_shape(coefficients, shape)), classes))
 
 
 def lipschitz_patch(shape: Shape, classes: int, *, channels: int = 16) -> FixedFeatures:

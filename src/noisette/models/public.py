@@ -3,6 +3,9 @@
 from noisette.models.bilstm import LayerNormLSTM as LayerNormLSTM
 from noisette.models.bilstm import bilstm_dl as bilstm_dl
 from noisette.models.bilstm import ln_bilstm_dl as ln_bilstm_dl
+from noisette.models.blocks import Norm as Norm
+from noisette.models.blocks import batch_norm as batch_norm
+from noisette.models.blocks import layer_norm as layer_norm
 from noisette.models.factory import build as build
 from noisette.models.factory import projected as projected
 from noisette.models.fixed_features import FixedFeatures as FixedFeatures
@@ -16,9 +19,6 @@ from noisette.models.lipschitz import lipschitz_mixer as lipschitz_mixer
 from noisette.models.lipschitz import lipschitz_patch as lipschitz_patch
 from noisette.models.lipschitz import lipschitz_rows as lipschitz_rows
 from noisette.models.lipschitz import scattering_lipschitz_linear as scattering_lipschitz_linear
-from noisette.models.norms import Norm as Norm
-from noisette.models.norms import batch_norm as batch_norm
-from noisette.models.norms import layer_norm as layer_norm
 from noisette.models.public_weights import pretrained as pretrained
 from noisette.models.resnets import resnet as resnet
 from noisette.models.shapes import Shape as Shape

@@ -26,8 +26,8 @@ class BuiltIn:
     settings: Mapping[str, str | bool] = field(default_factory=dict)
 
 
-_BATCH_NORM = {"norm": "norms:batch_norm"}
-_LAYER_NORM = {"norm": "norms:layer_norm"}
+_BATCH_NORM = {"norm": "blocks:batch_norm"}
+_LAYER_NORM = {"norm": "blocks:layer_norm"}
 _NO_LAST_NORM = {"last_norm": False}
 _NORMALISED_LOGITS = {"normalised_logits": True}
 

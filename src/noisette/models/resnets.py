@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from noisette.models.blocks import Part, linears, normalised, plan_of, sequence
-from noisette.models.norms import Norm, batch_norm
+from noisette.models.blocks import Norm, Part, batch_norm, linears, normalised, plan_of, sequence
 from noisette.models.shapes import Shape, need_images
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor, nn
 
+from noisette.lipschitz.torch_modules import output_shape
 from noisette.models.blocks import truncated_normal
 from noisette.models.fixed_features import FixedFeatures
 from noisette.models.shapes import Shape, need_images, numbers_of
@@ -53,8 +53,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
     need_images("cnn", shape)
     small = max(shape[1:]) < 16
     features = nn.Sequential(Centred(), *(_small_features(shape[0]) if small else _features(shape[0])))
-    with torch.no_grad():
-        flat = features(torch.zeros(1, *shape)).numel()
+    flat = numbers_of(output_shape(features, shape))
     return nn.Sequential(*features, nn.Flatten(), nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes))
 
 
@@ -67,9 +66,7 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
     coefficients = Scattering2d()
     norm = nn.GroupNorm(27, coefficients.channels * shape[0], affine=False)
     normalised = nn.Sequential(coefficients, norm, nn.Flatten())
-    with torch.no_grad():
-        numbers = normalised(torch.zeros(1, *shape)).numel()
-    return FixedFeatures(normalised, nn.Linear(numbers, classes))
+    return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
 
 
 class Centred(nn.Module):

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from noisette.models.blocks import Part, linears, normalised, sequence, truncated_normal
-from noisette.models.norms import Norm
+from noisette.models.blocks import Norm, Part, linears, normalised, sequence, truncated_normal
 from noisette.models.shapes import Shape, need_images
 
 _CROP = 24  # pixels a side of the part of the image that the networks use

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -83,11 +84,10 @@ def _problem(bound: GradientBound, public: Call) -> str:
     Raises:
         PrivacyError: one example alone exceeds the bound (S1), which no difference of rounding explains.
     """
-    loss = _RandomProjection()
-    unscaled = [_sums_of_one(bound, public, i, loss, 1.0) for i in range(EXAMPLES)]
-    scale = _scale_to_bound(bound, public, loss, unscaled)
-    singles = [_sums_of_one(bound, public, i, loss, scale) for i in range(EXAMPLES)]
-    together = _sums_of_all(bound, public, loss, scale)
+    probe = _Probe(bound, public)
+    scale = probe.scale_to_bound(probe.sums_of_each(1.0))
+    singles = probe.sums_of_each(scale)
+    together = probe.sums_of_all(scale)
     tolerance = _tolerance(bound.model)
     for part in (part for single in singles for part in single):
         if not (norm := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
@@ -110,6 +110,11 @@ def _norm(part: BoundedSum) -> float:
     return float(torch.stack([g.double().norm() for g in part.grads]).norm())
 
 
+def _norm_over_bound(sums: Sequence[BoundedSum]) -> float:
+    """The largest ratio of norm to bound among the gradient sums."""
+    return max(_norm(part) / part.bound for part in sums if part.name == "gradient")
+
+
 def _joint_vector(sums: Sequence[BoundedSum]) -> Tensor:
     """All sums as one vector, in units of their noise at noise multiplier one; its sensitivity is one."""
     scales = [math.sqrt(share) / part.bound for part, share in zip(sums, shares_of(sums), strict=True)]
@@ -125,21 +130,76 @@ def _tolerance(model: nn.Module) -> float:
     return max(_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes)
 
 
-class _RandomProjection:
-    """A loss that replaces the user's, which is not known yet: each example's outputs times its own random direction.
+@dataclass(frozen=True)
+class _Probe:
+    """Bounded sums of a public batch and of its single examples; losses take a factor ``scale``.
 
-    The directions stand for the labels. Because they differ, a model that swaps outputs of examples is detected.
+    The loss replaces the user's, which is not known yet: each example's outputs times its own random direction. The
+    directions stand for the labels. Because they differ, a model that swaps outputs of examples is detected.
     """
 
-    def __init__(self) -> None:
-        self._directions: dict[int, Tensor] = {}
+    bound: GradientBound
+    batch: Call
+    directions: dict[int, Tensor] = field(default_factory=dict)  # by index of the output, (examples, elements)
 
-    def __call__(self, output: object, examples: Sequence[int]) -> Tensor:
-        """One loss for each of these examples.
+    def sums_of_each(self, scale: float) -> list[list[BoundedSum]]:
+        """The bounded sums of each example of the batch alone.
 
-        Args:
-            output: the model's output for the examples.
-            examples: their indices in the public batch.
+        Raises:
+            PrivacyError: the model needs more than one example.
+        """
+        try:
+            return [self._sums(single_example(self.batch, i), [i], scale) for i in range(EXAMPLES)]
+        except ValueError as error:
+            if "Expected more than 1" not in str(error):
+                raise
+            raise PrivacyError(
+                f"the model fails on a batch of one example: {error}. It computes statistics over the batch, which "
+                "mixes examples; use GroupNorm or noisette.nn.PublicBatchNorm"
+            ) from error
+
+    def sums_of_all(self, scale: float) -> list[BoundedSum]:
+        """The bounded sums of the whole batch.
+
+        Raises:
+            PrivacyError: the batch needs a rule that its single examples did not need, so the examples are coupled.
+        """
+        try:
+            return self._sums(self.batch, range(EXAMPLES), scale)
+        except MissingRuleError as error:
+            named = locate_mixing_module(self.bound.model, self.batch)
+            raise PrivacyError(named or f"{_MIXING_UNSEEN}\n{error}") from error
+
+    def scale_to_bound(self, unscaled: Sequence[list[BoundedSum]]) -> float:
+        """A factor on the losses with which about half of the examples exceed the bound and are clipped.
+
+        ``unscaled`` are the sums of each example alone, without a factor. The losses are first scaled down until no
+        example is clipped, which gives the true norms. Then the median of the norms is scaled to 1.01 times the bound,
+        so that no norm is exactly at the bound, where rounding would decide.
+        """
+        scale, ratios = 1.0, [_norm_over_bound(single) for single in unscaled]
+        while max(ratios) > 0.99 and scale > 1e-30:
+            scale *= 1e-4
+            ratios = [_norm_over_bound(single) for single in self.sums_of_each(scale)]
+        ratios = sorted(ratio for ratio in ratios if ratio)
+        if not ratios:
+            return 1.0
+        median = math.sqrt(ratios[max(len(ratios) // 2 - 1, 0)] * ratios[len(ratios) // 2])
+        return scale * 1.01 / median
+
+    def _sums(self, batch: Call, examples: Sequence[int], scale: float) -> list[BoundedSum]:
+        """The bounded sums of these examples of the public batch, with random operations replaced by constants."""
+        model = self.bound.model
+        with torch.enable_grad():
+            with DisableRandomness():
+                output = model(*batch.args, **batch.kwargs)
+            losses = self._losses(output, examples) * scale
+        with randomness_disabled_in_recomputation(model):
+            self.bound.backward(losses)
+        return self.bound.pop_sums()
+
+    def _losses(self, output: object, examples: Sequence[int]) -> Tensor:
+        """One loss for each of these examples of the public batch, from the model's output for them.
 
         Raises:
             PrivacyError: the output has no tensor with the examples on its first axis.
@@ -156,87 +216,7 @@ class _RandomProjection:
         return torch.stack([(row * self._directions_of(k, row)[examples]).sum(1) for k, row in enumerate(rows)]).sum(0)
 
     def _directions_of(self, k: int, rows: Tensor) -> Tensor:
-        if k not in self._directions or self._directions[k].shape[1] != rows.shape[1]:
+        if k not in self.directions or self.directions[k].shape[1] != rows.shape[1]:
             with torch._C.DisableTorchFunction():
-                self._directions[k] = torch.randn(EXAMPLES, rows.shape[1], dtype=rows.dtype, device=rows.device)
-        return self._directions[k]
-
-
-def _sums_of(
-    bound: GradientBound, batch: Call, examples: Sequence[int], loss: _RandomProjection, scale: float
-) -> list[BoundedSum]:
-    """The bounded sums of this batch, with random operations replaced by constants.
-
-    Args:
-        bound: the bound.
-        batch: the inputs.
-        examples: indices of its examples in the public batch.
-        loss: the random projection.
-        scale: factor on the losses.
-    """
-    with torch.enable_grad():
-        with DisableRandomness():
-            output = bound.model(*batch.args, **batch.kwargs)
-        losses = loss(output, examples) * scale
-    with randomness_disabled_in_recomputation(bound.model):
-        bound.backward(losses)
-    return bound.pop_sums()
-
-
-def _sums_of_one(bound: GradientBound, batch: Call, i: int, loss: _RandomProjection, scale: float) -> list[BoundedSum]:
-    """The bounded sums of one example of the batch alone.
-
-    Raises:
-        PrivacyError: the model needs more than one example.
-    """
-    try:
-        return _sums_of(bound, single_example(batch, i), [i], loss, scale)
-    except ValueError as error:
-        if "Expected more than 1" not in str(error):
-            raise
-        raise PrivacyError(
-            f"the model fails on a batch of one example: {error}. It computes statistics over the batch, which mixes "
-            "examples; use GroupNorm or noisette.nn.PublicBatchNorm"
-        ) from error
-
-
-def _sums_of_all(bound: GradientBound, batch: Call, loss: _RandomProjection, scale: float) -> list[BoundedSum]:
-    """The bounded sums of the whole batch.
-
-    Raises:
-        PrivacyError: the batch needs a rule that its single examples did not need, so the examples are coupled.
-    """
-    try:
-        return _sums_of(bound, batch, range(EXAMPLES), loss, scale)
-    except MissingRuleError as error:
-        raise PrivacyError(locate_mixing_module(bound.model, batch) or f"{_MIXING_UNSEEN}\n{error}") from error
-
-
-def _scale_to_bound(
-    bound: GradientBound, batch: Call, loss: _RandomProjection, unscaled: Sequence[list[BoundedSum]]
-) -> float:
-    """A factor on the losses with which about half of the examples exceed the bound and are clipped.
-
-    The losses are first scaled down until no example is clipped, which gives the true norms. Then the median of the
-    norms is scaled to 1.01 times the bound, so that no norm is exactly at the bound, where rounding would decide.
-
-    Args:
-        bound: the bound.
-        batch: the public batch.
-        loss: the random projection.
-        unscaled: the sums of each example alone, without a factor.
-    """
-    scale, ratios = 1.0, [_norm_over_bound(single) for single in unscaled]
-    while max(ratios) > 0.99 and scale > 1e-30:
-        scale *= 1e-4
-        ratios = [_norm_over_bound(_sums_of_one(bound, batch, i, loss, scale)) for i in range(EXAMPLES)]
-    ratios = sorted(ratio for ratio in ratios if ratio)
-    if not ratios:
-        return 1.0
-    median = math.sqrt(ratios[max(len(ratios) // 2 - 1, 0)] * ratios[len(ratios) // 2])
-    return scale * 1.01 / median
-
-
-def _norm_over_bound(sums: Sequence[BoundedSum]) -> float:
-    """The largest ratio of norm to bound among the gradient sums."""
-    return max(_norm(part) / part.bound for part in sums if part.name == "gradient")
+                self.directions[k] = torch.randn(EXAMPLES, rows.shape[1], dtype=rows.dtype, device=rows.device)
+        return self.directions[k]

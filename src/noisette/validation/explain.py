@@ -99,19 +99,13 @@ def _roots(weight: Tensor, derived: Any) -> tuple[Tensor, ...]:
 
 
 def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: dict[str, Any]) -> UseLine:
-    """The use of one weight by one operation.
-
-    Args:
-        name: name of the weight.
-        weight: the weight.
-        operation: the torch function that was called.
-        arguments: its arguments, by name.
-    """
+    """The use of one weight, called ``name``, by one operation, whose arguments are given by name."""
     holding = (key for key, value in arguments.items() if any(leaf is weight for leaf in tree_flatten(value)[0]))
     operand = next(holding, "an argument")
     rule = find_rule(operation, operand)
     first = next((value for value in arguments.values() if isinstance(value, Tensor) and value is not weight), weight)
     label = operation_name(operation)
+    problem = f"{label} has no rule for its operand {operand!r}; engine=noisette.engines.PerExampleLoop() needs none"
     return UseLine(
         parameter=name,
         operation=label,
@@ -119,9 +113,7 @@ def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: d
         shape=tuple(first.shape),
         rule=getattr(rule, "__name__", "") if rule else "",
         per_example_numbers=weight.numel(),
-        problem=""
-        if rule
-        else f"{label} has no rule for its operand {operand!r}; engine=noisette.engines.PerExampleLoop() needs none",
+        problem="" if rule else problem,
     )
 
 

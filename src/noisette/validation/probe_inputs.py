@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,19 +73,15 @@ def to_double(tensor: Tensor) -> Tensor:
 @contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
     """Parameters and buffers in double precision; at the end the original tensors are put back."""
-    parameters = [(p, p.data) for p in model.parameters()]
     buffers = [(part, name, b) for part in model.modules() for name, b in part._buffers.items() if b is not None]
-    try:
-        for p, value in parameters:
-            p.data = to_double(value)
+    with ExitStack() as originals:
+        for p in model.parameters():
+            originals.callback(setattr, p, "data", p.data)
+            p.data = to_double(p.data)
         for part, name, value in buffers:
+            originals.callback(part._buffers.__setitem__, name, value)
             part._buffers[name] = to_double(value)
         yield
-    finally:
-        for p, value in parameters:
-            p.data = value
-        for part, name, value in buffers:
-            part._buffers[name] = value
 
 
 def differ(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:

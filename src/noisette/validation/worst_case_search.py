@@ -36,12 +36,8 @@ def _ascend(
 ) -> None:
     """Gradient ascent over the input and the score gradient, whose norm stays at ``limit``.
 
-    Args:
-        model: the network.
-        example: the start, a batch of one.
-        limit: norm of the gradient with respect to the scores.
-        bounds: parameters with their sensitivities.
-        found: the largest ratio of each step is appended here.
+    It starts at ``example``, a batch of one. ``bounds`` are the parameters with their sensitivities. The largest ratio
+    of each step is appended to ``found``.
     """
     x, cotangent = example, torch.randn_like(model(example).detach())
     for _ in range(_STEPS):
