@@ -12,7 +12,7 @@ from noisette.gradients.rules.arithmetic import unbroadcast
 from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer
-from noisette.gradients.rules.registry import rewrite, rule, rule_per_operand
+from noisette.gradients.rules.registry import Operation, rewrite, rule, rule_per_operand
 
 F = torch.nn.functional
 _LINEAR = {1: "...i,i->...", 2: "...i,oi->...o"}  # by the number of axes of the weight
