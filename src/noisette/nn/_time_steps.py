@@ -1,4 +1,4 @@
-"""Recurrent layers taken step by step, with weights drawn anew around the layer's parameters in each step."""
+"""Recurrent layers computed step by step, with new weights drawn around the layer's parameters in each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CELLS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class TimeSteps:
-    """Stands for the forward of a recurrent layer, with its arguments and results.
+    """Replaces the forward method of a recurrent layer, with the same arguments and results.
 
     Args:
         layer: ``nn.LSTM`` without projection, ``nn.GRU`` or ``nn.RNN``.
@@ -33,7 +33,7 @@ class TimeSteps:
 
     @staticmethod
     def fit(layer: nn.RNNBase) -> bool:
-        """Whether the layer can be taken apart: a projection or a forward of the user's is out of reach."""
+        """Whether the layer can be computed step by step: it has no projection and no forward method of its own."""
         return not layer.proj_size and type(layer).forward in (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
 
     def __call__(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
@@ -48,7 +48,7 @@ class TimeSteps:
         return torch.stack(outputs, 1 - batch), last
 
     def _packed(self, input: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
-        """Sequences of several lengths, padded in here, so that each step sees all of them."""
+        """Sequences of several lengths, padded, so that each step computes all of them."""
         padded, lengths = pad_packed_sequence(PackedSequence(input.data, input.batch_sizes))  # longest first
         outputs, last = self._layers(padded.unbind(), _in_order(hx, input.sorted_indices), lengths)
         data = pack_padded_sequence(torch.stack(outputs), lengths).data

@@ -47,7 +47,7 @@ class WeightNoise:
             call. To add noise to a submodule only, pass that submodule.
         sigma: standard deviation of the noise, in units of the weights; 0 leaves the model unchanged.
         each_time_step: draw at each time step of a recurrent layer, and at each call of any other layer, instead of
-            once for each call of the model. Recurrent layers are taken apart for that, which takes more time and
+            once for each call of the model. Recurrent layers are then computed step by step, which takes more time and
             memory, and statistics of a public batch are those of other draws.
 
     Source: Davody et al. 2020, section 2.
@@ -167,7 +167,7 @@ def _problem(layer: nn.Module, *, in_steps: bool) -> str:
     if isinstance(vars(layer).get("forward"), TimeSteps):
         return "it has noise already; remove that first"
     if in_steps and isinstance(layer, nn.RNNBase) and not TimeSteps.fit(layer):
-        return "it has a projection or a forward of its own, so it cannot be taken apart; use each_time_step=False"
+        return "a projection or a forward of its own cannot be computed step by step; use each_time_step=False"
     if taken := [_noise_name(name) for part, name, _ in _means(layer) if hasattr(part, _noise_name(name))]:
         return f"it has {', '.join(taken)} already; remove its noise first"
     return ""
