@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # `worksteal` gives neighbouring tests, which share fixtures, to one process.
 CHECK := tests/test_architecture.py tests/gradients/rules tests/_internal/test_keystream.py \
   $(addprefix tests/,clipping accounting sampling mechanisms) --ignore=tests/accounting/test_calibrate.py \
-  --ignore=tests/accounting/accountants/test_group.py
+  --ignore=tests/accounting/accountants/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: demo check test test-all lint format bench assurance clean
