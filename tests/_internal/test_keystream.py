@@ -133,6 +133,7 @@ def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> 
         expected_batch_size=9,
         steps=1,
         noise_multiplier=1.0,
+        separability="asserted",
     )
     for batch in run.batches():
         for x in batch.microbatches(9):

@@ -40,14 +40,16 @@ def parts() -> tuple[PerExampleClip, torch.optim.Optimizer]:
 def begin(folder: Path, dataset: Tensor = NUMBERS) -> PrivateRun:
     ledger = Ledger(folder / "ledger.jsonl", dataset="mine")
     try:
-        return privatize(*parts(), dataset, ledger=ledger, accountant=RdpAccountant(), **DECLARED)
+        return privatize(
+            *parts(), dataset, ledger=ledger, accountant=RdpAccountant(), **DECLARED, separability="asserted"
+        )
     except BaseException:
         ledger.close()
         raise
 
 
 def go_on(folder: Path, dataset: Tensor = NUMBERS) -> PrivateRun:
-    return PrivateRun.resume(folder / "saved", *parts(), dataset, accountant=RdpAccountant())
+    return PrivateRun.resume(folder / "saved", *parts(), dataset, accountant=RdpAccountant(), separability="asserted")
 
 
 def take_steps(run: PrivateRun, steps: int = STEPS, *, save_to: Path | None = None, every: int = 7) -> None:

@@ -33,9 +33,11 @@ def test_a_record_is_drawn_where_its_coin_of_64_bits_is_below_the_rate(rate: flo
 def test_a_budget_is_kept_to_its_last_digits() -> None:
     declared = {"sampling_rate": 0.2, "expected_batch_size": 18, "steps": 40, "noise_multiplier": 1.5, "delta": 1e-4}
     accountant = RdpAccountant()
-    with privatize(*parts(), NUMBERS, **declared, accountant=accountant) as run:
+    with privatize(*parts(), NUMBERS, **declared, accountant=accountant, separability="asserted") as run:
         run.ledger.reserve(run.event, 40)
         price = run.epsilon(delta=1e-4)
-    privatize(*parts(), NUMBERS, **declared, epsilon=price, accountant=accountant).close()
+    privatize(*parts(), NUMBERS, **declared, epsilon=price, accountant=accountant, separability="asserted").close()
     with pytest.raises(PrivacyError, match="beyond the budget"):
-        privatize(*parts(), NUMBERS, **declared, epsilon=price * (1 - 1e-6), accountant=accountant)
+        privatize(
+            *parts(), NUMBERS, **declared, epsilon=price * (1 - 1e-6), accountant=accountant, separability="asserted"
+        )

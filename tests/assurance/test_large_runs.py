@@ -51,6 +51,7 @@ def test_fifty_thousand_steps_leave_memory_as_it_was(tmp_path: Path, record_prop
             steps=50_000,
             noise_multiplier=4.0,
             ledger=ledger,
+            separability="asserted",
         )
         with run:
             for _ in range(10):
@@ -81,6 +82,7 @@ def test_ten_gigabytes_on_the_disk_are_never_in_memory(tmp_path: Path, record_pr
         expected_batch_size=250,
         steps=12,
         noise_multiplier=1.0,
+        separability="asserted",
     )
     held: list[float] = []
     with run:

@@ -133,6 +133,7 @@ def test_bound_follows_the_quantile(start: float, quantile: float) -> None:
         expected_batch_size=200,
         steps=160,
         noise_multiplier=1.0,
+        separability="asserted",
     ) as run:
         for batch in run.batches():
             for piece in batch.microbatches(500):
@@ -186,6 +187,7 @@ def test_count_is_in_the_ledger_and_costs_nothing_more(tmp_path) -> None:
             noise_multiplier=2.0,
             accountant=RdpAccountant(),
             ledger=ledger,
+            separability="asserted",
         ) as run:
             for batch in run.batches():
                 for piece in batch.microbatches(5):

@@ -34,6 +34,7 @@ def test_a_count_released_before_a_step_that_fails_moves_the_bound() -> None:
         sampling_rate=1.0,
         steps=3,
         noise_multiplier=1e-3,
+        separability="asserted",
     )
     with run:
         batches = run.batches()
@@ -54,7 +55,16 @@ def test_a_released_count_moves_the_bound_of_logit_clipping_once() -> None:
     rule = AdaptiveClip(0.1, count_share=0.1)
     bound = LipschitzBound(model, loss=TauCrossEntropy(1.0), input_shape=(6,), logit_clipping=rule)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = privatize(bound, optimizer, (X, Y), expected_batch_size=40, sampling_rate=1.0, steps=3, noise_multiplier=1e-3)
+    run = privatize(
+        bound,
+        optimizer,
+        (X, Y),
+        expected_batch_size=40,
+        sampling_rate=1.0,
+        steps=3,
+        noise_multiplier=1e-3,
+        separability="asserted",
+    )
     with run:
         batch = next(run.batches())
         for x, y in batch.microbatches(40):

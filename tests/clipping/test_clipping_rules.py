@@ -350,6 +350,7 @@ def test_private_run_noises_each_layer_for_the_joint_bound() -> None:
         sampling_rate=1e-9,
         steps=1,
         noise_multiplier=2.0,
+        separability="asserted",
     ) as run:
         for batch in run.batches():
             for piece in batch.microbatches(5):

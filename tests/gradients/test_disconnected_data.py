@@ -126,7 +126,14 @@ def test_a_run_whose_first_microbatch_passed_the_checks_keeps_later_examples_wit
     records[-1] = 1e4
     try:
         with noisette.privatize(
-            clip, optimizer, (records,), expected_batch_size=1, sampling_rate=1.0, steps=1, noise_multiplier=1e-6
+            clip,
+            optimizer,
+            (records,),
+            expected_batch_size=1,
+            sampling_rate=1.0,
+            steps=1,
+            noise_multiplier=1e-6,
+            separability="asserted",
         ) as run:
             for batch in run.batches():
                 for (x,) in batch.microbatches(10):

@@ -264,6 +264,7 @@ def test_fine_tuning(checkpointed: bool) -> None:
         steps=4,
         epsilon=8.0,
         delta=1e-5,
+        separability="asserted",
     )
     with run:
         for batch in run.batches():

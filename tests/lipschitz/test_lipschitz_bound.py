@@ -296,6 +296,7 @@ def run_of(bound: LipschitzBound, lr: float, steps: int, noise: float, ledger: L
         steps=steps,
         noise_multiplier=noise,
         ledger=ledger,
+        separability="asserted",
     )
 
 
@@ -321,7 +322,14 @@ def test_the_noise_of_each_parameter_is_that_of_its_part() -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.0)
     nothing = torch.utils.data.TensorDataset(torch.zeros(1, 64, dtype=torch.float64), torch.zeros(1, dtype=torch.long))
     with privatize(
-        bound, sgd, nothing, sampling_rate=1e-12, expected_batch_size=10, steps=1, noise_multiplier=3.0
+        bound,
+        sgd,
+        nothing,
+        sampling_rate=1e-12,
+        expected_batch_size=10,
+        steps=1,
+        noise_multiplier=3.0,
+        separability="asserted",
     ) as run:
         parts = bound.pop_sums()
         for _ in run.batches():
@@ -360,7 +368,7 @@ def test_a_run_is_saved_and_resumed(tmp_path) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"sampling_rate": 0.2, "expected_batch_size": 12, "steps": 6, "noise_multiplier": 1.0}
     with Ledger(tmp_path / "ledger.jsonl") as ledger:
-        run = privatize(bound, sgd, records, ledger=ledger, **settings)  # pyright: ignore[reportArgumentType]
+        run = privatize(bound, sgd, records, ledger=ledger, **settings, separability="asserted")  # pyright: ignore[reportArgumentType]
         with run:
             for batch in run.batches():
                 for x, y in batch.microbatches(30):
@@ -372,7 +380,9 @@ def test_a_run_is_saved_and_resumed(tmp_path) -> None:
                     break
     other = dense(6, 8, 4)
     again = bound_of(other, 6, logit_clipping=AdaptiveClip(0.5))
-    resumed = PrivateRun.resume(tmp_path / "run", again, torch.optim.SGD(other.parameters(), lr=0.1), records)
+    resumed = PrivateRun.resume(
+        tmp_path / "run", again, torch.optim.SGD(other.parameters(), lr=0.1), records, separability="asserted"
+    )
     with resumed:
         assert again.state() == bound.state()
         assert torch.allclose(other[1].weight, model[1].weight)

@@ -60,6 +60,7 @@ def test_head_on_frozen_features_is_trained_privately(tmp_path: Path) -> None:
         sampling_rate=0.5,
         steps=2,
         noise_multiplier=6.0,
+        separability="asserted",
     ) as run:
         for batch in run.batches():
             for x, y in batch.microbatches(20):

@@ -238,6 +238,7 @@ def test_private_training_with_it_passes_the_preflight_and_learns() -> None:
         sampling_rate=0.25,
         steps=3,
         noise_multiplier=1.0,
+        separability="asserted",
     )
     before = model.conv1.weight.detach().clone()
     with run:
@@ -259,6 +260,7 @@ def test_batch_norm_itself_stays_refused() -> None:
             sampling_rate=0.25,
             steps=3,
             noise_multiplier=1.0,
+            separability="asserted",
         )
 
 

@@ -382,6 +382,7 @@ def test_a_noisy_model_trains_privately(each_time_step: bool) -> None:
         public_size=20,
         steps=3,
         delta=1e-3,
+        separability="asserted",
     ) as run:
         for batch in run.batches():
             for x, y in batch.microbatches(8):

@@ -88,6 +88,7 @@ def test_a_short_run(engine: noisette.engines.PerExampleLoop | None, monkeypatch
         steps=20,
         noise_multiplier=1.0,
         delta=1e-5,
+        separability="asserted",
     )
     batches = []
     for batch in run.batches():

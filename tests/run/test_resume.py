@@ -75,11 +75,14 @@ def begin(folder: Path, parts: Pair | None = None, ledger: Ledger | None = None,
         (X, Y),
         ledger=ledger if ledger is not None else Ledger(folder / "ledger.jsonl", dataset="mine"),
         **{name: value for name, value in declared.items() if value is not None},
+        separability="asserted",
     )
 
 
 def go_on(folder: Path, parts: Pair | None = None, dataset: Any = (X, Y), **options: Any) -> PrivateRun:
-    return PrivateRun.resume(folder / "saved", *(parts or pair()), dataset, accountant=RdpAccountant(), **options)
+    return PrivateRun.resume(
+        folder / "saved", *(parts or pair()), dataset, accountant=RdpAccountant(), **options, separability="asserted"
+    )
 
 
 def take_steps(run: PrivateRun, steps: int | None = None) -> None:
@@ -154,7 +157,7 @@ def test_resumed_noise_has_the_size_that_was_declared(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     with Ledger(folder / "ledger.jsonl") as ledger:
-        run = privatize(*parts(model), (wide, Y), ledger=ledger, **{**DECLARED, **declared})
+        run = privatize(*parts(model), (wide, Y), ledger=ledger, **{**DECLARED, **declared}, separability="asserted")
         with run:
             take_steps(run, 4)
             run.save(folder / "saved")

@@ -76,6 +76,7 @@ class Training:
             sampling_rate=1.0,
             steps=3,
             noise_multiplier=1.0,
+            separability="asserted",
         )
         self.run._measured = MeasuredSize(self.room)
         self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take

@@ -90,6 +90,7 @@ def mlp_step() -> StepShape:
         steps=3,
         noise_multiplier=1.0,
         accountant=noisette.RdpAccountant(),
+        separability="asserted",
     )
     batches = run.batches()
 

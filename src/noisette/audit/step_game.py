@@ -138,6 +138,7 @@ def released_steps(
         steps=steps,
         noise_multiplier=noise_multiplier,
         accountant=accountant,
+        separability="asserted",
     ) as run:
         for batch in run.batches():
             sums = bound.pop_sums()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +28,16 @@ from noisette.sampling.loading import gatherer
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch, PoissonSampler
 from noisette.validation.optimizer import check_coverage, held_by
+
+_NOT_ASSERTED = """run.backward(losses) computes the losses of a whole batch at once, and nothing shows that they keep \
+its examples apart. Give the loss of one example instead, which is vectorised so that examples cannot mix:
+
+    def loss(model, x, y):  # a batch of one example
+        return F.cross_entropy(model(x), y)
+
+    run.accumulate(loss, x, y)
+
+Where the model cannot be vectorised, pass separability="asserted" to privatize: you then assert it yourself."""
 
 
 class DpSgdRun(ABC):
@@ -48,6 +58,7 @@ class DpSgdRun(ABC):
         noise_multiplier: float,
         expected_batch_size: float,
         steps: int,
+        separability: Literal["asserted"] | None,
         steps_taken: int = 0,
         steps_lost: int = 0,
     ) -> None:
@@ -55,6 +66,7 @@ class DpSgdRun(ABC):
         self.optimizer = optimizer
         self.sampling_rate = sampling_rate
         self.steps = steps
+        self.separability = separability
         self.steps_taken = steps_taken
         self.steps_lost = steps_lost
         size, self._gather = gatherer(dataset)
@@ -119,6 +131,8 @@ class DpSgdRun(ABC):
             PrivacyError: the losses are not those of the current microbatch, backward was called twice for one, or
                 the bound refuses them.
         """
+        if self.separability != "asserted":
+            raise PrivacyError(_NOT_ASSERTED)
         batch = self._batch
         if batch is None or batch.current is None:
             raise PrivacyError(

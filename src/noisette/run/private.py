@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import nn
@@ -45,6 +45,7 @@ def privatize(
     accountant: Accountant | None = None,
     ledger: Ledger | None = None,
     allow_large_delta: bool = False,
+    separability: Literal["asserted"] | None = None,
 ) -> PrivateRun:
     """Attach differentially private training to your own model and optimizer.
 
@@ -67,9 +68,12 @@ def privatize(
         accountant: computes epsilon; ``PldAccountant()`` unless given.
         ledger: records every release; in memory unless given.
         allow_large_delta: accept a delta of one over the declared size or more.
+        separability: ``"asserted"`` permits ``run.backward(losses)``, for models that cannot be vectorised: you assert
+            that your model and loop keep the examples apart. ``run.accumulate`` needs no such assertion.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, of all weights and optimizer
-    states of the run together, provided that the preflight passes and the key stays in the process.
+    states of the run together, provided that the key stays in the process and, with ``separability="asserted"``,
+    that model and loop keep the examples apart.
     Source: Abadi et al. 2016, algorithm 1.
 
     Raises:
@@ -108,7 +112,9 @@ def privatize(
     event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.pop_sums()))
     before = ledger.events.get(event, 0)
     terms = RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
-    run = PrivateRun(bound, optimizer, dataset, terms=terms, accountant=accountant, ledger=ledger)
+    run = PrivateRun(
+        bound, optimizer, dataset, terms=terms, accountant=accountant, ledger=ledger, separability=separability
+    )
     if given:
         try:
             run.check_budget()
@@ -134,6 +140,7 @@ class PrivateRun(DpSgdRun):
         terms: RunParameters,
         accountant: Accountant,
         ledger: Ledger,
+        separability: Literal["asserted"] | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
@@ -149,6 +156,7 @@ class PrivateRun(DpSgdRun):
             noise_multiplier=terms.event.noise_multiplier,
             expected_batch_size=terms.expected_batch_size,
             steps=terms.steps,
+            separability=separability,
             steps_taken=steps_taken,
             steps_lost=steps_lost,
         )
@@ -231,6 +239,7 @@ class PrivateRun(DpSgdRun):
         *,
         accountant: Accountant | None = None,
         ledger: Ledger | None = None,
+        separability: Literal["asserted"] | None = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
@@ -244,6 +253,7 @@ class PrivateRun(DpSgdRun):
             dataset: the same records.
             accountant: computes epsilon; ``PldAccountant()`` unless given.
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
+            separability: as for :func:`privatize`.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -270,6 +280,7 @@ class PrivateRun(DpSgdRun):
                 terms=saved.terms,
                 accountant=accountant if accountant is not None else PldAccountant(),
                 ledger=ledger,
+                separability=separability,
                 steps_taken=saved.steps_taken,
                 steps_lost=saved.steps_lost(ledger),
                 extras=saved.extras,

@@ -229,6 +229,7 @@ def test_private_run_by_repeated_calls() -> None:
         sampling_rate=0.25,
         steps=3,
         noise_multiplier=1.0,
+        separability="asserted",
     ) as run:
         for batch in run.batches():
             for piece in batch.microbatches(5):
