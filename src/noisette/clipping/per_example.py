@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +20,11 @@ from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
+from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording
-from noisette.gradients.rules import rewrites
+from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Recording, Tape
+from noisette.gradients.vectorized import Loss, Microbatch, record_losses
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 
 
@@ -72,6 +75,7 @@ class PerExampleClip:
         self._tape = Tape(model, rewrites())
         self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
+        self._outside = OutsideTensors()
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -108,9 +112,58 @@ class PerExampleClip:
         self._check_kind_once(losses, recording)
         graph = search(losses, recording.uses, self.parameters)
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
+        del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
+        self._add_clipped(forward)
+
+    def before_first_batch(self) -> None:
+        """Remember which tensors exist, so that a vectorised loss uses no other from outside."""
+        self._outside.before_first_batch()
+
+    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
+        """Add the clipped gradients of these examples to the running sum, given the loss of one example.
+
+        The loss is vectorised by ``torch.func.vmap``: nothing in model or loss can see more than one example.
+
+        Args:
+            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
+                axis of length 1; returns a tensor with one value.
+            batch: b examples; nested values in which each tensor has the examples on its first axis.
+            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            keywords: more arguments of the loss, like ``batch``.
+
+        Guarantee: each example's gradient is computed from that example and the weights alone, provided that the loss
+        reaches no private value otherwise than by its arguments. A tensor from outside is refused unless it stays the
+        same or is declared public; Python numbers and arrays from outside cannot be seen.
+
+        Raises:
+            PrivacyError: the loss cannot be vectorised, is not one value, or uses a tensor from outside that changes.
+            MissingRuleError: an operation uses a parameter in a way that has no rule.
+
+        >>> import torch
+        >>> model = torch.nn.Linear(2, 1, bias=False)
+        >>> clip = PerExampleClip(model, max_grad_norm=1.0)
+        >>> clip.accumulate(lambda model, x: model(x).sum(), torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
+        >>> [sum] = clip.pop_sums()
+        >>> [round(value, 3) for value in sum.grads[0].flatten().tolist()]
+        [0.6, 1.3]
+        """
+        microbatch = Microbatch(batch, keywords)
+        b = microbatch.count
+        if b == 0:
+            return
+        found = record_losses(self._tape, loss, microbatch, self._outside, public)
+        check_one_per_example(found.losses)
+        graph = search(found.losses, found.recording.uses, self.parameters)
+        examples = [Examples(b)] * len(found.recording.uses)
+        forward = [LocatedRecording(found.losses, found.recording, graph, examples)]
+        del found
+        self._add_clipped(forward)
+
+    def _add_clipped(self, forward: list[LocatedRecording]) -> None:
+        """Add the clipped sum of one located recording, which is taken out of its list."""
+        losses = forward[0].losses
         groups = self._batch_groups()
         clipping = Clipping([group.names for group in groups], partial(clipping_factors, groups))
-        del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
         with _without_autocast(losses.device.type):
             clipped = self.engine.clipped_sum(forward.pop(), self.parameters, clipping)
         counts = {

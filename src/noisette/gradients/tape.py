@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 Operation = Callable[..., Any]
+AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
 
 _SORTING = {
     torch._VF._pack_padded_sequence,  # pyright: ignore[reportPrivateImportUsage]
@@ -88,6 +89,7 @@ class RootCall:
     outputs: Mapping[int, Output]  # by position among the returned tensors; those at which a gradient can arrive
     autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
     silent: Callable[[], AbstractContextManager[None]]  # a context in which the tape records nothing
+    prefix: str = ""  # of the parameters' names in this module
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Recording:
 
 
 @dataclass
-class _Draft:
+class Draft:
     """A recording while it grows."""
 
     uses: list[Use] = field(default_factory=list)
@@ -131,10 +133,10 @@ class Tape:
         self.root = root
         self._rewrites = rewrites
         self.parameters = {name: p for name, p in root.named_parameters() if p.requires_grad}
-        self._draft = _Draft()
+        self._draft = Draft()
         self._depth = 0
         self._arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}  # before other hooks change them
-        self._recorder: _Recorder | None = None
+        self._recorder: Recorder | None = None
         hook = _RootHook(self, root)
         self._handles = (
             root.register_forward_pre_hook(hook.opens, prepend=True, with_kwargs=True),
@@ -149,7 +151,7 @@ class Tape:
 
     def pop(self) -> Recording:
         """Return what was recorded and forget it."""
-        recording, self._draft = self.recording, _Draft()
+        recording, self._draft = self.recording, Draft()
         return recording
 
     def close(self) -> None:
@@ -165,7 +167,7 @@ class Tape:
         if self._depth > 1 or not torch.is_grad_enabled():
             return
         self._arguments = args, kwargs
-        self._recorder = _Recorder(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
+        self._recorder = Recorder(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
 
     def shut(self, output: object) -> None:
@@ -183,11 +185,18 @@ class Tape:
             if isinstance(leaf, Tensor) and leaf.requires_grad
         }
         if returned:
-            autocast = _autocast(output.tensor for output in returned.values())
-            self._draft.calls.append(RootCall(self.root, args, kwargs, returned, autocast, self._silent))
+            autocast = autocast_of(output.tensor for output in returned.values())
+            self._draft.calls.append(RootCall(self.root, args, kwargs, returned, autocast, self.silent))
 
     @contextmanager
-    def _silent(self) -> Iterator[None]:
+    def recording_by(self, make: Callable[..., AnyRecorder]) -> Iterator[AnyRecorder]:
+        """Record everything within, whether or not the root module is called, by a recorder made as :class:`Recorder`."""
+        recorder = make(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
+        with self.silent(), recorder:
+            yield recorder
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
         self._depth += 1
         try:
             yield
@@ -225,7 +234,8 @@ class _RootHook:
             tape.shut(output)
 
 
-def _autocast(tensors: Iterable[Tensor]) -> dict[str, torch.dtype]:
+def autocast_of(tensors: Iterable[Tensor]) -> dict[str, torch.dtype]:
+    """The device types of these tensors that compute in lower precision now, and its dtype."""
     devices = {tensor.device.type for tensor in tensors}
     return {device: torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)}
 
@@ -235,8 +245,8 @@ def _constants(root: nn.Module) -> Iterator[Tensor]:
     yield from (p for p in root.parameters() if not p.requires_grad)
 
 
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Each tensor among the arguments; lists and tuples are opened once."""
+def tensors_among(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Each tensor among the arguments of a torch call; lists and tuples are opened once."""
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
             yield value
@@ -257,12 +267,12 @@ class _Weight:
         return self.version is None or self.tensor._version == self.version
 
 
-class _Recorder(TorchFunctionMode):
+class Recorder(TorchFunctionMode):
     """Records every torch call of one forward pass as a use, a derived weight, a constant or plain data."""
 
     def __init__(
         self,
-        draft: _Draft,
+        draft: Draft,
         weights: Iterable[Tensor],
         constants: Iterable[Tensor],
         rewrites: Mapping[Operation, Operation],
@@ -280,7 +290,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         weights: dict[int, Tensor] = {}
         data: list[Tensor] = []
-        for tensor in _tensors(args, kwargs):
+        for tensor in tensors_among(args, kwargs):
             if self._is_weight(tensor):
                 weights[id(tensor)] = tensor
             elif not self._is_constant(tensor):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -72,6 +72,17 @@ class GradientBound(Stateful, Protocol):
     @property
     def parameters(self) -> Mapping[str, Tensor]:
         """The trainable parameters it covers, by name."""
+        ...
+
+    def before_first_batch(self) -> None:
+        """Called before any record is read."""
+        ...
+
+    def accumulate(self, loss: Callable[..., Tensor], *batch: Any, public: Iterable[Tensor], **keywords: Any) -> None:
+        """Add the bounded gradients of these examples, given the loss of one example, to the pending sums.
+
+        An error does not change the pending sums.
+        """
         ...
 
     def backward(self, losses: Tensor) -> None:

@@ -6,13 +6,13 @@
 4. Add noise of std sigma C, divide by the batch size L   ``mechanisms.gaussian.GaussianRelease``
 5. Take a step of descent                                 ``optimizer.step``, the user's own
 
-``batches`` computes line 1, ``backward`` lines 2 and 3, and a hook before ``optimizer.step`` line 4, in this order.
+``batches`` computes line 1, ``accumulate`` lines 2 and 3, and a hook before ``optimizer.step`` line 4, in this order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,6 +22,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
 from noisette.errors import PrivacyError
+from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.sampling.loading import gatherer
@@ -111,6 +112,7 @@ class DpSgdRun(ABC):
         Raises:
             PrivacyError: a batch was left without ``optimizer.step()``.
         """
+        self.bound.before_first_batch()
         while self.steps_left:
             self._check_step_taken()
             self._reserve_step()
@@ -118,8 +120,31 @@ class DpSgdRun(ABC):
             yield self._batch
         self._check_step_taken()
 
-    def backward(self, losses: Tensor) -> None:
+    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
+
+        Where memory runs out in a microbatch of ``batch.microbatches("auto")``, nothing is added and the same examples
+        come again in halves.
+
+        Args:
+            loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
+                axis of length 1; returns a tensor with one value. It is vectorised by ``torch.func.vmap``.
+            batch: the current microbatch; nested values in which each tensor has the examples on its first axis.
+            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
+            keywords: more arguments of the loss, like ``batch``.
+
+        Guarantee: no example is computed with another one's values, whatever model and loss compute, provided that the
+        loss reaches no private value otherwise than by its arguments.
+
+        Raises:
+            PrivacyError: the examples are not those of the current microbatch, they were added before, or the loss
+                cannot be vectorised.
+        """
+        self._check_microbatch("accumulate", Microbatch(batch, keywords).count, "rows")
+        self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
+
+    def backward(self, losses: Tensor) -> None:
+        """Lines 2 and 3 for models that cannot be vectorised: the bounded gradients of a vector of losses.
 
         Where memory runs out in a microbatch of ``batch.microbatches("auto")``, nothing is added and the same examples
         come again in halves.
@@ -128,32 +153,43 @@ class DpSgdRun(ABC):
             losses: one value per example of the microbatch, shape (b,).
 
         Raises:
-            PrivacyError: the losses are not those of the current microbatch, backward was called twice for one, or
-                the bound refuses them.
+            PrivacyError: the separability of examples was not asserted, the losses are not those of the current
+                microbatch, backward was called twice for one, or the bound refuses them.
         """
         if self.separability != "asserted":
             raise PrivacyError(_NOT_ASSERTED)
-        batch = self._batch
-        if batch is None or batch.current is None:
+        self._check_microbatch("backward", losses.shape[0] if losses.dim() == 1 else None, "losses")
+        if not self._add(lambda: self.bound.backward(losses)) and not losses._is_view():
+            losses.detach_()  # the caller's reference to the losses would keep all activations alive
+
+    def _check_microbatch(self, called: str, count: int | None, values: str) -> None:
+        """Check that there is a microbatch, and that what was given has one value for each of its examples."""
+        current = None if self._batch is None else self._batch.current
+        if current is None:
             raise PrivacyError(
-                "backward needs a microbatch: call it once for each one in `for ... in batch.microbatches(size)`, "
+                f"{called} needs a microbatch: call it once for each one in `for ... in batch.microbatches(size)`, "
                 "within `for batch in run.batches()`. Examples drawn in another way have no guarantee."
             )
-        if losses.dim() == 1 and losses.shape[0] != batch.current:
+        if count is not None and count != current:
             raise PrivacyError(
-                f"the current microbatch has {batch.current} examples, but there are {losses.shape[0]} losses: give "
-                "one loss for each example of the microbatch"
+                f"the current microbatch has {current} examples, but there are {count} {values}: give one for each "
+                "example of the microbatch"
             )
+
+    def _add(self, bounded: Callable[[], None]) -> bool:
+        """Add the current microbatch to the sum of the batch; false where memory ran out and it comes again."""
+        batch = self._batch
+        assert batch is not None
+        assert batch.current is not None
         try:
-            self.bound.backward(losses)
+            bounded()
         except torch.OutOfMemoryError:
             if not batch.retry_smaller():
                 raise
-            if not losses._is_view():
-                losses.detach_()  # the caller's reference to the losses would keep all activations alive
-        else:
-            batch.bounded += batch.current
-            batch.current = None
+            return False
+        batch.bounded += batch.current
+        batch.current = None
+        return True
 
     def _release_before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised."""

@@ -17,6 +17,7 @@ from noisette.accounting import Accountant, Ledger, PldAccountant, PoissonGaussi
 from noisette.accounting.budget import PrivacyBudget, delta_left_for_noise
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
+from noisette.gradients.vmap_internals import current_level
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import parts_of
 from noisette.run.checkpoint import SavedRun
@@ -171,8 +172,9 @@ class PrivateRun(DpSgdRun):
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
-        first = bound.model.register_forward_pre_hook(ValidateOnFirstCall(bound), prepend=True, with_kwargs=True)
-        self._hooks.append(first)
+        if separability == "asserted":
+            first = bound.model.register_forward_pre_hook(ValidateOnFirstCall(bound), prepend=True, with_kwargs=True)
+            self._hooks.append(first)
 
     @property
     def event(self) -> PoissonGaussian:
@@ -357,7 +359,7 @@ class ValidateOnFirstCall:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = self._bound
-        if bound is None or module is not bound.model or not torch.is_grad_enabled():
+        if bound is None or module is not bound.model or not torch.is_grad_enabled() or current_level() is not None:
             return
         mode = tuple(part.training for part in module.modules())
         if mode in self._proven:

@@ -124,7 +124,8 @@ class _Repeat:
                 leaves[k] = row.unsqueeze(0)
             args, kwargs = tree_unflatten(leaves, self._structure)
             buffers = {name: value.clone() for name, value in self._buffers.items()}  # the model's own stay as they are
-            output: Any = torch.func.functional_call(self._call.module, parameters | buffers, args, kwargs)
+            named = {self._call.prefix + name: value for name, value in parameters.items()}
+            output: Any = torch.func.functional_call(self._call.module, named | buffers, args, kwargs)
             returned = tree_flatten(output)[0]
             return tuple(returned[place] for place in self._dys)
 

@@ -1,0 +1,105 @@
+"""Tensors that a vectorised loss reaches otherwise than as an argument: constant tables, or private data by mistake."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisette.errors import PrivacyError
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A tensor and what tells whether it was written to since; holding it keeps its ``id`` from being used again."""
+
+    tensor: Tensor
+    version: int
+    address: int
+    checksum: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Known:
+        return cls(tensor, tensor._version, tensor.data_ptr(), _checksum(tensor))
+
+
+class OutsideTensors:
+    """The tensors from outside that losses have used: each was there before the first batch, and stays as it is.
+
+    Class weights of the batch, computed before the call, would couple the examples. They are a new tensor in each
+    step, which a table of constants is not.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}
+        self._made: dict[int, weakref.ref[Tensor]] = {}  # in earlier calls, from constants alone
+        self._checked: set[int] = set()  # in the current call
+        self._public: dict[int, Tensor] = {}
+        self._calls = 0
+        self._existing: dict[int, weakref.ref[Tensor]] | None = None  # before the first batch; not known for ``None``
+
+    def before_first_batch(self) -> None:
+        """No record has been read yet, so no tensor that exists now was computed from a batch."""
+        tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+        self._existing = {id(tensor): weakref.ref(tensor) for tensor in tensors}
+
+    def begin(self, public: Iterable[Tensor]) -> None:
+        """A call of the loss begins, for which these tensors are declared public."""
+        self._calls += 1
+        self._checked.clear()
+        self._public = {id(tensor): tensor for tensor in public}
+
+    def made(self, tensor: Tensor) -> None:
+        """A tensor was made inside of a call, from constants alone; a module may keep it for the next call."""
+        key = id(tensor)
+        self._made[key] = weakref.ref(tensor, lambda _: self._made.pop(key, None))
+
+    def check(self, tensor: Tensor) -> None:
+        """Check a tensor that the loss has reached and that is neither of the model nor made inside of the call.
+
+        Raises:
+            PrivacyError: it was not there in the first call, or has changed since.
+        """
+        key = id(tensor)
+        if key in self._checked or key in self._public:
+            return
+        made = self._made.get(key)
+        if made is None or made() is not tensor:
+            now, before = _Known.of(tensor), self._known.get(key)
+            if before is None and not self._may_be_new(tensor):
+                raise PrivacyError(f"{_described(tensor)}, and it was made after the first batch was drawn. {_WAY_OUT}")
+            if before is not None and (before.version, before.checksum) != (now.version, now.checksum):
+                raise PrivacyError(f"{_described(tensor)}, and it was written to since the first call. {_WAY_OUT}")
+            self._known[key] = now
+        self._checked.add(key)
+
+    def _may_be_new(self, tensor: Tensor) -> bool:
+        """Whether a tensor that no call has used yet may be used: in a run an older one, else one of the first call."""
+        if self._existing is None:
+            return self._calls == 1
+        existing = self._existing.get(id(tensor))
+        return existing is not None and existing() is tensor
+
+
+_WAY_OUT = (
+    "If it is computed from records, pass it as an argument with one row per example; if it is not, declare it: "
+    "accumulate(..., public=[tensor])"
+)
+
+
+def _described(tensor: Tensor) -> str:
+    return f"the loss uses a tensor of shape {tuple(tensor.shape)} that is neither an argument nor part of the model"
+
+
+def _checksum(tensor: Tensor) -> int:
+    """The sum of the tensor's bytes, read as integers; equal contents have equal sums."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return 0
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    words = flat[: len(flat) // 8 * 8]
+    whole = words.view(torch.int64) if words.storage_offset() % 8 == 0 else words
+    return int(whole.sum()) + int(flat[len(words) :].sum())

@@ -1,0 +1,54 @@
+"""What to do about a loss that cannot be vectorised, in words."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from torch import nn
+
+from noisette.errors import PrivacyError
+
+_CAUSES = {  # a part of PyTorch's message -> what it means
+    ".item()": "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
+    "data-dependent control flow": "branches on the values of an example; write the choice with torch.where",
+    "Batch norm got a batched tensor": (
+        "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
+        "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
+    ),
+    "inplace": (
+        "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
+        "examples, and other tensors can be made from the input, as x.new_zeros(...)"
+    ),
+    "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
+    "autograd.Function": (
+        "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True"
+    ),
+}
+_SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
+_WAY_OUT = (
+    'Where that cannot be, pass separability="asserted" to privatize and call run.backward(losses) with the losses of '
+    "a batch: you then assert yourself that examples are kept apart."
+)
+
+
+def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
+    """What an error of ``vmap`` means and what to do, or ``None`` for an error that has nothing to do with it."""
+    message = str(error)
+    if not any(sign in message for sign in _SIGNS):
+        return None
+    cause = next((cause for sign, cause in _CAUSES.items() if sign in message), None)
+    where = _where(error.__traceback__, model)
+    said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
+    return PrivacyError(f"{said} {_WAY_OUT}")
+
+
+def _where(traceback: TracebackType | None, model: nn.Module) -> str:
+    """The innermost module of the model in which the error arose, or the loss."""
+    names = {id(module): name for name, module in model.named_modules()}
+    found = "the loss"
+    while traceback is not None:
+        module = traceback.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and id(module) in names:
+            found = f"{names[id(module)] or 'the model'} ({type(module).__name__})"
+        traceback = traceback.tb_next
+    return found

@@ -1,0 +1,190 @@
+"""What the tape records of a loss inside of ``vmap``: physical tensors, with the examples on their first axis.
+
+An operation on a weight is recorded as in an ordinary pass if it can leave ``vmap`` (``physical_operations``). In any
+other, each example gets its own copy of the weight (``rules.own_copies``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisette._internal.nested import map_tensors
+from noisette.gradients import vmap_internals as internals
+from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leave
+from noisette.gradients.rules.own_copies import own_copies
+from noisette.gradients.tape import Draft, Operation, Recorder, tensors_among
+
+# Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
+_DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
+
+
+class WrittenIntoError(Exception):
+    """Values of examples are written into a tensor that was made inside of the loss, by this call of a factory."""
+
+    def __init__(self, factory: int) -> None:
+        super().__init__(factory)
+        self.factory = factory
+
+
+class VectorizedRecorder(Recorder):
+    """Records a loss inside of ``vmap``.
+
+    Args:
+        draft, weights, constants, rewrites: as for the tape's own recorder.
+        count: number of examples.
+        outside: the tensors from outside that the loss used before.
+        own_for_each: numbers of the calls that make constants of which each example needs one of its own.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        weights: Iterable[Tensor],
+        constants: Iterable[Tensor],
+        rewrites: Mapping[Operation, Operation],
+        count: int,
+        outside: OutsideTensors,
+        own_for_each: set[int],
+    ) -> None:
+        super().__init__(draft, weights, constants, rewrites)
+        self._rewritten = rewrites
+        self._count = count
+        self._outside = outside
+        self._own_for_each = own_for_each
+        self._made: dict[int, int] = {}  # by id of a constant made inside, the number of the call that made it
+        self._copies: dict[int, Tensor] = {}  # by id of a weight
+        self._level = 0
+        self._is_physical = False  # an operation has left vmap
+
+    def begin(self) -> None:
+        """The code inside of ``vmap`` begins."""
+        level = internals.current_level()
+        assert level is not None
+        self._level = level
+
+    def __torch_function__(
+        self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._is_physical or not self._level:
+            return super().__torch_function__(func, types, args, kwargs)
+        weights: dict[int, Tensor] = {}
+        is_batched = False
+        for tensor in tensors_among(args, kwargs):
+            if internals.is_wrapped(tensor):
+                is_batched = True
+            elif self._is_weight(tensor):
+                weights[id(tensor)] = tensor
+            elif not self._is_constant(tensor):
+                self._outside.check(tensor)
+                is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
+        if not is_batched:
+            return self._without_examples(func, types, args, kwargs, weights)
+        if (leave := PHYSICAL.get(func)) and internals.current_level() == self._level:
+            if weights and (data := DATA_OPERANDS[func]):
+                args, kwargs = self._with_own_copies(args, kwargs, weights, data)
+            output = self._leave_vmap(leave, func, args, kwargs)
+            if output is not NotImplemented:
+                return output
+        if (weights or func in _DECOMPOSED) and (rewritten := self._rewritten.get(func)):
+            with self:
+                output = rewritten(*args, **kwargs)
+            if output is not NotImplemented:
+                return output
+        if weights:
+            args, kwargs = self._with_own_copies(args, kwargs, weights)
+        elif args and _writes(func):
+            self._check_written(args[0])
+        return func(*args, **kwargs)
+
+    def _without_examples(
+        self,
+        func: Operation,
+        types: Sequence[type],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        weights: Mapping[int, Tensor],
+    ) -> Any:
+        """An operation on weights and constants alone, which gives another; a random one may differ by example."""
+        output = super().__torch_function__(func, types, args, kwargs)
+        if not isinstance(output, Tensor):
+            return output
+        if internals.is_wrapped(output):
+            if weights:
+                args, kwargs = self._with_own_copies(args, kwargs, weights)
+                output = func(*args, **kwargs)
+            return output
+        if not weights and not any(True for _ in tensors_among(args, kwargs)):
+            number = len(self._made)
+            self._made[id(output)] = number
+            if number in self._own_for_each:
+                with internals.outside():
+                    own = output.expand(self._count, *output.shape).clone()
+                return internals.batched(own, self._level)
+        if not weights:
+            self._outside.made(output)
+        return output
+
+    def _check_written(self, target: Any) -> None:
+        """Start again where values of examples would be written into a constant that was made inside."""
+        if isinstance(target, Tensor) and not internals.is_wrapped(target):
+            root = target if id(target) in self._made else target._base
+            if root is not None and id(root) in self._made:
+                raise WrittenIntoError(self._made[id(root)])
+
+    def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The operation on physical tensors, its outputs wrapped again."""
+        with internals.outside():
+            self._is_physical = True
+            try:
+                output = leave(self._run, self._count, func, args, kwargs)
+            finally:
+                self._is_physical = False
+        if output is NotImplemented:
+            return output
+        return map_tensors(output, lambda tensor: internals.batched(tensor, self._level))
+
+    def _run(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        """Run and record an operation on physical tensors."""
+        return super().__torch_function__(func, (), args, kwargs)
+
+    def _with_own_copies(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        weights: Mapping[int, Tensor],
+        operands: Container[int | str] | None = None,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of an operation with the weights in them replaced by a copy for each example.
+
+        ``operands`` are the positions and names of the arguments where that happens; everywhere for ``None``.
+        """
+
+        def replaced(place: int | str, value: Any) -> Any:
+            if operands is not None and place not in operands:
+                return value
+            return map_tensors(value, lambda tensor: self._own_copy(tensor) if id(tensor) in weights else tensor)
+
+        changed = tuple([replaced(k, value) for k, value in enumerate(args)])
+        return changed, {name: replaced(name, value) for name, value in kwargs.items()}
+
+    def _own_copy(self, weight: Tensor) -> Tensor:
+        """A copy of the weight for each example, recorded as the weight's use when it is made."""
+        key = id(weight)
+        if key not in self._copies:
+            with internals.outside():
+                copy = own_copies(weight, self._count)
+                self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
+                self._copies[key] = internals.batched(copy, self._level)
+        return self._copies[key]
+
+
+def _writes(func: Operation) -> bool:
+    """Whether an operation writes into its first argument."""
+    name = func.__name__
+    return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))

@@ -1,0 +1,56 @@
+"""The names of ``torch.func.vmap`` that are private to PyTorch, all in this file.
+
+Inside ``vmap`` a tensor of all examples is wrapped: it has the shape of one example's tensor, and the tensor within,
+the *physical* one, has one more axis for the examples. A tensor that depends on no example is not wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
+is_batched = _functorch.is_batchedtensor  # by vmap
+
+
+def current_level() -> int | None:
+    """The number of nested transformations around this code; ``None`` outside of any."""
+    return _functorch.maybe_current_level()
+
+
+def level_of(tensor: Tensor) -> int:
+    """The number of the transformation that wrapped this tensor."""
+    return _functorch.maybe_get_level(tensor)
+
+
+def physical(tensor: Tensor) -> Tensor:
+    """The tensor of all examples within a batched tensor, with the examples on its first axis."""
+    inner, axis = _functorch.get_unwrapped(tensor), _functorch.maybe_get_bdim(tensor)
+    return inner if axis == 0 else inner.movedim(axis, 0)
+
+
+def batched(tensor: Tensor, level: int) -> Tensor:
+    """A physical tensor, wrapped: the inverse of :func:`physical`."""
+    return _functorch._add_batch_dim(tensor, 0, level)
+
+
+def outside() -> AbstractContextManager[Any]:
+    """Within it, operations run on physical tensors as if there were no transformation."""
+    return temporarily_clear_interpreter_stack()
+
+
+@contextmanager
+def no_branches_on_values() -> Iterator[None]:
+    """Within it ``torch.compiler.is_compiling()`` is true, which asks code not to branch on the values of tensors."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
