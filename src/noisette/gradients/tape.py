@@ -190,7 +190,7 @@ class Tape:
 
     @contextmanager
     def recording_by(self, make: Callable[..., AnyRecorder]) -> Iterator[AnyRecorder]:
-        """Record everything within, whether or not the root module is called, by a recorder made as :class:`Recorder`."""
+        """Record everything within by a recorder made like :class:`Recorder`, also outside of calls of the root."""
         recorder = make(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
         with self.silent(), recorder:
             yield recorder
