@@ -13,8 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
-from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.clipping.norms import ClippingRule
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.per_example import user_hooks_disabled
@@ -23,11 +22,10 @@ from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_h
 from noisette.lipschitz.module_hooks import RandomState, has_foreign_hooks, module_hooks_disabled
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
+from noisette.lipschitz.score_clipping import ScoreClipping
 from noisette.lipschitz.vectorized import ExampleLoss, vectorized_losses
 from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
-
-_SCORES = "scores"
 
 
 class LipschitzLoss(Protocol):
@@ -103,16 +101,13 @@ class LipschitzBound:
         self.loss = loss
         self.input = NormBound(math.inf, tuple(input_shape))
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
-        self.logit_clipping = logit_clipping
+        self._at_scores = ScoreClipping(logit_clipping)
         self.slack = float(slack)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
         self._projected: WeightFingerprint | None = None
-        self._group: Group | None = None  # clipping of the current batch: all its microbatches have the same bound
         self._pending = Accumulator()
-        self._counted: Tensor | None = None
-        self._count: Count | None = None  # released with the last batch
         self._checked: set[str] = set()
         self._call: ModelCall | None = None  # the last one that no backward has used
         self._random: RandomState | None = None  # before the call in progress, if hooks of the user run in it
@@ -120,6 +115,11 @@ class LipschitzBound:
         self._project_if_changed()
         self.allocation.parts(self.sensitivities(), self._parameters)
         self._handles = ModelHooks(self).register(model)
+
+    @property
+    def logit_clipping(self) -> ClippingRule | None:
+        """The rule that lowers the bound at the scores."""
+        return self._at_scores.rule
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -220,7 +220,7 @@ class LipschitzBound:
         They are those of a call in which no hook of the user runs.
         """
         self._refuse_grown_bounds(call.limits)
-        gradient, twice_counted = self._clip_at_scores(losses, call)
+        gradient, twice_counted = self._at_scores.clip(losses, call)
         with module_hooks_disabled(self.model):
             found = self._gradients(call.scores, gradient)
         if call.hooked is not None:
@@ -233,8 +233,7 @@ class LipschitzBound:
             )
         self._pending.add(found)
         self._held = self._held or call.limits.sensitivities
-        if twice_counted is not None:
-            self._counted = twice_counted + (self._counted if self._counted is not None else 0)
+        self._at_scores.add_count(twice_counted)
 
     def _gradients(self, scores: GradientEdge, gradient: Tensor) -> dict[str, Tensor | None]:
         """The gradients of the parameters, for this gradient at the scores."""
@@ -248,12 +247,11 @@ class LipschitzBound:
         Adaptive logit clipping adds one more sum, its count of examples within the clipping norm.
         """
         self._project_if_changed()
-        count = self._batch_group().count
-        left = 1.0 if count is None else 1.0 - count.share
         held = self._held if self._held is not None else self.sensitivities()
         parts = self.allocation.parts(held, self._parameters)
-        sums, counted = self._pending.pop_sums(self._parameters), self._counted
-        self._group, self._held, self._counted, self._count = None, None, None, count
+        sums, count = self._pending.pop_sums(self._parameters), self._at_scores.pop_count()
+        self._held = None
+        left = 1.0 if count is None or count.share is None else 1.0 - count.share
         bounded = [
             BoundedSum(
                 tuple(self._parameters[name] for name in part.names),
@@ -263,7 +261,7 @@ class LipschitzBound:
             )
             for part in parts
         ]
-        return bounded if count is None else [*bounded, count_within_norm(count, counted)]
+        return bounded if count is None else [*bounded, count]
 
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released.
@@ -277,7 +275,7 @@ class LipschitzBound:
             )
         project(self.model)
         self._projected = weight_fingerprint(self.model)
-        self._adapt()
+        self._at_scores.adapt()
 
     def state(self) -> Mapping[str, float]:
         """State that logit clipping derives from released values; empty if it has none."""
@@ -299,19 +297,7 @@ class LipschitzBound:
         It is the loss's Lipschitz constant, or the logit clipping norm if that is smaller.
         """
         norm = propagation.forward(self.model, self.input).norm
-        return min(self.loss.lipschitz(norm if norm < math.inf else None), self._batch_group().bound)
-
-    def _batch_group(self) -> Group:
-        if self._group is None:
-            rule = self.logit_clipping
-            self._adapt()  # also where the optimizer failed after a release
-            self._group = Group((_SCORES,), math.inf) if rule is None else _single_group(rule)
-        return self._group
-
-    def _adapt(self) -> None:
-        released = self._count.released.grad if self._count is not None else None
-        if isinstance(self.logit_clipping, AdaptiveRule) and released is not None:
-            self.logit_clipping.adapt(released)
+        return min(self.loss.lipschitz(norm if norm < math.inf else None), self._at_scores.group.bound)
 
     def before_call(self) -> None:
         """Called by a hook: project the weights if they were changed.
@@ -345,28 +331,6 @@ class LipschitzBound:
                     "this batch: change the mode and the settings of model, loss and bound between batches"
                 )
 
-    def _clip_at_scores(self, losses: Tensor, call: ModelCall) -> tuple[Tensor, Tensor | None]:
-        """Scale each example's gradient with respect to the scores down to the bound of the call.
-
-        An example whose loss or gradient is not finite contributes nothing. Without logit clipping nothing else
-        changes, unless the loss exceeds its stated Lipschitz constant.
-
-        Returns:
-            The gradients, of the shape of the scores, and twice the count for the quantile of an adaptive clipping
-            norm, where an example counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
-        """
-        [gradient] = torch.autograd.grad(losses.sum(), [call.scores])
-        axis = call.vectorized_axis or 0
-        rows = gradient.movedim(axis, 0)
-        norms = rows.detach().double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
-        group = self._batch_group()
-        limit = Group((_SCORES,), call.limits.score_gradient, group.factor)
-        factors = clipping_factors([limit], norms.unsqueeze(0))[0]
-        kept = factors.isfinite()
-        shaped = (-1, *[1] * (rows.dim() - 1))
-        rows = torch.where(kept.view(shaped), rows * factors.to(rows.dtype).view(shaped), 0)
-        return rows.movedim(0, axis), None if group.count is None else twice_the_count(norms, group.bound)
-
     def _check_once_per_kind(self, losses: Tensor, scores: GradientEdge) -> None:
         """Check that the losses depend on their own scores only, once for each kind of loss.
 
@@ -398,15 +362,6 @@ class LipschitzBound:
                 "the weights were changed after the model's last call and before optimizer.step(), but the bounds of a "
                 "batch are those of the weights at its start. Change weights between batches"
             )
-
-
-def _single_group(rule: ClippingRule) -> Group:
-    groups = rule.groups([_SCORES])
-    if len(groups) != 1:
-        raise ValueError(
-            f"logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got {type(rule).__name__}"
-        )
-    return groups[0]
 
 
 @dataclass(frozen=True)
