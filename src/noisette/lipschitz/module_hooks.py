@@ -8,7 +8,7 @@ second call in which they do not run.
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ def has_foreign_hooks(model: nn.Module) -> bool:
     Pre-hooks of the model itself do not count: they change its input, and the bounds hold for every input.
     """
     first = model._forward_pre_hooks
+    if _changes_saved_tensors():
+        return True
     found = (hook for hooks in _hooks(model) if hooks and hooks is not first for hook in hooks.values())
     return any(not str(getattr(hook, "__module__", "")).startswith("noisette.") for hook in found)
 
@@ -38,10 +40,22 @@ def module_hooks_disabled(model: nn.Module) -> Iterator[None]:
     for hooks, _ in held:
         hooks.clear()
     try:
-        yield
+        with _saved_as_they_are():
+            yield
     finally:
         for hooks, kept in held:
             hooks.update(kept)
+
+
+def _changes_saved_tensors() -> bool:
+    """Whether the call is inside of ``torch.autograd.graph.saved_tensors_hooks``, such as ``save_on_cpu``."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+def _saved_as_they_are() -> AbstractContextManager[object]:
+    if not _changes_saved_tensors():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
 def _hooks(model: nn.Module) -> Iterator[Hooks]:
