@@ -13,7 +13,10 @@ from torch import Tensor
 
 from noisette.lipschitz import propagation
 from noisette.lipschitz.bound import LipschitzBound
+from noisette.lipschitz.model_call import ModelCall
 from noisette.lipschitz.noise_allocation import Part, PerLayerAllocation
+from noisette.lipschitz.score_clipping import ScoreClipping
+from noisette.lipschitz.weight_fingerprint import weight_fingerprint
 from noisette.nn.lipschitz import BoundedInput
 from planted import Mutant
 
@@ -22,7 +25,11 @@ _HERE = "lipschitz/test_lipschitz_bound.py"
 
 def stale_projection(patch: pytest.MonkeyPatch) -> None:
     """Weights are projected when they are taken over, and not after the steps that move them."""
-    patch.setattr(LipschitzBound, "after_step", lambda self: setattr(self, "_projected", self._versions()))
+
+    def taken_over(self: LipschitzBound) -> None:
+        self._projected = weight_fingerprint(self.model)
+
+    patch.setattr(LipschitzBound, "after_step", taken_over)
 
 
 def unbounded_input(patch: pytest.MonkeyPatch) -> None:
@@ -32,10 +39,10 @@ def unbounded_input(patch: pytest.MonkeyPatch) -> None:
 def loss_trusted(patch: pytest.MonkeyPatch) -> None:
     """The gradient at the scores is taken as it comes."""
 
-    def within(self: LipschitzBound, losses: Tensor, scores: Any) -> tuple[Tensor, None]:
-        return torch.autograd.grad(losses.sum(), [scores])[0], None
+    def within(self: ScoreClipping, losses: Tensor, call: ModelCall) -> tuple[Tensor, None]:
+        return torch.autograd.grad(losses.sum(), [call.scores])[0], None
 
-    patch.setattr(LipschitzBound, "_clip_at_scores", within)
+    patch.setattr(ScoreClipping, "clip", within)
 
 
 def last_place_alone(patch: pytest.MonkeyPatch) -> None:

@@ -6,38 +6,25 @@ Ascent reaches the bound, and with each planted fault it exceeds it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
+from lipschitz_networks import NETWORKS, X0, dense
 from noisette import LipschitzBound
 from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.project import project
 from noisette.nn.lipschitz import (
-    Abs,
     BallBias,
     BoundedInput,
-    FullSort,
-    GlobalL2NormPool2d,
-    GroupSort2,
-    L2NormPool2d,
     LayerCentering,
-    LipschitzConcat,
-    LipschitzResidual,
-    MixerBlock,
-    NormCap,
-    PatchConv2d,
-    ScaledAvgPool2d,
     SpectralConv2d,
     SpectralLinear,
-    SphereInput,
     TauCrossEntropy,
 )
 
 F = nn.functional
-X0, TAU = 2.0, 20.0
+TAU = 20.0
 
 
 def ratio(bound: LipschitzBound, x: Tensor, label: int) -> dict[str, Tensor]:
@@ -70,59 +57,6 @@ def largest_ratio(model: nn.Module, shape: tuple[int, ...], target: str, steps: 
     return best
 
 
-def dense() -> nn.Module:
-    return nn.Sequential(
-        *(BoundedInput(X0), SpectralLinear(6, 6), GroupSort2(), SpectralLinear(6, 6), GroupSort2()),
-        SpectralLinear(6, 3),
-    )
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "dense": (dense, (6,)),
-    "dense with biases": (
-        lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralLinear(5, 6), BallBias(6, 0.3), GroupSort2(), NormCap(1.5)),
-            *(SpectralLinear(6, 4), BallBias(4, 0.2), Abs(), SpectralLinear(4, 3)),
-        ),
-        (5,),
-    ),
-    "convolution": (
-        lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralConv2d(2, 4, 3, padding=1), BallBias(4, 0.3), GroupSort2(), L2NormPool2d(2)),
-            *(LayerCentering(1), nn.Flatten(), SpectralLinear(36, 3)),
-        ),
-        (2, 6, 6),
-    ),
-    "strided convolution": (
-        lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralConv2d(1, 4, 3, stride=2, padding=1), FullSort(), ScaledAvgPool2d(2)),
-            *(nn.Flatten(), SpectralLinear(16, 3)),
-        ),
-        (1, 8, 8),
-    ),
-    "global pooling": (
-        lambda: nn.Sequential(
-            *(BoundedInput(X0), SpectralConv2d(1, 2, 3, padding=1), GroupSort2(), GlobalL2NormPool2d()),
-            *(nn.Flatten(), SpectralLinear(2, 3)),
-        ),
-        (1, 5, 5),
-    ),
-    "residual": (
-        lambda: nn.Sequential(
-            *(SphereInput(X0), SpectralLinear(4, 4)),
-            LipschitzResidual(nn.Sequential(SpectralLinear(4, 4), GroupSort2())),
-            *(LipschitzConcat([SpectralLinear(4, 4), nn.Tanh()]), SpectralLinear(8, 3)),
-        ),
-        (4,),
-    ),
-    "mixer": (
-        lambda: nn.Sequential(
-            *(BoundedInput(X0), PatchConv2d(1, 4, patch=2), MixerBlock(channels=4, tokens=4)),
-            *(nn.Flatten(), SpectralLinear(16, 3)),
-        ),
-        (1, 4, 4),
-    ),
-}
 every_network = pytest.mark.parametrize(("make", "shape"), NETWORKS.values(), ids=NETWORKS)
 
 

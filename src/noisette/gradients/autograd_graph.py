@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,20 @@ from noisette.gradients.tape import Use
 Visitor = Callable[[int, Any], None]  # number of the use; its output's gradient, a tuple where it has several outputs
 
 
+class Covering(Protocol):
+    """A place of the graph that accounts for the parameters at it, such as a :class:`noisette.gradients.tape.Use`."""
+
+    @property
+    def edges(self) -> Sequence[GradientEdge]:
+        """Its outputs at which a gradient can arrive."""
+        ...
+
+    @property
+    def upstream(self) -> Sequence[Node]:
+        """Where the graph continues below it."""
+        ...
+
+
 @dataclass(frozen=True)
 class LossGraph:
     """What the losses depend on."""
@@ -26,7 +40,7 @@ class LossGraph:
     above: frozenset[Node]  # those of the reached nodes from which the graph leads to another reached one
 
 
-def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]) -> LossGraph:
+def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Tensor]) -> LossGraph:
     """Walk the autograd graph from the losses to its leaves, each node once.
 
     Which uses lie above others is a question about gradients, so it follows the edges of the graph. Whether a parameter

@@ -6,25 +6,26 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node
 
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
-from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.clipping.norms import ClippingRule
 from noisette.errors import PrivacyError
+from noisette.gradients.autograd_graph import search
 from noisette.gradients.per_example import user_hooks_disabled
-from noisette.lipschitz import NormBound, is_constrained, propagation
+from noisette.lipschitz import NormBound, propagation
+from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_hooks_only_looked, record_call
+from noisette.lipschitz.module_hooks import RandomState, has_foreign_hooks, module_hooks_disabled
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
+from noisette.lipschitz.score_clipping import ScoreClipping
+from noisette.lipschitz.vectorized import ExampleLoss, vectorized_losses
+from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
-
-_SCORES = "scores"
-_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes; their sums do not depend on the order
 
 
 class LipschitzLoss(Protocol):
@@ -100,25 +101,25 @@ class LipschitzBound:
         self.loss = loss
         self.input = NormBound(math.inf, tuple(input_shape))
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
-        self.logit_clipping = logit_clipping
+        self._at_scores = ScoreClipping(logit_clipping)
         self.slack = float(slack)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-        self._projected: dict[str, tuple[Any, ...]] = {}
-        self._group: Group | None = None  # clipping of the current batch: all its microbatches have the same bound
+        self._projected: WeightFingerprint | None = None
         self._pending = Accumulator()
-        self._counted: Tensor | None = None
-        self._count: Count | None = None  # released with the last batch
         self._checked: set[str] = set()
-        self._scores: GradientEdge | None = None
+        self._call: ModelCall | None = None  # the last one that no backward has used
+        self._random: RandomState | None = None  # before the call in progress, if hooks of the user run in it
+        self._held: Mapping[str, float] | None = None  # sensitivities of the batch: those of its first microbatch
         self._project_if_changed()
         self.allocation.parts(self.sensitivities(), self._parameters)
-        hooks = _Hooks(self)
-        self._handles = [
-            model.register_forward_pre_hook(hooks.before, prepend=True),
-            model.register_forward_hook(hooks.after),
-        ]
+        self._handles = ModelHooks(self).register(model)
+
+    @property
+    def logit_clipping(self) -> ClippingRule | None:
+        """The rule that lowers the bound at the scores."""
+        return self._at_scores.rule
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
@@ -165,31 +166,80 @@ class LipschitzBound:
 
         Raises:
             PrivacyError: the losses are a scalar or another tensor that is not one value per example, a loss depends on
-                another example's scores, or the losses depend on a weight other than through the scores.
+                another example's scores, or the losses depend on a weight other than through the scores; or the bounds
+                have grown since the first microbatch.
         """
-        scores, self._scores = self._scores, None
+        call, self._call = self._call, None
         check_one_per_example(losses)
         if losses.shape[0] == 0:
             return
-        if scores is None:
+        call = _called(call, "the model itself, with gradients enabled, before each backward")
+        if call.vectorized_axis is not None or losses.shape[0] != call.examples:
             raise PrivacyError(
-                "the losses do not come from a call of the model: call the module itself, with gradients enabled, "
-                "before each backward"
+                f"there are {losses.shape[0]} losses for {call.examples} rows of scores, but the bounds are those of "
+                "examples with one row and one loss each. Give one loss for each row"
             )
         self._refuse_changed_weights()
-        self._check_once_per_kind(losses, scores)
-        gradient, twice_counted = self._clip_at_scores(losses, scores)
-        with user_hooks_disabled(self._parameters.values()):
-            grads = torch.autograd.grad([scores], list(self._parameters.values()), [gradient], allow_unused=True)
-        found = {name: g for name, g in zip(self._parameters, grads, strict=True) if g is not None}
+        self._check_once_per_kind(losses, call.scores)
+        self._add_gradients(losses, call)
+
+    def accumulate(self, loss: ExampleLoss, *batch: Any, **named: Any) -> None:
+        """Add the gradients of these examples to the pending sums, from the loss of one example.
+
+        The loss is vectorised by ``torch.func.vmap``, so no example can enter the loss of another one.
+
+        Args:
+            loss: called with the model and the arguments of one example, whose tensors have a batch axis of length 1;
+                returns a scalar, or a vector of one, computed from the scores of its last call of the model.
+            batch: tensors whose first axis holds the examples, also in lists and dictionaries; anything else is passed
+                to every call as it is.
+            named: named arguments of the loss, as ``batch``.
+
+        Raises:
+            ValueError: the arguments hold no tensor, or tensors of different lengths.
+            PrivacyError: the loss is not one number, does not depend on the scores of an example, or depends on a
+                weight other than through them; or the bounds have grown since the first microbatch.
+        """
+        self._project_if_changed()
+        self._call = None
+        losses = vectorized_losses(loss, self.model, batch, named)
+        call, self._call = self._call, None
+        if losses.shape[0] == 0:
+            return
+        check_one_per_example(losses)
+        call = _called(call, "it in the loss, with gradients enabled")
+        if call.vectorized_axis is None:
+            raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
+        self._refuse_changed_weights()
+        _check_only_through_scores(losses, call.scores, self._parameters)
+        self._add_gradients(losses, call)
+
+    def _add_gradients(self, losses: Tensor, call: ModelCall) -> None:
+        """Add the gradients of all parameters, from gradients at the scores that are within their bound.
+
+        They are those of a call in which no hook of the user runs.
+        """
+        self._refuse_grown_bounds(call.limits)
+        gradient, twice_counted = self._at_scores.clip(losses, call)
+        with module_hooks_disabled(self.model):
+            found = self._gradients(call.scores, gradient)
+        if call.hooked is not None:
+            check_hooks_only_looked(self._gradients(call.hooked, gradient), found)
+        found = {name: g for name, g in found.items() if g is not None}
         if not all(g.sum().isfinite() or g.isfinite().all() for g in found.values()):  # the sum is a fast first test
             raise PrivacyError(
                 "a gradient is not finite though every input is bounded: the weights have overflowed. Lower the "
                 "learning rate, or start from finite weights"
             )
         self._pending.add(found)
-        if twice_counted is not None:
-            self._counted = twice_counted + (self._counted if self._counted is not None else 0)
+        self._held = self._held or call.limits.sensitivities
+        self._at_scores.add_count(twice_counted)
+
+    def _gradients(self, scores: GradientEdge, gradient: Tensor) -> dict[str, Tensor | None]:
+        """The gradients of the parameters, for this gradient at the scores."""
+        with user_hooks_disabled(self._parameters.values()):
+            grads = torch.autograd.grad([scores], list(self._parameters.values()), [gradient], allow_unused=True)
+        return dict(zip(self._parameters, grads, strict=True))
 
     def pop_sums(self) -> list[BoundedSum]:
         """The pending sum of each part of the allocation, zeros without examples; nothing is pending afterwards.
@@ -197,11 +247,11 @@ class LipschitzBound:
         Adaptive logit clipping adds one more sum, its count of examples within the clipping norm.
         """
         self._project_if_changed()
-        count = self._batch_group().count
-        left = 1.0 if count is None else 1.0 - count.share
-        parts = self.allocation.parts(self.sensitivities(), self._parameters)
-        sums, counted = self._pending.pop_sums(self._parameters), self._counted
-        self._group, self._counted, self._count = None, None, count
+        held = self._held if self._held is not None else self.sensitivities()
+        parts = self.allocation.parts(held, self._parameters)
+        sums, count = self._pending.pop_sums(self._parameters), self._at_scores.pop_count()
+        self._held = None
+        left = 1.0 if count is None or count.share is None else 1.0 - count.share
         bounded = [
             BoundedSum(
                 tuple(self._parameters[name] for name in part.names),
@@ -211,7 +261,7 @@ class LipschitzBound:
             )
             for part in parts
         ]
-        return bounded if count is None else [*bounded, count_within_norm(count, counted)]
+        return bounded if count is None else [*bounded, count]
 
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released.
@@ -224,8 +274,8 @@ class LipschitzBound:
                 f"{', '.join(half)}: rounding in half precision exceeds the slack of the bounds; call model.float()"
             )
         project(self.model)
-        self._projected = self._versions()
-        self._adapt()
+        self._projected = weight_fingerprint(self.model)
+        self._at_scores.adapt()
 
     def state(self) -> Mapping[str, float]:
         """State that logit clipping derives from released values; empty if it has none."""
@@ -247,39 +297,39 @@ class LipschitzBound:
         It is the loss's Lipschitz constant, or the logit clipping norm if that is smaller.
         """
         norm = propagation.forward(self.model, self.input).norm
-        return min(self.loss.lipschitz(norm if norm < math.inf else None), self._batch_group().bound)
+        return min(self.loss.lipschitz(norm if norm < math.inf else None), self._at_scores.group.bound)
 
-    def _batch_group(self) -> Group:
-        if self._group is None:
-            rule = self.logit_clipping
-            self._adapt()  # also where the optimizer failed after a release
-            self._group = Group((_SCORES,), math.inf) if rule is None else _single_group(rule)
-        return self._group
+    def before_call(self) -> None:
+        """Called by a hook: project the weights if they were changed.
 
-    def _adapt(self) -> None:
-        released = self._count.released.grad if self._count is not None else None
-        if isinstance(self.logit_clipping, AdaptiveRule) and released is not None:
-            self.logit_clipping.adapt(released)
-
-    def _clip_at_scores(self, losses: Tensor, scores: GradientEdge) -> tuple[Tensor, Tensor | None]:
-        """Scale each example's gradient with respect to the scores down to :meth:`score_gradient_bound`.
-
-        A gradient that is not finite becomes zeros. Without logit clipping nothing else changes, unless the loss
-        exceeds its stated Lipschitz constant.
-
-        Returns:
-            The gradients, of the shape of the scores, and twice the count for the quantile of an adaptive clipping
-            norm, where an example counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
+        Raises:
+            PrivacyError: they were changed within a batch.
         """
-        [gradient] = torch.autograd.grad(losses.sum(), [scores])
-        norms = gradient.detach().double().flatten(1).norm(dim=1)
-        group = self._batch_group()
-        limit = Group((_SCORES,), self.score_gradient_bound(), group.factor)
-        factors = clipping_factors([limit], norms.unsqueeze(0))[0]
-        kept = factors.isfinite()
-        shaped = (-1, *[1] * (gradient.dim() - 1))
-        gradient = torch.where(kept.view(shaped), gradient * factors.to(gradient.dtype).view(shaped), 0)
-        return gradient, None if group.count is None else twice_the_count(norms, group.bound)
+        self._project_if_changed()
+        self._random = RandomState(self.model) if has_foreign_hooks(self.model) else None
+
+    def after_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Tensor:
+        """Called by a hook: record the scores, from which the next backward starts, and return them.
+
+        Raises:
+            PrivacyError: the call is not one that the bounds are about.
+        """
+        random, self._random = self._random, None
+        limits = Limits(self.score_gradient_bound(), self.sensitivities())
+        scores, self._call = record_call(self.model, self.input.shape, args, kwargs, output, random, limits)
+        return scores
+
+    def _refuse_grown_bounds(self, limits: Limits) -> None:
+        """Check that no bound exceeds that of the first microbatch, by which the noise of the batch is scaled.
+
+        The noise cannot follow a later microbatch, because whether there is one depends on the records.
+        """
+        for name, held in (self._held or {}).items():
+            if (grown := limits.sensitivities[name]) > held:
+                raise PrivacyError(
+                    f"the sensitivity of {name} has grown from {held:.6g} to {grown:.6g} since the first microbatch of "
+                    "this batch: change the mode and the settings of model, loss and bound between batches"
+                )
 
     def _check_once_per_kind(self, losses: Tensor, scores: GradientEdge) -> None:
         """Check that the losses depend on their own scores only, once for each kind of loss.
@@ -295,115 +345,50 @@ class LipschitzBound:
             if losses.isfinite().all():  # losses that are not finite prove nothing
                 self._checked.add(kind)
 
-    def _versions(self) -> dict[str, tuple[Any, ...]]:
-        """A fingerprint of each weight that a bound depends on; it changes if the weight is written, replaced or cast.
-
-        Writes through ``.data`` do not increase ``_version``, so a checksum of the bits is part of it.
-        """
-        constrained = {p for module in self.model.modules() if is_constrained(module) for p in module.parameters()}
-        return {
-            name: (p._version, p.data_ptr(), p.dtype, _checksum(p))
-            for name, p in self.model.named_parameters()
-            if p.requires_grad or p in constrained
-        }
-
     def _project_if_changed(self) -> None:
         """Project weights that the user loaded or changed since the last projection.
 
         Raises:
             PrivacyError: gradients of this batch are already pending.
         """
-        if self._projected != self._versions():
+        if self._projected != weight_fingerprint(self.model):
             if self._pending:
                 self._refuse_changed_weights()
             self.after_step()
 
     def _refuse_changed_weights(self) -> None:
-        if self._projected != self._versions():
+        if self._projected != weight_fingerprint(self.model):
             raise PrivacyError(
                 "the weights were changed after the model's last call and before optimizer.step(), but the bounds of a "
                 "batch are those of the weights at its start. Change weights between batches"
             )
 
-    def _record_scores(self, output: Any) -> None:
-        """Keep the scores that the model returned; the next :meth:`backward` starts from them.
 
-        Raises:
-            PrivacyError: the output is not one tensor with a gradient, or it was computed in low precision.
-        """
-        if not isinstance(output, Tensor) or not output.requires_grad:
-            raise PrivacyError(
-                f"the model must return one tensor of scores that requires a gradient, got {type(output).__name__}"
-            )
-        if torch.is_autocast_enabled(output.device.type):
-            raise PrivacyError("rounding under autocast exceeds the slack of the bounds; call the model outside of it")
-        if output.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-            raise PrivacyError(
-                "rounding in TF32 exceeds the slack of the bounds; set torch.backends.cuda.matmul.allow_tf32 = False"
-            )
-        self._scores = get_gradient_edge(output)
+@dataclass(frozen=True)
+class _AtScores:
+    """The scores as the place that accounts for all parameters below."""
 
-
-class _Hooks:
-    """The hooks on the model. In a copy of the model they do nothing."""
-
-    def __init__(self, bound: LipschitzBound | None) -> None:
-        self._bound = ref(bound) if bound is not None else None
-
-    def __deepcopy__(self, memo: dict[int, object]) -> _Hooks:
-        return _Hooks(None)
-
-    def __reduce__(self) -> tuple[type[_Hooks], tuple[None]]:
-        return _Hooks, (None,)
-
-    def _bound_of(self, module: nn.Module) -> LipschitzBound | None:
-        bound = self._bound() if self._bound is not None else None
-        return bound if bound is not None and bound.model is module else None
-
-    def before(self, module: nn.Module, args: Any) -> None:
-        if bound := self._bound_of(module):
-            bound._project_if_changed()
-
-    def after(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.is_grad_enabled() and (bound := self._bound_of(module)):
-            bound._record_scores(output)
-
-
-def _checksum(tensor: Tensor) -> int:
-    """The sum of the tensor's elements, read as integers."""
-    return int(tensor.detach().contiguous().view(_INTEGERS[tensor.element_size()]).sum())
-
-
-def _single_group(rule: ClippingRule) -> Group:
-    groups = rule.groups([_SCORES])
-    if len(groups) != 1:
-        raise ValueError(
-            f"logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got {type(rule).__name__}"
-        )
-    return groups[0]
+    edges: tuple[GradientEdge]
+    upstream: tuple[Node, ...] = ()
 
 
 def _check_only_through_scores(losses: Tensor, scores: GradientEdge, parameters: Mapping[str, Tensor]) -> None:
     """Check that the losses depend on the parameters only through the scores of the last call.
 
-    The search over the autograd graph starts at the losses and does not continue below the scores.
-
     Raises:
         PrivacyError: a parameter is reached another way, which the bound does not cover, or the scores are not reached.
     """
-    names = {id(p): name for name, p in parameters.items()}
-    seen, stack, scores_reached = {scores.node}, [losses.grad_fn], False
-    while stack:
-        node = stack.pop()
-        scores_reached = scores_reached or node is scores.node
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if name := names.get(id(getattr(node, "variable", None))):
-            raise PrivacyError(
-                f"the losses depend on {name} other than through the scores of the model's last call: "
-                "compute them only from these scores; put penalties on the weights into the optimizer (weight_decay)"
-            )
-        stack += [child for child, _ in node.next_functions]
-    if not scores_reached:
+    graph = search(losses, [_AtScores((scores,))], parameters)
+    if graph.uncovered:
+        raise PrivacyError(
+            f"the losses depend on {', '.join(graph.uncovered)} other than through the scores of the model's last "
+            "call: compute them only from these scores; put penalties on the weights into the optimizer (weight_decay)"
+        )
+    if not graph.reached:
         raise PrivacyError("the losses do not depend on the scores of the model's last call")
+
+
+def _called(call: ModelCall | None, what: str) -> ModelCall:
+    if call is None:
+        raise PrivacyError(f"the losses do not come from a call of the model: call {what}")
+    return call

@@ -35,7 +35,7 @@ def forward(module: nn.Module, x: NormBound) -> NormBound:
     Raises:
         PrivacyError: a module with trainable parameters has no bound.
     """
-    _refuse_parametrized(module)
+    _refuse_changed_function(module)
     if is_bounded(module):
         return module.bound_forward(x)
     if type(module) is nn.Sequential:
@@ -57,7 +57,7 @@ def backward(module: nn.Module, x: NormBound, g: float) -> tuple[float, Sensitiv
     Raises:
         PrivacyError: a module with trainable parameters has no bound.
     """
-    _refuse_parametrized(module)
+    _refuse_changed_function(module)
     if is_bounded(module):
         return module.bound_backward(x, g)
     if type(module) is nn.Sequential:
@@ -94,7 +94,13 @@ def sum_sensitivities(sensitivities: Iterable[Sensitivities]) -> Sensitivities:
     return total
 
 
-def _refuse_parametrized(module: nn.Module) -> None:
+def _refuse_changed_function(module: nn.Module) -> None:
+    """Refuse a module that does not compute what its class does, which is what its bounds are about."""
+    if "forward" in vars(module):
+        raise PrivacyError(
+            f"the forward of a {type(module).__name__} was replaced, and its bounds are those of its class. Remove the "
+            "replacement (del module.forward), or write a module with bounds of its own"
+        )
     if parametrize.is_parametrized(module):
         raise PrivacyError(
             f"{type(module).__name__} has a parametrized weight, whose map has no known Lipschitz constant. Remove the "

@@ -200,14 +200,13 @@ def test_squared_distances_reach_their_constant_within_a_ball(outputs: int) -> N
     assert float(row.norm()) == pytest.approx(8.0)
 
 
-def test_targets_beyond_the_declared_bound_are_refused() -> None:
+def test_targets_beyond_the_declared_bound_contribute_nothing() -> None:
     loss = MSE(outputs=1, target_bound=2.0)
     row = gradients(loss, torch.tensor([-3.0], dtype=torch.float64), torch.tensor([2.0]))
     assert float(row.abs()) == loss.lipschitz(logit_bound=3.0) == 10.0
-    with pytest.raises(ValueError, match="exceeds target_bound=2"):
-        loss(torch.tensor([0.0]), torch.tensor([2.1]))
-    with pytest.raises(ValueError, match="exceeds target_bound=2"):
-        loss(torch.tensor([0.0]), torch.tensor([math.nan]))
+    scores = torch.zeros(4, dtype=torch.float64)
+    row = gradients(loss, scores, torch.tensor([2.1, math.nan, -math.inf, 2.0]))
+    assert row.isnan().flatten().tolist() == [True, True, True, False]
 
 
 @pytest.mark.parametrize("reach", [None, math.inf])
@@ -258,12 +257,20 @@ def test_what_does_not_fit_is_refused(loss: nn.Module, outputs: int) -> None:
         loss(scores, targets.unsqueeze(1))
     with pytest.raises(ValueError, match=r"expected one score|expected scores of shape"):
         loss(scores.repeat(1, 2) if outputs == 1 else scores[:, :1], targets)
-    if outputs == 1 and isinstance(loss, MAE | HuberLoss | MSE):
-        return  # their targets are numbers
-    last = max(2, outputs) - 1
-    for wrong in (-1, last + 1, -100, 0.5, math.nan):
-        with pytest.raises(ValueError, match=f"classes from 0 to {last}"):
-            loss(scores, torch.tensor([wrong, 0, 0, 0]))
+
+
+@every_loss
+def test_the_loss_of_a_target_that_is_no_class_is_nan_and_that_of_no_other(loss: nn.Module, outputs: int) -> None:
+    numbers = outputs == 1 and isinstance(loss, MAE | HuberLoss | MSE)
+    scores, targets = some(outputs, 4)
+    targets = targets.clamp(max=1)
+    expected = gradients(loss, scores, targets)
+    for wrong in (math.nan, math.inf) if numbers else (-1, max(2, outputs), -100, 0.5, math.nan, 1e30):
+        bad = torch.cat([torch.tensor([wrong], dtype=torch.float64), targets[1:].double()])
+        assert loss(scores, bad).isnan().tolist() == [True, False, False, False]
+        rows = gradients(loss, scores, bad)
+        assert rows[0].isnan().any()
+        torch.testing.assert_close(rows[1:], expected[1:], rtol=0, atol=0)
 
 
 def test_another_number_of_classes_than_declared_is_refused() -> None:

@@ -36,17 +36,29 @@ def score_norm_bound(logit_bound: float | None) -> float:
     return logit_bound
 
 
-def check_classes(scores: Tensor, targets: Tensor, outputs: int | None) -> None:
-    """Scores have shape (b, outputs) and targets are b class indices, or a ``ValueError`` says what differs."""
+def class_targets(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
+    """The classes of examples with scores (b, outputs), and 1 for each, or NaN where the target is not a class.
+
+    A loss that is multiplied by it, and its gradient, become NaN: such an example contributes nothing to a bounded
+    sum. An error would show that the record is there.
+
+    Raises:
+        ValueError: scores or targets have another shape.
+    """
     if scores.dim() != 2 or scores.shape[1] < 2 or outputs not in (None, scores.shape[1]):
         raise ValueError(f"expected scores of shape (b, {outputs or 'classes'}), got {tuple(scores.shape)}")
-    _check_targets(scores, targets, scores.shape[1])
+    return _whole_below(scores.shape[1], scores, targets)
 
 
-def _check_targets(scores: Tensor, targets: Tensor, classes: int) -> None:
+def _whole_below(classes: int, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     _check_one_per_example(scores, targets)
-    if not ((targets >= 0) & (targets < classes) & (targets == targets.long())).all():
-        raise ValueError(f"expected targets that are classes from 0 to {classes - 1}, got other values")
+    known = (targets >= 0) & (targets < classes) & (targets == targets.long())
+    return torch.where(known, targets, 0).long(), one_or_nan(known, scores)
+
+
+def one_or_nan(known: Tensor, scores: Tensor) -> Tensor:
+    """1 where a target is known, else NaN, in the precision of the scores, shape (b,)."""
+    return torch.where(known, 1.0, math.nan).to(scores.dtype)
 
 
 def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
@@ -57,9 +69,12 @@ def _check_one_per_example(scores: Tensor, targets: Tensor) -> None:
 
 
 def true_and_other_scores(scores: Tensor, targets: Tensor, outputs: int | None) -> tuple[Tensor, Tensor]:
-    """The score of the true class, shape (b,), and those of all others, shape (b, outputs - 1)."""
-    check_classes(scores, targets, outputs)
-    column = targets.long().unsqueeze(1)
+    """The score of the true class, shape (b,), and those of all others, shape (b, outputs - 1).
+
+    They are NaN where the target is not a class.
+    """
+    classes, known = class_targets(scores, targets, outputs)
+    column, scores = classes.unsqueeze(1), scores * known.unsqueeze(1)
     others = torch.arange(scores.shape[1] - 1, device=scores.device)
     return scores.gather(1, column).squeeze(1), scores.gather(1, others + (others >= column))
 
@@ -74,15 +89,17 @@ def single_score(scores: Tensor) -> Tensor:
 
 
 def class_signs(scores: Tensor, targets: Tensor) -> Tensor:
-    """-1 for class 0 and 1 for class 1, in the precision of the scores."""
-    _check_targets(scores, targets, 2)
-    return 2 * targets.to(scores.dtype) - 1
+    """-1 for class 0 and 1 for class 1, in the precision of the scores; NaN for any other target."""
+    classes, known = _whole_below(2, scores, targets)
+    return (2 * classes - 1) * known
 
 
 def residuals(scores: Tensor, targets: Tensor, outputs: int) -> Tensor:
-    """Scores minus targets, shape (b, outputs)."""
+    """Scores minus targets, shape (b, outputs); NaN where a target is not finite, or not a class."""
     if outputs > 1:
-        check_classes(scores, targets, outputs)
-        return scores - nn.functional.one_hot(targets.long(), outputs)
+        classes, known = class_targets(scores, targets, outputs)
+        one_hot = classes.unsqueeze(1) == torch.arange(outputs, device=scores.device)
+        return (scores - one_hot.to(scores.dtype)) * known.unsqueeze(1)
     _check_one_per_example(scores, targets)
-    return (single_score(scores) - targets.to(scores.dtype)).unsqueeze(1)
+    finite = one_or_nan(targets.isfinite(), scores)
+    return ((single_score(scores) - targets.to(scores.dtype)) * finite).unsqueeze(1)

@@ -101,6 +101,9 @@ def _projected_copy(model: nn.Module) -> nn.Module:
         ValueError: a weight was outside of its set.
     """
     copied = copy.deepcopy(model).eval().requires_grad_(False)
+    for module in copied.modules():
+        if type(module) is nn.Dropout:
+            module.p = 0.0  # it does nothing in evaluation mode, but its bound is that of training
     project(copied)
     outside = [
         f"{name} ({type(module).__name__})"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette.nn.lipschitz._targets import Loss, residuals, score_norm_bound
+from noisette.nn.lipschitz._targets import Loss, one_or_nan, residuals, score_norm_bound
 
 F = nn.functional
 
@@ -71,7 +71,8 @@ class MSE(Loss):
 
     Args:
         outputs: number of scores per example. With 1, targets are numbers; with more, classes in one-hot encoding.
-        target_bound: bound on the absolute value of a target that is a number; for classes it is at least 1.
+        target_bound: bound on the absolute value of a target that is a number; for classes it is at least 1. An example
+            with a larger target has a loss of NaN, and contributes nothing: scale or clamp targets by public constants.
 
     >>> import torch
     >>> loss = MSE(outputs=1, target_bound=2.0)
@@ -89,12 +90,8 @@ class MSE(Loss):
         self.target_bound = target_bound
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        if self.outputs == 1 and not (targets.abs() <= self.target_bound).all():
-            raise ValueError(
-                f"a target exceeds target_bound={self.target_bound:g}, on which the Lipschitz constant of MSE depends: "
-                "declare a larger target_bound, or scale or clamp the targets with public constants"
-            )
-        return residuals(scores, targets, self.outputs).square().sum(1)
+        losses = residuals(scores, targets, self.outputs).square().sum(1)
+        return losses * one_or_nan(targets.abs() <= self.target_bound, losses) if self.outputs == 1 else losses
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """Twice the largest distance.

@@ -102,7 +102,9 @@ class LipschitzConcat(nn.Module):
             raise ValueError("LipschitzConcat needs at least one branch, got none")
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([branch(x) for branch in self.branches], 1)
+        # A branch that writes in place would change the input of those behind it.
+        writes = any(getattr(module, "inplace", False) for module in self.branches.modules())
+        return torch.cat([branch(x.clone() if writes else x) for branch in self.branches], 1)
 
     def bound_forward(self, x: NormBound) -> NormBound:
         parts = [propagation.forward(branch, x) for branch in self.branches]

@@ -1,8 +1,9 @@
 """Lipschitz losses of probabilities and of directions.
 
 All losses of this package take scores, (b, outputs), and targets, (b,), and return one loss per example, (b,). For a
-model with one output, scores are (b, 1) or (b,). Their Lipschitz constants hold for all scores and labels, and are
-public: no loss is divided by a count over the batch.
+model with one output, scores are (b, 1) or (b,). Where a target is NaN, or not one of the classes, the loss and its
+gradient are NaN, so that the example contributes nothing and stops nothing. Their Lipschitz constants hold for all
+scores and labels, and are public: no loss is divided by a count over the batch.
 
 Source: Bethune et al. 2024, "DP-SGD Without Clipping: The Lipschitz Neural Network Way", section 3.
 """
@@ -18,8 +19,8 @@ from noisette._internal import checks
 from noisette.nn.lipschitz._targets import (
     Loss,
     check_at_least_two,
-    check_classes,
     class_signs,
+    class_targets,
     score_norm_bound,
     single_score,
     true_and_other_scores,
@@ -53,8 +54,8 @@ class TauCrossEntropy(nn.Module):
         self.classes = classes
 
     def forward(self, scores: Tensor, targets: Tensor) -> Tensor:
-        check_classes(scores, targets, self.classes)
-        return F.cross_entropy(self.tau * scores, targets.long(), reduction="none") / self.tau
+        classes, known = class_targets(scores, targets, self.classes)
+        return F.cross_entropy(self.tau * scores, classes, reduction="none") / self.tau * known
 
     def lipschitz(self, logit_bound: float | None = None) -> float:
         """The gradient is p - e_y, of norm at most sqrt(2) (1 - p_y); a bound on the scores keeps p_y above zero."""

@@ -1,0 +1,89 @@
+"""Gradients with respect to the scores, each scaled down to the bound from which all others follow."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from noisette.clipping.norms import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
+from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.lipschitz.model_call import ModelCall
+from noisette.mechanisms.bounded_sum import BoundedSum
+
+_SCORES = "scores"
+
+
+class ScoreClipping:
+    """Holds each example's gradient at the scores within its bound, which a clipping rule may lower.
+
+    Args:
+        rule: a rule with one clipping norm; without it the bound is that of the loss alone.
+    """
+
+    def __init__(self, rule: ClippingRule | None) -> None:
+        self.rule = rule
+        self._group: Group | None = None  # of the current batch: all its microbatches have the same clipping norm
+        self._counted: Tensor | None = None
+        self._released: Count | None = None  # with the last batch
+
+    @property
+    def group(self) -> Group:
+        """The clipping of the current batch; an infinite norm without a rule.
+
+        Raises:
+            ValueError: the rule has several clipping norms.
+        """
+        if self._group is None:
+            self.adapt()  # also where the optimizer failed after a release
+            self._group = Group((_SCORES,), math.inf) if self.rule is None else _single_group(self.rule)
+        return self._group
+
+    def clip(self, losses: Tensor, call: ModelCall) -> tuple[Tensor, Tensor | None]:
+        """Scale each example's gradient with respect to the scores down to the bound of the call.
+
+        An example whose loss or gradient is not finite contributes nothing. Without a rule nothing else changes, unless
+        the loss exceeds its stated Lipschitz constant.
+
+        Returns:
+            The gradients, of the shape of the scores, and twice the count for the quantile of an adaptive clipping
+            norm, where an example counts +1/2 within the norm and -1/2 above (``None`` without adaptive clipping).
+        """
+        [gradient] = torch.autograd.grad(losses.sum(), [call.scores])
+        axis = call.vectorized_axis or 0
+        rows = gradient.movedim(axis, 0)
+        norms = rows.detach().double().flatten(1).norm(dim=1).where(losses.detach().isfinite(), math.nan)
+        limit = Group((_SCORES,), call.limits.score_gradient, self.group.factor)
+        factors = clipping_factors([limit], norms.unsqueeze(0))[0]
+        kept = factors.isfinite()
+        shaped = (-1, *[1] * (rows.dim() - 1))
+        rows = torch.where(kept.view(shaped), rows * factors.to(rows.dtype).view(shaped), 0)
+        counted = None if self.group.count is None else twice_the_count(norms, self.group.bound)
+        return rows.movedim(0, axis), counted
+
+    def add_count(self, twice: Tensor | None) -> None:
+        """Add the count of a microbatch to that of the batch."""
+        if twice is not None:
+            self._counted = twice + (self._counted if self._counted is not None else 0)
+
+    def pop_count(self) -> BoundedSum | None:
+        """The count of the batch, if the rule counts; nothing is pending afterwards."""
+        count, counted = self.group.count, self._counted
+        self._group, self._counted, self._released = None, None, count
+        return None if count is None else count_within_norm(count, counted)
+
+    def adapt(self) -> None:
+        """Give an adaptive rule the count that was released."""
+        released = self._released.released.grad if self._released is not None else None
+        if isinstance(self.rule, AdaptiveRule) and released is not None:
+            self.rule.adapt(released)
+
+
+def _single_group(rule: ClippingRule) -> Group:
+    groups = rule.groups([_SCORES])
+    if len(groups) != 1:
+        raise ValueError(
+            f"logit clipping needs a rule with one clipping norm, such as FlatClipping(0.1), got {type(rule).__name__}"
+        )
+    return groups[0]

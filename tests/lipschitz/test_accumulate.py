@@ -1,0 +1,266 @@
+"""The loss of one example, vectorised, against a loop over single examples in double precision."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lipschitz_networks import NETWORKS
+from noisette import AdaptiveClip, FlatClipping, LipschitzBound, PrivacyError
+from noisette.nn.lipschitz import (
+    BoundedInput,
+    GroupSort2,
+    L2NormPool2d,
+    NormCap,
+    PatchConv2d,
+    Patches,
+    SpectralConv2d,
+    SpectralLinear,
+    SphereInput,
+    TauCrossEntropy,
+    TokenMix,
+)
+
+F = nn.functional
+TAU = 5.0
+MORE = {
+    "patches": (
+        lambda: nn.Sequential(
+            *(Patches(3, stride=2, padding=1), SphereInput(1.0), PatchConv2d(9, 4, patch=1), GroupSort2()),
+            *(L2NormPool2d(2), nn.Flatten(), SpectralLinear(16, 3)),
+        ),
+        (1, 8, 8),
+    ),
+    "modules of torch": (
+        lambda: nn.Sequential(
+            *(BoundedInput(1.0), SpectralConv2d(3, 8, 3, padding=1, groups=1), nn.ELU(), nn.AvgPool2d(2)),
+            *(nn.MaxPool2d(2), nn.PixelUnshuffle(2), nn.ZeroPad2d(1), nn.Flatten(), nn.Unflatten(1, (32, 16))),
+            *(TokenMix(SpectralLinear(32, 3)), nn.Flatten(), NormCap(0.5), nn.Softplus(), SpectralLinear(48, 3)),
+        ),
+        (3, 16, 16),
+    ),
+    "one score": (lambda: nn.Sequential(BoundedInput(1.0), SpectralLinear(5, 3), nn.Tanh()), (5,)),
+}
+every_network = pytest.mark.parametrize(("make", "shape"), (NETWORKS | MORE).values(), ids=NETWORKS | MORE)
+
+
+def dense(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = [BoundedInput(2.0)]
+    for inputs, outputs in pairwise(widths):
+        layers += [SpectralLinear(inputs, outputs), GroupSort2()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def bound_of(model: nn.Module, shape: tuple[int, ...] = (6,), **settings: Any) -> LipschitzBound:
+    return LipschitzBound(model, loss=TauCrossEntropy(TAU), input_shape=shape, **settings)
+
+
+def of_one(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return TauCrossEntropy(TAU)(model(x), y)
+
+
+def some(shape: tuple[int, ...], count: int = 5) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, *shape, dtype=torch.float64)
+    x[0] *= 1e6
+    return x, torch.randint(0, 3, (count,))
+
+
+def oracle(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The sum of the gradients of the plain loss, one example at a time."""
+    total = torch.zeros(())
+    for one, label in zip(x.split(1), y.split(1), strict=True):
+        grads = torch.autograd.grad(F.cross_entropy(TAU * model(one), label) / TAU, list(model.parameters()))
+        total = total + torch.cat([g.flatten() for g in grads])
+    return total
+
+
+def joint(bound: LipschitzBound) -> Tensor:
+    return torch.cat([g.double().flatten() for part in bound.pop_sums() for g in part.grads])
+
+
+@every_network
+def test_the_sum_is_that_of_single_examples(make, shape) -> None:
+    model = make().double()
+    bound = bound_of(model, shape)
+    x, y = some(shape)
+    bound.accumulate(of_one, x, y)
+    assert torch.allclose(joint(bound), oracle(model, x, y), rtol=0, atol=1e-11)
+
+
+@every_network
+def test_the_sum_in_single_precision_is_that_of_the_batched_way(make, shape) -> None:
+    bound = bound_of(make(), shape, logit_clipping=AdaptiveClip(0.5))
+    x, y = some(shape)
+    bound.accumulate(of_one, x.float(), y)
+    alone = joint(bound)
+    bound.backward(of_one(bound.model, x.float(), y))
+    assert torch.allclose(alone, joint(bound), rtol=1e-5, atol=1e-6)
+
+
+def test_microbatches_add_up_and_an_empty_one_adds_nothing() -> None:
+    bound = bound_of(dense(6, 8, 3))
+    x, y = some((6,), 9)
+    bound.accumulate(of_one, x, y)
+    whole = joint(bound)
+    for part in (slice(0, 2), slice(2, 2), slice(2, 9)):
+        bound.accumulate(of_one, x[part], y[part])
+    assert torch.allclose(joint(bound), whole, atol=1e-12)
+    bound.accumulate(of_one, x[:0], y[:0])
+    assert not joint(bound).any()
+
+
+def test_trees_of_tensors_names_and_constants_reach_the_loss() -> None:
+    model = dense(6, 8, 3)
+    bound = bound_of(model)
+    x, y = some((6,))
+    weights = torch.rand(5, dtype=torch.float64)
+
+    def loss(model: nn.Module, batch: dict[str, Any], *, scale: float, pair: tuple[Tensor, str]) -> Tensor:
+        assert batch["x"].shape == (1, 6)
+        assert pair[0].shape == (1,)
+        assert pair[1] == "constant"
+        return scale * pair[0] * of_one(model, batch["x"], batch["y"])
+
+    bound.accumulate(loss, {"x": x, "y": y, "none": None}, scale=0.5, pair=(weights, "constant"))
+    named = joint(bound)
+    bound.backward(0.5 * weights * of_one(model, x, y))
+    assert torch.allclose(named, joint(bound), atol=1e-12)
+
+
+def test_a_loss_over_a_batch_is_one_over_a_single_example() -> None:
+    """A mean over the batch, a weight of its classes, a centring of its scores: each is that of one example."""
+    model = dense(6, 8, 3)
+    bound = bound_of(model)
+    x, y = some((6,))
+
+    def coupled(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        scores = model(x)
+        losses = F.cross_entropy(TAU * scores, y, reduction="none") / TAU
+        return (losses * len(y) / y.eq(y[0]).sum()).mean() + 0 * (scores - scores.mean(0)).sum()
+
+    bound.accumulate(coupled, x, y)
+    together = joint(bound)
+    for k in range(5):
+        bound.accumulate(coupled, x[k : k + 1], y[k : k + 1])
+    assert torch.allclose(together, joint(bound), atol=1e-12)
+
+
+def test_dropout_draws_a_mask_for_each_example() -> None:
+    layers = (BoundedInput(2.0), SpectralLinear(6, 6), nn.Dropout(0.5), SpectralLinear(6, 3))
+    bound = bound_of(nn.Sequential(*layers).double())
+    x, y = some((6,), 1)
+    bound.accumulate(of_one, x.expand(50, -1).clone(), y.expand(50))
+    total = joint(bound)
+    bound.accumulate(of_one, x, y)
+    assert not torch.allclose(total, 50 * joint(bound), rtol=1e-3)
+
+
+def test_one_example_stays_within_the_bound_whatever_the_loss() -> None:
+    bound = bound_of(dense(6, 8, 3), slack=0.0, logit_clipping=FlatClipping(0.3))
+    x, y = some((6,), 1)
+    bound.accumulate(lambda model, x, y: 1e4 * model(x).square().sum(), x, y)
+    assert 0.01 < float(joint(bound).norm()) <= math.hypot(*bound.sensitivities().values())
+
+
+def test_an_example_that_is_not_finite_contributes_nothing() -> None:
+    bound = bound_of(dense(6, 8, 3))
+    x, y = some((6,))
+    weights = torch.ones(5, dtype=torch.float64)
+    for k, value in enumerate((math.nan, math.inf)):
+        weights[k] = value
+    bound.accumulate(lambda model, x, y, w: w * of_one(model, x, y), x, y, weights)
+    spoilt = joint(bound)
+    bound.accumulate(of_one, x[2:], y[2:])
+    assert torch.allclose(spoilt, joint(bound), atol=1e-12)
+
+
+x, y = some((6,))
+REFUSED: dict[str, tuple[Any, tuple[Any, ...], type[Exception], str]] = {
+    "a row of losses": (lambda model, x, y: model(x), (x, y), PrivacyError, "scalar or a vector of one, got shape"),
+    "no tensor": (lambda model, x, y: 1.0, (x, y), PrivacyError, "got float"),
+    "a penalty": (
+        lambda model, x, y: of_one(model, x, y) + model[1].weight.square().sum(),
+        (x, y),
+        PrivacyError,
+        r"depend on 1\.weight other than through the scores",
+    ),
+    "two calls": (
+        lambda model, x, y: of_one(model, x, y) + of_one(model, -x, y),
+        (x, y),
+        PrivacyError,
+        "other than through the scores of the model's last call",
+    ),
+    "scores that are not used": (
+        lambda model, x, y: model(x).detach().sum() + 0 * model[1].weight.sum(),
+        (x, y),
+        PrivacyError,
+        "other than through the scores",
+    ),
+    "no gradient": (lambda model, x, y: model(x).detach().sum(), (x, y), PrivacyError, "depend on no trainable"),
+    "a part of the model": (
+        lambda model, x, y: model[1](model[0](x)).sum(),
+        (x, y),
+        PrivacyError,
+        "do not come from a call of the model",
+    ),
+    "a constant input": (
+        lambda model, x, y: of_one(model, torch.ones(1, 6, dtype=torch.float64), y),
+        (x, y),
+        PrivacyError,
+        "scores do not depend on the example",
+    ),
+    "two rows": (
+        lambda model, x, y: of_one(model, torch.cat([x, -x]), torch.cat([y, y])).sum(),
+        (x, y),
+        PrivacyError,
+        "2 rows for one example",
+    ),
+    "no batch axis": (
+        lambda model, x, y: of_one(model, x[0], y),
+        (x, y),
+        ValueError,
+        "an example of shape .* has no axis 1",
+    ),
+    "another vmap": (
+        lambda model, x, y: torch.func.vmap(lambda row: model(row[None]).sum())(x).sum(),
+        (x, y),
+        PrivacyError,
+        "inside of another vmap",
+    ),
+    "other lengths": (of_one, (x, y[:3]), ValueError, "all of one length"),
+    "no arguments": (of_one, (), ValueError, "first axis holds the examples"),
+    "a number": (of_one, (x, torch.tensor(1)), ValueError, "first axis holds the examples"),
+}
+
+
+@pytest.mark.parametrize(("loss", "batch", "error", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_has_no_bound_is_refused(loss, batch, error, message) -> None:
+    bound = bound_of(dense(6, 8, 3))
+    with pytest.raises(error, match=message):
+        bound.accumulate(loss, *batch)
+    assert not joint(bound).any(), "nothing is pending"
+
+
+def test_a_call_inside_of_vmap_is_no_call_for_backward() -> None:
+    bound = bound_of(dense(6, 8, 3))
+    losses = torch.func.vmap(lambda x, y: of_one(bound.model, x[None], y[None]).sum())(x, y)
+    with pytest.raises(PrivacyError, match="5 losses for 1 rows of scores"):
+        bound.backward(losses)
+
+
+def test_weights_that_the_loss_changes_are_refused() -> None:
+    bound = bound_of(dense(6, 8, 3))
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        losses = of_one(model, x, y)
+        with torch.no_grad():
+            model.get_parameter("3.weight").mul_(0.5)
+        return losses
+
+    with pytest.raises(PrivacyError, match="weights were changed"):
+        bound.accumulate(loss, x, y)

@@ -1,0 +1,688 @@
+"""Networks, hooks and settings that would move the sum of a Lipschitz bound by more than the bound that it releases.
+
+Each attack is a loop over a batch with and without one record. Either it is refused, or the difference of the two sums
+is within the sensitivity by which the noise of this very batch is scaled. Every attack has a harmless sister.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+from noisette import AdaptiveClip, FlatClipping, LipschitzBound, PrivacyError, certify, privatize
+from noisette.lipschitz import LipschitzFunction, NormBound, propagation, register_bounds
+from noisette.lipschitz.projections import FrobeniusBall
+from noisette.nn.lipschitz import (
+    HKR,
+    KR,
+    MAE,
+    MSE,
+    BoundedInput,
+    GlobalL2NormPool2d,
+    GroupSort2,
+    HuberLoss,
+    KCosine,
+    LipschitzConcat,
+    MulticlassHinge,
+    MultiMargin,
+    Patches,
+    Scale,
+    SpectralConv2d,
+    SpectralLinear,
+    TauBCE,
+    TauCrossEntropy,
+)
+
+F = nn.functional
+TAU = 20.0
+Sums = dict[str, tuple[Tensor, float]]  # by parameter: the sum that is released, and its sensitivity
+
+
+def dense(*widths: int, x0: float = 2.0) -> nn.Sequential:
+    layers: list[nn.Module] = [BoundedInput(x0)]
+    for inputs, outputs in pairwise(widths):
+        layers += [SpectralLinear(inputs, outputs), GroupSort2()]
+    return nn.Sequential(*layers[:-1]).double()
+
+
+def bound_of(model: nn.Module, shape: tuple[int, ...] = (6,), **settings: Any) -> LipschitzBound:
+    return LipschitzBound(model, loss=TauCrossEntropy(TAU, classes=4), input_shape=shape, slack=0.0, **settings)
+
+
+def steep(scores: Tensor, y: Tensor) -> Tensor:
+    """A loss that asks for more than any bound, so every gradient at the scores is as long as it may be."""
+    rows = scores.flatten(1)
+    return 1e3 * (rows.gather(1, y.unsqueeze(1)).squeeze(1) - rows.sum(1) / rows.shape[1])
+
+
+def batched(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
+    bound.backward(steep(bound.model(x), y))
+
+
+def one_by_one(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
+    bound.accumulate(lambda model, x, y: steep(model(x), y), x, y)
+
+
+WAYS = {"batched": batched, "one by one": one_by_one}
+every_way = pytest.mark.parametrize("add", WAYS.values(), ids=WAYS)
+
+
+def popped(bound: LipschitzBound) -> Sums:
+    names = {id(p): name for name, p in bound.parameters.items()}
+    return {
+        names[id(p)]: (g.double(), part.bound)
+        for part in bound.pop_sums()
+        if part.name == "gradient"
+        for p, g in zip(part.params, part.grads, strict=True)
+    }
+
+
+def largest_ratio(bound: LipschitzBound, batch: Callable[[Tensor, Tensor], None], shape: tuple[int, ...]) -> float:
+    """How far one of many records moves a parameter's sum, in units of the sensitivity that is released with it.
+
+    ``batch`` gives two public records, and the one in question, to the bound, and does to it what the attack does.
+    """
+    public, worst = torch.randn(2, *shape, dtype=torch.float64), 0.0
+    batch(public, torch.tensor([0, 1]))
+    without = popped(bound)
+    for k in range(30):
+        record = torch.randn(1, *shape, dtype=torch.float64) * 100
+        if k % 3 == 0:
+            record = torch.full_like(record, 100.0)
+        batch(torch.cat([public, record]), torch.tensor([0, 1, k % 3]))
+        for name, (total, limit) in popped(bound).items():
+            worst = max(worst, float((total - without[name][0]).norm()) / limit)
+    return worst
+
+
+def holds(bound: LipschitzBound, batch: Callable[[Tensor, Tensor], None], shape: tuple[int, ...] = (6,)) -> bool:
+    """Whether an attack is refused, or stays within the bound."""
+    try:
+        ratio = largest_ratio(bound, batch, shape)
+    except PrivacyError:
+        return True
+    except RuntimeError as error:
+        return "not allowed" in str(error)  # torch refuses writes through .data inside of vmap
+    return ratio <= 1 + 1e-9
+
+
+@every_way
+def test_the_ratio_comes_close_to_one_without_an_attack(add) -> None:
+    bound = bound_of(dense(6, 6, 4))
+    assert 0.9 < largest_ratio(bound, lambda x, y: add(bound, x, y), (6,)) <= 1 + 1e-9
+
+
+# Shapes
+
+
+def windows(declared: int) -> LipschitzBound:
+    """A network whose bound grows with the number of windows that contain a pixel."""
+    layers = (BoundedInput(2.0), Patches(7, padding=3), SpectralConv2d(49, 4, 1), GlobalL2NormPool2d())
+    return bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, declared, declared))
+
+
+class AsToken(nn.Module):
+    """Pads sequences to the length that it has now."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length = length
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x, (0, 0, 0, self.length - x.shape[1]))
+
+
+class CutZeros(nn.Module):
+    """Returns the part of an image that is not zero in any record."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = 1 + int(x.abs().sum((0, 1, 2)).nonzero().max())
+        return x[..., :side, :side]
+
+
+def sigmoid(length: int) -> LipschitzBound:
+    layers = (AsToken(length), BoundedInput(0.1), nn.Sigmoid(), SpectralLinear(4, 2))
+    return bound_of(nn.Sequential(*layers).double(), (length, 4))
+
+
+@every_way
+def test_a_larger_image_or_a_longer_sequence_than_declared_is_refused(add) -> None:
+    for bound, x in ((windows(1), torch.ones(3, 1, 13, 13)), (sigmoid(2), torch.ones(3, 90, 4))):
+        declared, got = str(bound.input.shape), str(tuple(x.shape[1:]))[1:]
+        with pytest.raises(PrivacyError) as refusal:
+            add(bound, x.double(), torch.tensor([0, 1, 0]))
+        assert declared in str(refusal.value)
+        assert got in str(refusal.value)
+
+
+def by_name(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
+    bound.backward(steep(bound.model(input=x), y))
+
+
+def padded_by_a_hook(bound: LipschitzBound, x: Tensor, y: Tensor) -> None:
+    with bound.model.register_forward_pre_hook(lambda module, args: (F.pad(args[0], (6, 6, 6, 6), "replicate"),)):
+        batched(bound, x, y)
+
+
+@pytest.mark.parametrize("add", [by_name, batched], ids=["by name", "by position"])
+def test_no_way_into_the_model_avoids_the_check_of_shapes(add) -> None:
+    bound = windows(1)
+    assert holds(bound, lambda x, y: add(bound, x, y), (1, 13, 13))
+
+
+def test_a_hook_that_enlarges_the_input_is_refused() -> None:
+    bound = windows(1)
+    assert holds(bound, lambda x, y: padded_by_a_hook(bound, x, y), (1, 1, 1))
+
+
+def test_a_front_part_that_changes_its_shape_later_is_refused() -> None:
+    longer = sigmoid(3)
+
+    def attack(x: Tensor, y: Tensor) -> None:
+        longer.model[0].length = 90  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+        batched(longer, x, y)
+
+    with pytest.raises(PrivacyError, match=r"AsToken returned examples of shape \(90, 4\).*\(3, 4\)"):
+        attack(torch.ones(2, 3, 4, dtype=torch.float64), torch.tensor([0, 1]))
+
+
+def test_a_front_part_whose_shape_depends_on_values_is_refused() -> None:
+    layers = (CutZeros(), BoundedInput(2.0), Patches(7, padding=3), SpectralConv2d(49, 4, 1), GlobalL2NormPool2d())
+    with pytest.raises((PrivacyError, RuntimeError)):
+        bound_of(nn.Sequential(*layers, SpectralLinear(4, 4)).double(), (1, 13, 13))
+
+
+def rows_as_examples() -> LipschitzBound:
+    layers = (nn.Flatten(0, 1), BoundedInput(2.0), SpectralLinear(4, 4), nn.Unflatten(0, (-1, 9)))
+    return bound_of(nn.Sequential(*layers).double(), (9, 4))
+
+
+def test_rows_of_an_example_cannot_pass_as_examples() -> None:
+    with pytest.raises(PrivacyError, match="first axis must hold the examples"):
+        rows_as_examples()
+
+
+def test_several_rows_of_an_example_are_refused() -> None:
+    def repeated(x: Tensor, y: Tensor) -> None:
+        each = steep(bound.model(x.repeat(4, 1)), y.repeat(4))
+        bound.backward(each.view(4, -1).sum(0))
+
+    def repeated_alone(x: Tensor, y: Tensor) -> None:
+        bound.accumulate(lambda model, x, y: steep(model(x.repeat(4, 1)), y.repeat(4)).sum(), x, y)
+
+    for attack, message in ((repeated, "4 losses for 16 rows"), (repeated_alone, "4 rows for one example")):
+        bound = bound_of(dense(6, 6, 4))
+        with pytest.raises(PrivacyError, match=message):
+            attack(torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3]))
+
+
+@every_way
+def test_batches_of_any_length_and_other_shapes_without_gradients_are_welcome(add) -> None:
+    bound = windows(5)
+    for length in (0, 1, 2, 7):
+        add(bound, torch.randn(length, 1, 5, 5, dtype=torch.float64), torch.zeros(length, dtype=torch.long))
+    with torch.no_grad():
+        assert bound.model(torch.randn(2, 1, 9, 9, dtype=torch.float64)).shape == (2, 4)
+    by_name(bound, torch.randn(2, 1, 5, 5, dtype=torch.float64), torch.tensor([0, 1]))
+
+
+# Modes and settings that change within a batch
+
+
+class ByMode(nn.Module):
+    """Ten times its input in training mode, and says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (10.0 if self.training else 1.0) * x
+
+
+register_bounds(ByMode, LipschitzFunction(lambda module: 10.0 if module.training else 1.0))
+
+
+def lively() -> LipschitzBound:
+    """A network with everything that can be set: an input bound, a mode, a factor, a slope, a bias."""
+    layers = (BoundedInput(2.0), SpectralLinear(6, 6), ByMode(), Scale(2.0), nn.LeakyReLU(3.0), SpectralLinear(6, 4))
+    return bound_of(nn.Sequential(*layers).double())
+
+
+def larger_input(bound: LipschitzBound) -> None:
+    bound.model[0].x0 = 0.25  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+
+
+def evaluation(bound: LipschitzBound) -> None:
+    bound.model.eval()
+
+
+def factor(bound: LipschitzBound) -> None:
+    bound.model[3].factor = 0.01  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+
+
+def slope(bound: LipschitzBound) -> None:
+    bound.model[4].negative_slope = 0.1  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+
+
+def a_weaker_loss(bound: LipschitzBound) -> None:
+    bound.loss = KCosine(k=30.0)
+
+
+def tau(bound: LipschitzBound) -> None:
+    bound.loss = TauCrossEntropy(1e-4, classes=4)
+
+
+def certified_norm(bound: LipschitzBound) -> None:
+    bound.model[1].norm = 1e-3  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+    bound.model[5].norm = 1e-3  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+
+
+def a_layer_with_the_same_weight(bound: LipschitzBound) -> None:
+    other = SpectralLinear(6, 4, FrobeniusBall(1e-3)).double()
+    other.weight = bound.model[5].weight  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
+    bound.model[5] = other  # pyright: ignore[reportIndexIssue]
+
+
+CHANGES = {
+    change.__name__: change
+    for change in (
+        *(larger_input, evaluation, factor, slope, a_weaker_loss, tau, certified_norm),
+        a_layer_with_the_same_weight,
+    )
+}
+every_change = pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+
+
+@contextmanager
+def for_a_while(bound: LipschitzBound, change: Callable[[LipschitzBound], None]) -> Iterator[None]:
+    """A change, and the settings from before it again."""
+    model = bound.model
+    assert isinstance(model, nn.Sequential)
+    loss, layers, states = bound.loss, list(model), [dict(vars(layer)) for layer in model]
+    change(bound)
+    yield
+    bound.loss = loss
+    model.train()
+    for k, (layer, state) in enumerate(zip(layers, states, strict=True)):
+        model[k] = layer
+        vars(layer).update(state)
+
+
+@every_way
+@every_change
+def test_a_change_before_the_step_does_not_lower_the_bound_of_the_batch(change, add) -> None:
+    bound = lively()
+
+    def batch(x: Tensor, y: Tensor) -> None:
+        nonlocal undo
+        undo.__exit__(None, None, None)
+        add(bound, x, y)
+        undo = for_a_while(bound, change)
+        undo.__enter__()  # the sums are popped with the change in place
+
+    undo: AbstractContextManager[Any] = nullcontext()
+    assert holds(bound, batch)
+
+
+@every_way
+@every_change
+def test_a_change_between_microbatches_does_not_lower_the_bound_of_the_batch(change, add) -> None:
+    bound = lively()
+
+    def loosened_later(x: Tensor, y: Tensor) -> None:
+        with for_a_while(bound, change):
+            add(bound, x[:1], y[:1])
+        add(bound, x[1:], y[1:])
+
+    def tightened_later(x: Tensor, y: Tensor) -> None:
+        add(bound, x[1:], y[1:])
+        with for_a_while(bound, change):
+            add(bound, x[:1], y[:1])
+
+    assert holds(bound, loosened_later)
+    bound = lively()
+    assert holds(bound, tightened_later)
+
+
+@every_way
+def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcome(add) -> None:
+    bound = lively()
+    x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])
+    with for_a_while(bound, evaluation):
+        add(bound, x, y)
+        small = popped(bound)
+        add(bound, x, y)
+    with pytest.raises(PrivacyError, match=r"sensitivity of 1\.weight has grown from .* since the first microbatch"):
+        add(bound, x, y)
+    popped(bound)
+    add(bound, x, y)
+    assert popped(bound)["1.weight"][1] == pytest.approx(10 * small["1.weight"][1])
+
+
+@every_way
+def test_settings_of_the_bound_itself_are_those_of_the_first_microbatch(add) -> None:
+    bound = bound_of(dense(6, 6, 4), logit_clipping=FlatClipping(1.0))
+
+    def batch(x: Tensor, y: Tensor) -> None:
+        bound.slack, bound.input = 0.0, NormBound(math.inf, (6,))
+        add(bound, x, y)
+        bound.slack, bound.input = -0.9, NormBound(0.01, (6,))
+
+    assert holds(bound, batch)
+
+
+@every_way
+def test_evaluation_between_microbatches_is_harmless(add) -> None:
+    layers = (BoundedInput(2.0), SpectralLinear(6, 6), nn.Dropout(0.5), SpectralLinear(6, 4))
+    bound = bound_of(nn.Sequential(*layers).double())
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 3])
+    limits = bound.sensitivities()
+    for part in (slice(0, 2), slice(2, 4)):
+        bound.model.train()
+        add(bound, x[part], y[part])
+        bound.model.eval()
+        with torch.no_grad():
+            bound.model(x)
+        bound.model(x)  # with gradients, and without a backward pass
+    assert {name: limit for name, (_, limit) in popped(bound).items()} == limits, "as with a batch of no example"
+    assert {name: limit for name, (_, limit) in popped(bound).items()} == limits
+
+
+# Hooks
+
+
+def attached(kind: str, model: nn.Sequential, do: Callable[[Tensor], Any]) -> list[Any]:
+    """Hooks of this kind that do something to what passes them, and return what it returns."""
+    first = model[1]
+    match kind:
+        case "forward hook":
+            return [first.register_forward_hook(lambda module, args, output: do(output))]
+        case "forward pre-hook":
+            return [model[3].register_forward_pre_hook(lambda module, args: do(args[0]))]
+        case "forward hook of the root":
+            handle = model.register_forward_hook(lambda module, args, output: do(output), prepend=True)
+            return [handle]
+        case "global forward hook":
+            return [
+                torch_module.register_module_forward_hook(
+                    lambda module, args, out: do(out) if module is first else None
+                )
+            ]
+        case "global forward pre-hook":
+            return [
+                torch_module.register_module_forward_pre_hook(
+                    lambda module, args: do(args[0]) if module is first else None
+                )
+            ]
+        case "full backward hook":
+            return [model[3].register_full_backward_hook(lambda module, to_input, to_output: in_tuple(do(to_input[0])))]
+        case "full backward pre-hook":
+            return [model[3].register_full_backward_pre_hook(lambda module, to_output: in_tuple(do(to_output[0])))]
+        case "global backward hook":
+            return [
+                torch_module.register_module_full_backward_hook(
+                    lambda module, to_input, to_output: in_tuple(do(to_input[0])) if module is model[3] else None
+                )
+            ]
+        case "tensor hook":
+            return [first.register_forward_hook(lambda module, args, output: output.register_hook(do) and None)]
+        case "hook of a graph node":
+            return [
+                first.register_forward_hook(
+                    lambda module, args, output: (
+                        output.grad_fn
+                        and output.grad_fn.register_prehook(lambda gradients: in_tuple(do(gradients[0])))
+                        and None
+                    )
+                )
+            ]
+        case _:
+            raise LookupError(kind)
+
+
+def in_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, Tensor) else None
+
+
+FORWARD = ["forward hook", "forward pre-hook", "forward hook of the root", "global forward hook"]
+FORWARD += ["global forward pre-hook"]
+BACKWARD = ["full backward hook", "full backward pre-hook", "global backward hook", "tensor hook"]
+BACKWARD += ["hook of a graph node"]
+KINDS = FORWARD + BACKWARD
+# Inside of vmap torch calls no backward hook, and refuses hooks on tensors and writes through .data.
+SEEN = [(kind, batched) for kind in KINDS] + [(kind, one_by_one) for kind in FORWARD]
+NAMES = [f"{kind}, {'batched' if add is batched else 'one by one'}" for kind, add in SEEN]
+every_kind_and_way = pytest.mark.parametrize(("kind", "add"), SEEN, ids=NAMES)
+global_hooks_pass_inputs = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+
+def written(x: Tensor) -> None:
+    x.data.mul_(10)
+
+
+CHANGED = {
+    "tenfold": lambda x: 10 * x,
+    "with noise": lambda x: x + 100 * torch.ones_like(x),
+    "in place": written,
+}
+
+
+@global_hooks_pass_inputs
+@every_kind_and_way
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_a_hook_that_changes_values_breaks_no_bound(kind: str, change, add) -> None:
+    bound = bound_of(dense(6, 6, 6, 4))
+    handles = attached(kind, bound.model, change)  # pyright: ignore[reportArgumentType]
+    try:
+        assert holds(bound, lambda x, y: add(bound, x, y))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@global_hooks_pass_inputs
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_that_changes_values_is_refused_in_words(kind: str) -> None:
+    bound = bound_of(dense(6, 6, 6, 4))
+    handles = attached(kind, bound.model, CHANGED["tenfold"])  # pyright: ignore[reportArgumentType]
+    try:
+        with pytest.raises(
+            PrivacyError, match="a forward hook has changed" if kind in FORWARD else "a hook has changed"
+        ):
+            batched(bound, torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2]))
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@global_hooks_pass_inputs
+@every_kind_and_way
+def test_a_hook_that_only_looks_is_welcome(kind: str, add) -> None:
+    layers = (BoundedInput(2.0), SpectralLinear(6, 6), nn.Dropout(0.5), SpectralLinear(6, 4))
+    bound = bound_of(nn.Sequential(*layers).double())
+    x, y = torch.randn(3, 6, dtype=torch.float64), torch.tensor([0, 1, 2])
+    torch.manual_seed(5)
+    add(bound, x, y)
+    expected, after = popped(bound), torch.rand(3)
+    seen: list[Tensor] = []
+    handles = attached(kind, bound.model, lambda x: seen.append(x.detach()))  # pyright: ignore[reportArgumentType]
+    try:
+        torch.manual_seed(5)
+        add(bound, x, y)
+        assert torch.equal(torch.rand(3), after), "the second call draws no further numbers"
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert len(seen) == 1
+    for name, (total, limit) in popped(bound).items():
+        assert torch.equal(total, expected[name][0])
+        assert limit == expected[name][1]
+
+
+def test_hooks_on_the_scores_see_the_gradient_of_the_loss_and_change_no_bound() -> None:
+    bound = bound_of(dense(6, 6, 4))
+    seen = []
+
+    def batch(x: Tensor, y: Tensor) -> None:
+        scores = bound.model(x)
+        scores.register_hook(lambda g: seen.append(g) or 100 * g)
+        scores.grad_fn.register_prehook(lambda g: (100 * g[0],))
+        bound.backward(steep(scores, y))
+
+    assert 0.9 < largest_ratio(bound, batch, (6,)) <= 1 + 1e-9
+    assert seen
+
+
+def test_a_hook_on_an_activation_that_was_recorded_changes_no_bound() -> None:
+    bound = bound_of(dense(6, 6, 6, 4))
+    kept: list[Tensor] = []
+    bound.model[1].register_forward_hook(lambda module, args, output: kept.append(output))  # pyright: ignore
+
+    def batch(x: Tensor, y: Tensor) -> None:
+        losses = steep(bound.model(x), y)
+        kept[-1].register_hook(lambda g: 100 * g)
+        bound.backward(losses)
+
+    assert holds(bound, batch)
+
+
+@pytest.mark.parametrize("harmless", [False, True])
+def test_saved_tensors_that_are_changed_break_no_bound(harmless: bool) -> None:
+    bound = bound_of(dense(6, 6, 6, 4))
+
+    def spoilt(t: Tensor) -> bool:
+        return not harmless and t.is_floating_point()
+
+    def batch(x: Tensor, y: Tensor) -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: 10 * t if spoilt(t) else t):
+            losses = steep(bound.model(x), y)
+            bound.backward(losses)
+
+    assert holds(bound, batch)
+    if harmless:
+        batch(torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+
+
+def test_a_forward_that_was_replaced_is_refused() -> None:
+    bound = bound_of(dense(6, 6, 4))
+    plain = bound.model[1].forward  # pyright: ignore
+    bound.model[1].forward = lambda x: 10 * plain(x)  # pyright: ignore
+    with pytest.raises(PrivacyError, match="forward of a SpectralLinear was replaced"):
+        batched(bound, torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1]))
+
+
+# Constants of activations
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, 5.0])
+def test_an_activation_with_a_jump_has_no_bound_and_no_certificate(threshold: float) -> None:
+    model = nn.Sequential(
+        BoundedInput(3.0), SpectralLinear(2, 2), nn.Softplus(threshold=threshold), SpectralLinear(2, 2)
+    )
+    for refused in (lambda: bound_of(model, (2,)), lambda: certify(model, torch.randn(3, 2))):
+        with pytest.raises(PrivacyError, match=r"jumps where beta x .* give threshold=20 or more"):
+            refused()
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [nn.CELU(-0.5), nn.Threshold(0.1, 20.0), nn.Hardshrink(3.0), nn.PReLU(init=9.0), nn.Hardswish()],
+    ids=str,
+)
+def test_an_activation_without_a_known_constant_is_refused(activation: nn.Module) -> None:
+    activation.requires_grad_(False)
+    model = nn.Sequential(BoundedInput(3.0), SpectralLinear(2, 2), activation, SpectralLinear(2, 2))
+    with pytest.raises(PrivacyError, match="no finite sensitivity"):
+        bound_of(model, (2,))
+    with pytest.raises(ValueError, match="without a Lipschitz constant"):
+        certify(model, torch.randn(3, 2))
+
+
+@every_way
+@pytest.mark.parametrize("activation", [nn.ELU(4.0), nn.LeakyReLU(-5.0), nn.SELU(), nn.CELU(0.1)], ids=str)
+def test_no_slope_of_an_activation_exceeds_the_bound(activation: nn.Module, add) -> None:
+    layers = (BoundedInput(2.0), SpectralLinear(6, 6), activation, SpectralLinear(6, 4))
+    bound = bound_of(nn.Sequential(*layers).double())
+    assert holds(bound, lambda x, y: add(bound, x, y))
+
+
+@every_way
+def test_a_branch_that_writes_in_place_does_not_change_the_input_of_the_next(add) -> None:
+    branches = LipschitzConcat([nn.Sequential(nn.Identity(), nn.LeakyReLU(9.0, inplace=True)), SpectralLinear(6, 4)])
+    bound = bound_of(nn.Sequential(BoundedInput(1.0), branches, SpectralLinear(10, 4)).double())
+    with_negative = lambda x, y: add(bound, -x.abs(), y)  # noqa: E731
+    assert largest_ratio(bound, with_negative, (6,)) <= 1 + 1e-9
+
+
+def test_dropout_has_the_bound_of_training_and_no_part_in_a_certificate() -> None:
+    assert propagation.backward(nn.Dropout(0.75).eval(), NormBound(1.0, (3,)), 1.0)[0] == 4.0
+    assert propagation.backward(nn.Dropout(1.0), NormBound(1.0, (3,)), 1.0)[0] == 1.0
+    plain = nn.Sequential(BoundedInput(3.0), SpectralLinear(4, 4))
+    dropped = nn.Sequential(BoundedInput(3.0), nn.Dropout(0.5), plain[1])
+    x = torch.randn(5, 4)
+    assert torch.equal(certify(plain, x), certify(dropped, x))
+    assert dropped[1].p == 0.5
+
+
+# Targets
+
+LOSSES: list[tuple[nn.Module, int, list[float]]] = [
+    (TauCrossEntropy(3.0), 4, [-1, 4, -100, 0.5, math.nan]),
+    (KCosine(0.5), 4, [-1, 4, math.nan]),
+    (MulticlassHinge(4), 4, [-1, 4, math.nan]),
+    (MultiMargin(), 4, [-1, 4, math.nan]),
+    (KR(4), 4, [-1, 4, math.nan]),
+    (HKR(4, 2.0), 4, [-1, 4, math.nan]),
+    (MSE(4), 4, [-1, 4, math.nan]),
+    (MAE(4), 4, [-1, 4, math.nan]),
+    (TauBCE(3.0), 1, [-1, 2, 0.5, math.nan]),
+    (KR(1), 1, [-1, 2, math.inf, math.nan]),
+    (HKR(1, 2.0), 1, [-1, 2, math.nan]),
+    (MAE(1), 1, [math.nan, math.inf]),
+    (HuberLoss(1), 1, [math.nan, -math.inf]),
+    (MSE(1, target_bound=2.0), 1, [2.1, -1e30, math.nan, math.inf]),
+]
+
+
+@every_way
+@pytest.mark.parametrize(("loss", "outputs", "wrong"), LOSSES, ids=lambda value: str(value))
+def test_a_target_that_is_none_contributes_nothing_to_gradient_and_count(loss, outputs, wrong, add) -> None:
+    model = dense(6, 6, outputs)
+    bound = LipschitzBound(model, loss=loss, input_shape=(6,), logit_clipping=AdaptiveClip(1.0))
+    x, y = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+
+    def sums(x: Tensor, y: Tensor) -> list[Tensor]:
+        if add is batched:
+            bound.backward(loss(model(x), y))
+        else:
+            bound.accumulate(lambda model, x, y: loss(model(x), y), x, y)
+        return [g for part in bound.pop_sums() for g in part.grads]
+
+    without = sums(x[1:], y[1:])
+    assert float(without[-1]) != 0, "the count"
+    for target in wrong:
+        y[0] = target
+        for one, other in zip(sums(x, y), without, strict=True):
+            assert torch.allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_run_with_targets_that_are_none_goes_on() -> None:
+    model = dense(6, 6, 1)
+    bound = LipschitzBound(model, loss=MAE(1), input_shape=(6,), logit_clipping=AdaptiveClip(1.0))
+    targets = torch.tensor([math.nan, 1.0, math.inf, 2.0] * 10, dtype=torch.float64)
+    records = torch.utils.data.TensorDataset(torch.randn(40, 6, dtype=torch.float64), targets)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings: dict[str, Any] = {"sampling_rate": 0.5, "expected_batch_size": 20, "steps": 3, "noise_multiplier": 1.0}
+    with privatize(bound, optimizer, records, separability="asserted", **settings) as run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(8):
+                run.backward(MAE(1)(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.steps_taken == 3
+    assert all(p.isfinite().all() for p in model.parameters())
