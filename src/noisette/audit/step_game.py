@@ -83,7 +83,7 @@ def run_step_game(
     for _, batch, sums in released_steps(
         bound,
         canary_model.records,
-        lambda run, records: run.backward(canary_model.losses(bound.model(records))),
+        lambda run, records: run.accumulate(lambda model, record: canary_model.losses(model(record)), records),
         noise_multiplier=noise_multiplier,
         sampling_rate=0.5,
         steps=steps,
@@ -101,7 +101,7 @@ def run_step_game(
 def released_steps(
     bound: GradientBound,
     records: Tensor | tuple[Tensor, ...],
-    backward: Callable[[PrivateRun, Any], None],
+    add: Callable[[PrivateRun, Any], None],
     *,
     noise_multiplier: float,
     sampling_rate: float,
@@ -116,12 +116,12 @@ def released_steps(
     Args:
         bound: of the model that is trained.
         records: the data set.
-        backward: calls ``run.backward`` with the losses of a microbatch.
+        add: adds the gradients of a microbatch, by ``run.accumulate`` or ``run.backward``.
         noise_multiplier: of the run.
         sampling_rate: of the run.
         steps: of the run.
         expected_batch_size: by which each sum is divided.
-        microbatch_size: the largest number of records in a call of ``backward``.
+        microbatch_size: the largest number of records in a call of ``add``.
         lr: learning rate of SGD; 0 keeps the weights.
         accountant: of the run; that of ``privatize`` unless given.
 
@@ -143,7 +143,7 @@ def released_steps(
         for batch in run.batches():
             sums = bound.pop_sums()
             for microbatch in batch.microbatches(microbatch_size):
-                backward(run, microbatch)
+                add(run, microbatch)
             optimizer.step()
             yield run, batch, sums
             optimizer.zero_grad()

@@ -137,7 +137,7 @@ def audit_run(
         trained = released_steps(
             bound,
             records,
-            lambda run, batch, made=made, bound=bound: run.backward(made.losses(bound.model(batch))),
+            lambda run, batch, made=made: run.accumulate(lambda model, record: made.losses(model(record)), batch),
             noise_multiplier=noise_multiplier,
             sampling_rate=sampling_rate,
             steps=steps,

@@ -51,7 +51,6 @@ def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger) -
         accountant=ACCOUNTANTS[privacy.accountant],
         allow_large_delta=privacy.allow_large_delta,
         ledger=ledger,
-        separability="asserted",
     )
 
 

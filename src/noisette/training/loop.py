@@ -89,7 +89,7 @@ def resume(
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     accountant = ACCOUNTANTS[recipe.privacy.accountant]
     run = PrivateRun.resume(
-        checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant, separability="asserted"
+        checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant
     )
     with run:
         if setup.averaged:
@@ -152,7 +152,7 @@ class _Training:
         _set_learning_rate(run, settings)
         for batch in run.batches():
             for inputs, targets in batch.microbatches(settings.microbatch_size):
-                run.backward(self._setup.loss(model(inputs), targets))
+                run.accumulate(self._loss, inputs, targets)
             optimizer.step()
             optimizer.zero_grad()
             _set_learning_rate(run, settings)
@@ -165,6 +165,10 @@ class _Training:
             following = next(step for step in self._costs if step >= run.steps_spent)
             latest = points[-1].test_accuracy if points else None
             on_step(run, Point(run.steps_spent, self._costs[following], latest))
+
+    def _loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of one example, with a batch axis of length 1."""
+        return self._setup.loss(model(inputs), targets)
 
     def _add_point(self, epsilon: float) -> None:
         setup = self._setup

@@ -39,6 +39,7 @@ def facts() -> Facts:
         accountant_version="dp-accounting 0.6.0",
         tail_delta=1.7e-13,
         sampling="Poisson",
+        separability="by construction",
         sampling_rate=EVENT.sampling_rate,
         noise_multiplier=EVENT.noise_multiplier,
         max_grad_norm=1.5,

@@ -54,6 +54,7 @@ class Facts:
     ``max_grad_norm`` is the clipping norm of all ``groups`` of parameters together, as of the last release; it is
     ``None`` where the layers bound the gradients, as ``lipschitz`` has it; ``parts`` are what a step releases, () for
     the gradient alone.
+    ``separability`` is how the examples of a batch are kept apart: "by construction", or "asserted" by the operator;
     ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
     and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
     ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it.
@@ -78,6 +79,7 @@ class Facts:
     tail_delta: float
     sampling: str
     sampling_rate: float
+    separability: str
     noise_multiplier: float
     max_grad_norm: float | None
     groups: int
@@ -134,6 +136,7 @@ def facts_of(outcome: Outcome) -> Facts:
         accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
         tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
         sampling=PoissonGaussian.sampling,
+        separability=run.separability or "by construction",
         sampling_rate=run.sampling_rate,
         noise_multiplier=run.noise_multiplier,
         max_grad_norm=None if by_layers else math.hypot(*gradients),

@@ -76,6 +76,7 @@ def _mechanism(facts: Facts) -> Section:
             *_before_training(facts),
             f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
             f"{facts.sampling_rate:.6g}. A batch may be empty; an empty batch is released like any other.",
+            _separability(facts),
             *(_by_layers(facts) if facts.lipschitz else _by_clipping(facts)),
             f"Normaliser: the noised sum is divided by {facts.recipe.training.batch_size}, a declared constant, "
             "however many records the batch held.",
@@ -83,6 +84,19 @@ def _mechanism(facts: Facts) -> Section:
             f"{facts.steps_taken} carried out.{_resumed(facts)} The ledger is the file ledger.jsonl; the seal of its "
             f"last line is {facts.ledger_head}.",
         ),
+    )
+
+
+def _separability(facts: Facts) -> str:
+    """How the examples of a batch are kept apart."""
+    if facts.separability == "asserted":
+        return (
+            "Separability: the losses of a batch were computed together. That the loop keeps examples apart was "
+            "asserted by the operator, and checked on public inputs."
+        )
+    return (
+        "Separability: the loss of one example is vectorised over the batch, so no model or loss can see another "
+        "example. What a record looks like when it is loaded is not covered by this."
     )
 
 
