@@ -88,9 +88,7 @@ def resume(
     if setup.public_digest != saved["public examples"]:
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     accountant = ACCOUNTANTS[recipe.privacy.accountant]
-    run = PrivateRun.resume(
-        checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant
-    )
+    run = PrivateRun.resume(checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant)
     with run:
         if setup.averaged:
             setup.averaged.load_state_dict(saved["averaged"])

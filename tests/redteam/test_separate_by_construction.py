@@ -1,0 +1,223 @@
+"""Couplings of examples, in loss and model, that per-example losses cannot have: one record moves a sum by C at most."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import noisette
+from noisette.errors import PrivacyError
+
+F = nn.functional
+C, N = 1.0, 24
+X = torch.randn(N, 6, generator=torch.Generator().manual_seed(5))
+Y = torch.randint(0, 3, (N,), generator=torch.Generator().manual_seed(6))
+FORGED = [X[:1], X[:1] * 1e8, X[:1] * 1e-8, torch.full((1, 6), torch.nan), torch.full((1, 6), torch.inf), -X[:1] * 50]
+
+Loss = Callable[..., Tensor]
+
+
+def released(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, microbatch: int = 7) -> Tensor:
+    """What one step of the public loop releases, with hardly any noise, times the divisor."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model.zero_grad()
+    clip = noisette.PerExampleClip(model, C)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with noisette.privatize(
+        clip, optimizer, (x, y), sampling_rate=1.0, expected_batch_size=1, steps=1, noise_multiplier=1e-6
+    ) as run:
+        for batch in run.batches():
+            for xs, ys in batch.microbatches(microbatch):
+                run.accumulate(loss, xs, ys)
+            optimizer.step()
+        return torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
+
+
+def by_hand(model: nn.Module, loss: Loss, x: Tensor, y: Tensor) -> Tensor:
+    """The clipped sum of a loop over single examples."""
+    total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    for i in range(len(x)):
+        model.zero_grad()
+        loss(model, x[i : i + 1], y[i : i + 1]).sum().backward()
+        flat = torch.cat([p.grad.double().flatten() for p in model.parameters() if p.grad is not None])
+        total += flat * min(1.0, C / max(float(flat.norm()), 1e-30)) if flat.isfinite().all() else 0
+    return total
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def hard_examples(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    return (losses * (losses > losses.detach().mean() - 1e-6)).sum()
+
+
+def over_the_largest(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    return (losses / losses.detach().max()).sum()
+
+
+def class_weights(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    counts = F.one_hot(y, 3).sum(0)
+    return F.cross_entropy(model(x), y, weight=1.0 / (1 + counts))
+
+
+def over_the_size(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y, reduction="none").sum() / len(y)
+
+
+def with_a_baseline(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    log_p = model(x).log_softmax(1)
+    reward = (x.sum(1) > 0).float()
+    return -((reward - reward.mean() + 0.5) * log_p.gather(1, y.unsqueeze(1)).squeeze(1)).sum()
+
+
+def contrastive(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    z = F.normalize(model(x), dim=1)
+    return F.cross_entropy(z @ z.t() + model(x)[:, :1], torch.arange(len(x)))
+
+
+def standardised(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x - x.mean(0) + 0.1 * x), y)
+
+
+def mixed_up(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(0.5 * x + 0.5 * x.flip(0)), y)
+
+
+def half(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    return 0.5 * (losses * losses.detach().sum())
+
+
+LOSSES = [
+    hard_examples, over_the_largest, class_weights, over_the_size, with_a_baseline, contrastive, standardised, mixed_up,
+    half,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_coupled_loss_is_that_of_each_example_alone(loss: Loss) -> None:
+    model = network()
+    torch.testing.assert_close(released(model, loss, X, Y), by_hand(model, loss, X, Y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_a_record_moves_a_coupled_loss_by_no_more_than_the_bound(loss: Loss) -> None:
+    model = network()
+    without = released(model, loss, X[1:], Y[1:])
+    for record in FORGED:
+        with_it = released(model, loss, torch.cat([record, X[1:]]), Y)
+        assert float((with_it - without).norm()) <= C * (1 + 1e-4)
+
+
+class Centring(nn.Module):
+    """Subtracts the mean of the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - 0.9 * x.mean(0)
+
+
+class BatchAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(x @ x.t(), 1) @ x + x
+
+
+class Sorted(nn.Module):
+    """Sorts the batch by a score and never undoes it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x.sum(1).argsort()]
+
+
+class Ramp(nn.Module):
+    """Couples more in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.amount = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.amount += 0.5
+        return x - min(self.amount, 1.0) * x.mean(0) + 0.3 * x
+
+
+class Gate(nn.Module):
+    """Couples where a coin says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        coin = random.random() < 0.5 or np.random.rand() < 0.5
+        return x - x.mean(0) + 0.2 * x if coin else x
+
+
+class LargeOnly(nn.Module):
+    """Couples above a size that no check tries."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if len(x) > 3 else x
+
+
+class PackedGru(nn.Module):
+    """A recurrence over sequences that are permuted by a score, which one forged record could move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(1, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x.norm(dim=1).argsort()
+        return self.gru(x[order].unsqueeze(2))[0][:, -1][order.argsort()]
+
+
+@pytest.mark.parametrize("part", [Centring, BatchAttention, Sorted, Ramp, Gate, LargeOnly, PackedGru])
+def test_a_record_moves_a_coupled_model_by_no_more_than_the_bound(part: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(1)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    def made() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(part(), nn.Linear(6, 3))
+
+    without = released(made(), loss, X[1:], Y[1:], microbatch=N)
+    for record in FORGED:
+        with_it = released(made(), loss, torch.cat([record, X[1:]]), Y, microbatch=N)
+        assert float((with_it - without).norm()) <= C * (1 + 1e-4)
+
+
+def test_a_tensor_of_the_batch_is_no_way_around_the_arguments() -> None:
+    model = network()
+    clip = noisette.PerExampleClip(model, C)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with noisette.privatize(
+        clip, optimizer, (X, Y), sampling_rate=1.0, expected_batch_size=N, steps=3, noise_multiplier=1.0
+    ) as run:
+        batch = next(iter(run.batches()))
+        x, y = next(batch.microbatches(N))
+        weights = 1.0 / F.one_hot(y, 3).sum(0)
+        with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+            run.accumulate(lambda model, x, y: F.cross_entropy(model(x), y, weight=weights), x, y)
+        with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+            run.accumulate(lambda model, a, b: F.cross_entropy(model(a), b) / y.sum(), x, y)
+        with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+            run.accumulate(lambda model, a, b: F.mse_loss(model(a)[:, 0], x.mean(1)[:1]), x, y)
+        run.accumulate(lambda model, x, y: F.cross_entropy(model(x), y, weight=weights), x, y, public=[weights])
+
+
+def test_a_constant_table_that_was_there_before_is_used() -> None:
+    model, table = network(), torch.tensor([1.0, 2.0, 0.5])
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, weight=table, reduction="sum")
+
+    torch.testing.assert_close(released(model, loss, X, Y), by_hand(model, loss, X, Y), rtol=1e-4, atol=1e-4)
