@@ -1,4 +1,4 @@
-"""Couplings of examples, in loss and model, that per-example losses cannot have: one record moves a sum by C at most."""
+"""Couplings of examples in loss and model that per-example losses cannot have: a record moves a sum by C at most."""
 
 from __future__ import annotations
 
