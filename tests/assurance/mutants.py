@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bound_faults
+import clipless_call_faults
 import clipless_faults
 import noise_faults
 import sampling_faults
@@ -11,7 +12,7 @@ import spending_faults
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
-    "Bounds without clipping": clipless_faults.MUTANTS,
+    "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Ledger, price and resumed runs": spending_faults.MUTANTS,
 }

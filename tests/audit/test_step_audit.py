@@ -41,6 +41,7 @@ from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
 from noisette.clipping.norms import ClippedSum, Engine
 from noisette.lipschitz.bound import LipschitzBound
+from noisette.lipschitz.score_clipping import ScoreClipping
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 
@@ -123,9 +124,9 @@ def test_lipschitz_bound_is_the_documented_mechanism(limit: str) -> None:
 LIPSCHITZ_MUTANTS = {
     "inputs as they come": (BoundedInput, "forward", lambda self, x: x),
     "gradients at the scores as they come": (
-        LipschitzBound,
-        "_clip_at_scores",
-        lambda self, losses, scores: (torch.autograd.grad(losses.sum(), [scores])[0], None),
+        ScoreClipping,
+        "clip",
+        lambda self, losses, call: (torch.autograd.grad(losses.sum(), [call.scores])[0], None),
     ),
     "half of each sensitivity": (
         LipschitzBound,

@@ -350,6 +350,14 @@ def test_a_change_between_microbatches_does_not_lower_the_bound_of_the_batch(cha
 
 
 @every_way
+@pytest.mark.parametrize("change", [certified_norm, a_layer_with_the_same_weight])
+def test_norms_that_were_not_certified_for_the_weights_are_certified_again(change, add) -> None:
+    bound = lively()
+    change(bound)
+    assert holds(bound, lambda x, y: add(bound, x, y))
+
+
+@every_way
 def test_a_bound_that_grows_within_a_batch_is_refused_and_between_batches_welcome(add) -> None:
     bound = lively()
     x, y = torch.randn(2, 6, dtype=torch.float64), torch.tensor([0, 1])

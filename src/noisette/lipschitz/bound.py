@@ -55,23 +55,24 @@ class LipschitzBound:
     """Derives the sensitivity of each parameter from the Lipschitz constants of the layers, the input and the loss.
 
     Only the gradient with respect to the scores is clipped, a vector as short as the scores, so a step takes as long as
-    one without privacy. The weights are projected back onto their sets after each step. Two hooks on the model
-    prepare each call; ``close()`` removes them.
+    one without privacy. The weights are projected back onto their sets after each step. Hooks on the model prepare and
+    record each call; ``close()`` removes them. Where the user has hooks on the model too, the gradient is that of a
+    second call without them.
 
     Args:
         model: layers of ``noisette.nn.lipschitz`` and torch modules that have a bound, with a ``BoundedInput`` in front
             of the first layer that trains.
         loss: a loss of ``noisette.nn.lipschitz``; gradients of the losses passed to ``backward`` are scaled down to its
             Lipschitz constant.
-        input_shape: shape of one example, without the batch axis.
+        input_shape: shape of one example, without the batch axis; bounds depend on it, so others are refused.
         allocation: how the noise is divided among the parameters.
         logit_clipping: clips each example's gradient with respect to the scores below the Lipschitz constant of the
             loss: ``FlatClipping(C)``, or ``AdaptiveClip(C)``, which takes a share of the privacy budget.
         slack: relative increase of every sensitivity that covers rounding errors.
 
     Guarantee: adding or removing one example changes each sum by at most its bound, for every input and every label,
-    provided that no operation of the model mixes examples (the preflight checks this) and that the bounds stated by the
-    user's own modules hold.
+    provided that the bounds stated by the user's own modules hold and, for :meth:`backward`, that no operation of the
+    model mixes examples (the preflight checks this).
     Source: Bethune et al. 2024, algorithms 1 and 2.
 
     Raises:
