@@ -181,7 +181,7 @@ def test_an_example_that_is_not_finite_contributes_nothing() -> None:
 
 x, y = some((6,))
 REFUSED: dict[str, tuple[Any, tuple[Any, ...], type[Exception], str]] = {
-    "a row of losses": (lambda model, x, y: model(x), (x, y), PrivacyError, "scalar or a vector of one, got shape"),
+    "a row of losses": (lambda model, x, y: model(x), (x, y), PrivacyError, "a tensor with one value, got shape"),
     "no tensor": (lambda model, x, y: 1.0, (x, y), PrivacyError, "got float"),
     "a penalty": (
         lambda model, x, y: of_one(model, x, y) + model[1].weight.square().sum(),
@@ -232,9 +232,9 @@ REFUSED: dict[str, tuple[Any, tuple[Any, ...], type[Exception], str]] = {
         PrivacyError,
         "inside of another vmap",
     ),
-    "other lengths": (of_one, (x, y[:3]), ValueError, "all of one length"),
-    "no arguments": (of_one, (), ValueError, "first axis holds the examples"),
-    "a number": (of_one, (x, torch.tensor(1)), ValueError, "first axis holds the examples"),
+    "other lengths": (of_one, (x, y[:3]), PrivacyError, "one row per example"),
+    "no arguments": (of_one, (), PrivacyError, "no tensor among its arguments"),
+    "a number": (of_one, (x, torch.tensor(1)), PrivacyError, "one row per example"),
 }
 
 

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from noisette._internal.nested import tensors_in
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.tape import tensors_among
-from noisette.gradients.vmap_internals import is_wrapped
+from noisette.gradients.vmap_internals import current_level, is_wrapped
 
 
 class OutsideWatch(TorchFunctionMode):
@@ -32,6 +32,8 @@ class OutsideWatch(TorchFunctionMode):
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if current_level() is None:
+            return func(*args, **kwargs)  # vmap itself looks at its arguments
         for tensor in tensors_among(args, kwargs):
             if id(tensor) not in self._known and not is_wrapped(tensor):
                 self._outside.check(tensor)

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
+from noisette.errors import PrivacyError
+
 is_wrapped = _functorch.is_functorch_wrapped_tensor  # by any transformation of torch.func
 is_batched = _functorch.is_batchedtensor  # by vmap
 
@@ -33,6 +35,23 @@ def physical(tensor: Tensor) -> Tensor:
     """The tensor of all examples within a batched tensor, with the examples on its first axis."""
     inner, axis = _functorch.get_unwrapped(tensor), _functorch.maybe_get_bdim(tensor)
     return inner if axis == 0 else inner.movedim(axis, 0)
+
+
+def example_axis(tensor: Tensor) -> int | None:
+    """The axis of the physical tensor on which ``vmap`` has the examples; ``None`` for a tensor that is not batched."""
+    return _functorch.maybe_get_bdim(tensor) if is_batched(tensor) else None
+
+
+def unwrapped(tensor: Tensor) -> Tensor:
+    """The physical tensor within a batched tensor, with its own order of axes; any other tensor is itself.
+
+    Raises:
+        PrivacyError: the tensor is inside of a ``vmap`` of the user's own, too.
+    """
+    inner = _functorch.get_unwrapped(tensor) if is_batched(tensor) else tensor
+    if is_batched(inner):
+        raise PrivacyError("the model was called inside of another vmap; call it with one example, outside of it")
+    return inner
 
 
 def batched(tensor: Tensor, level: int) -> Tensor:

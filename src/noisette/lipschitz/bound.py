@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,14 +16,16 @@ from noisette.clipping.loss_checks import check_independent, check_one_per_examp
 from noisette.clipping.norms import ClippingRule
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
+from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.outside_watch import OutsideWatch
 from noisette.gradients.per_example import user_hooks_disabled
+from noisette.gradients.vectorized import Loss, Microbatch, vectorized_losses
 from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_hooks_only_looked, record_call
 from noisette.lipschitz.module_hooks import RandomState, has_foreign_hooks, module_hooks_disabled
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
 from noisette.lipschitz.score_clipping import ScoreClipping
-from noisette.lipschitz.vectorized import ExampleLoss, vectorized_losses
 from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 
@@ -110,6 +112,7 @@ class LipschitzBound:
         self._projected: WeightFingerprint | None = None
         self._pending = Accumulator()
         self._checked: set[str] = set()
+        self._outside = OutsideTensors()
         self._call: ModelCall | None = None  # the last one that no backward has used
         self._random: RandomState | None = None  # before the call in progress, if hooks of the user run in it
         self._held: Mapping[str, float] | None = None  # sensitivities of the batch: those of its first microbatch
@@ -184,7 +187,11 @@ class LipschitzBound:
         self._check_once_per_kind(losses, call.scores)
         self._add_gradients(losses, call)
 
-    def accumulate(self, loss: ExampleLoss, *batch: Any, **named: Any) -> None:
+    def before_first_batch(self) -> None:
+        """Remember which tensors exist, so that a vectorised loss uses no other from outside."""
+        self._outside.before_first_batch()
+
+    def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **named: Any) -> None:
         """Add the gradients of these examples to the pending sums, from the loss of one example.
 
         The loss is vectorised by ``torch.func.vmap``, so no example can enter the loss of another one.
@@ -194,19 +201,22 @@ class LipschitzBound:
                 returns a scalar, or a vector of one, computed from the scores of its last call of the model.
             batch: tensors whose first axis holds the examples, also in lists and dictionaries; anything else is passed
                 to every call as it is.
+            public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
             named: named arguments of the loss, as ``batch``.
 
         Raises:
-            ValueError: the arguments hold no tensor, or tensors of different lengths.
-            PrivacyError: the loss is not one number, does not depend on the scores of an example, or depends on a
-                weight other than through them; or the bounds have grown since the first microbatch.
+            PrivacyError: the arguments hold no tensor, or tensors of different lengths; the loss is not one number, does
+                not depend on the scores of an example, or depends on a weight other than through them; or the bounds
+                have grown since the first microbatch.
         """
         self._project_if_changed()
         self._call = None
-        losses = vectorized_losses(loss, self.model, batch, named)
-        call, self._call = self._call, None
-        if losses.shape[0] == 0:
+        microbatch = Microbatch(batch, named)
+        if microbatch.count == 0:
             return
+        with OutsideWatch(self.model, self._outside, public):
+            losses = vectorized_losses(loss, self.model, microbatch)
+        call, self._call = self._call, None
         check_one_per_example(losses)
         call = _called(call, "it in the loss, with gradients enabled")
         if call.vectorized_axis is None:
@@ -316,8 +326,9 @@ class LipschitzBound:
             PrivacyError: the call is not one that the bounds are about.
         """
         random, self._random = self._random, None
-        limits = Limits(self.score_gradient_bound(), self.sensitivities())
-        scores, self._call = record_call(self.model, self.input.shape, args, kwargs, output, random, limits)
+        with torch._C.DisableTorchFunction():  # a mode around the call is about the user's operations
+            limits = Limits(self.score_gradient_bound(), self.sensitivities())
+            scores, self._call = record_call(self.model, self.input.shape, args, kwargs, output, random, limits)
         return scores
 
     def _refuse_grown_bounds(self, limits: Limits) -> None:

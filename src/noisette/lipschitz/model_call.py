@@ -13,9 +13,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
 from noisette.errors import PrivacyError
+from noisette.gradients.vmap_internals import example_axis, unwrapped
 from noisette.lipschitz.module_hooks import RandomState, module_hooks_disabled
 from noisette.lipschitz.torch_modules import check_measured_shape, is_measured
-from noisette.lipschitz.vectorized import example_axis, physical
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def record_call(
         hooked = output
         with module_hooks_disabled(model), random.repeated():
             output = model(*args, **kwargs)
-        _check_same_scores(physical(hooked), physical(output))
+        _check_same_scores(unwrapped(hooked), unwrapped(output))
     scores = output.clone()
     axis = example_axis(scores)
     if axis is not None and examples != 1:
@@ -79,8 +79,8 @@ def record_call(
             f"the model was called with {examples} rows for one example, but its bounds are those of one row: call it "
             "with a batch axis of length 1"
         )
-    edge = get_gradient_edge(physical(scores))
-    beside = None if hooked is None else get_gradient_edge(physical(hooked))
+    edge = get_gradient_edge(unwrapped(scores))
+    beside = None if hooked is None else get_gradient_edge(unwrapped(hooked))
     return scores.clone(), ModelCall(edge, examples, axis, limits, hooked=beside)
 
 
@@ -102,7 +102,7 @@ def check_hooks_only_looked(with_hooks: Mapping[str, Tensor | None], without: Ma
 
 
 def _check_precision(output: Any) -> None:
-    if not isinstance(output, Tensor) or not physical(output).requires_grad:
+    if not isinstance(output, Tensor) or not unwrapped(output).requires_grad:
         raise PrivacyError(
             f"the model must return one tensor of scores that requires a gradient, got {type(output).__name__}"
         )

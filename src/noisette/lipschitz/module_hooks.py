@@ -49,7 +49,7 @@ def module_hooks_disabled(model: nn.Module) -> Iterator[None]:
 
 def _changes_saved_tensors() -> bool:
     """Whether the call is inside of ``torch.autograd.graph.saved_tensors_hooks``, such as ``save_on_cpu``."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _saved_as_they_are() -> AbstractContextManager[object]:
