@@ -7,6 +7,7 @@ list of forbidden layers would miss coupling inside the user's own modules; meas
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -120,7 +121,7 @@ def _check_all(bound: GradientBound, example: Call, seed: Any) -> None:
             probe = _Probe(bound, batch(), seed, LEVELS[1])
             probe.check()
         proven |= probe.proven
-    _refuse_unproven(bound, reached, proven, declared=example.public is not None)
+    _report_unproven(bound, reached, proven)
 
 
 def _further_batches(bound: GradientBound, example: Call) -> Iterator[Any]:
@@ -130,22 +131,30 @@ def _further_batches(bound: GradientBound, example: Call) -> Iterator[Any]:
     if not isinstance(bound, DerivedBound):  # its bound is that of the current weights
         for k in range(_DRAWS * len(example.kinds)):
             kind = example.kinds[k % len(example.kinds)]
-            yield (lambda kind=kind: public_batch(example, _FEW, kind)), weights_drawn_anew(bound.model)
+            yield (lambda kind=kind: public_batch(example, _FEW, kind)), weights_drawn_anew(bound.model, 10.0 ** (k // len(example.kinds)))
 
 
-def _refuse_unproven(bound: GradientBound, reached: set[int], proven: set[int], *, declared: bool) -> None:
-    """Raise a ``PrivacyError`` if gradients were zero or not finite under every kind of inputs.
+def _report_unproven(bound: GradientBound, reached: set[int], proven: set[int]) -> None:
+    """Raise a ``PrivacyError`` if no weight had a finite gradient other than zero; warn where some had none.
 
-    Where the user has given an example, parameters that it does not reach (such as rare experts) may be left over.
+    Rare experts and parts that are multiplied by zero are harmless and may be left over. The gradient of an offset
+    says little: it does not depend on what comes before.
     """
+    weights = {id(p) for p in bound.parameters.values() if p.dim() > 1} & reached or reached
     left = [name for name, p in bound.parameters.items() if id(p) in reached - proven]
-    if left and not (declared and proven):
-        listed = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+    if not left:
+        return
+    listed = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+    if not weights & proven:
         raise PrivacyError(
             f"the preflight found no public inputs that give a finite gradient other than zero in {listed}, so nothing "
-            f"is known about the examples there. {GIVE_AN_EXAMPLE}; freeze parameters that are not trained "
-            "(requires_grad_(False))"
+            f"is known about how the model treats examples. {GIVE_AN_EXAMPLE}"
         )
+    warnings.warn(
+        f"the preflight found no public inputs with a gradient in {listed}, so it has not checked what these parameters "
+        f"do. {GIVE_AN_EXAMPLE}, or freeze what is not trained (requires_grad_(False))",
+        stacklevel=2,
+    )
 
 
 def _refuse_excess(probe: _Probe) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import getattr_static
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -76,7 +77,7 @@ class CheckedCalls:
 def _structure(model: nn.Module) -> tuple[Any, ...]:
     """Modules by identity, with mode, the function that computes them, and hooks."""
     return tuple(
-        (id(part), part.training, id(type(part).forward), *map(id, part._forward_hooks.values()),
+        (id(part), part.training, id(getattr_static(type(part), "forward", None)), *map(id, part._forward_hooks.values()),
          *map(id, part._forward_pre_hooks.values()))
         for part in model.modules()
     )  # fmt: skip

@@ -50,6 +50,7 @@ class DisableRandomness(TorchFunctionMode):
     def __enter__(self) -> DisableRandomness:
         super().__enter__()
         self._patched.enter_context(_python_random(self._uniform))
+        self._patched.enter_context(_numpy_random(self._uniform))
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -240,6 +241,61 @@ def _python_random(uniform: Callable[[], float]) -> Iterator[None]:
         random.random, random.getrandbits = module_random, module_bits
         vars(instance).clear()
         vars(instance).update(before)
+
+
+@contextmanager
+def _numpy_random(uniform: Callable[[], float]) -> Iterator[None]:
+    """The functions of ``numpy.random`` use this number; generators of the user's own do not."""
+    replaced = {name: getattr(np.random, name) for name in (*_NUMPY, "permutation", "shuffle", "choice")}
+
+    def sampler(name: str) -> Callable[..., Any]:
+        def sample(*args: Any, **kwargs: Any) -> Any:
+            like = replaced[name](*args, **kwargs)
+            value = _NUMPY[name](uniform(), *args, **kwargs)
+            return np.broadcast_to(value, np.shape(like)).astype(np.asarray(like).dtype) if np.ndim(like) else value
+
+        return sample
+
+    def turned(values: Any) -> Any:
+        uniform()
+        return np.asarray(np.arange(values) if np.ndim(values) == 0 else values)[::-1].copy()
+
+    def shuffle(values: Any) -> None:
+        uniform()
+        values[:] = values[::-1]
+
+    def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:  # noqa: FBT001, FBT002
+        values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
+        if size is None or replace:
+            chosen = values[min(math.floor(uniform() * len(values)), len(values) - 1)]
+            return chosen if size is None else np.full(size, chosen)
+        return values[::-1][: int(np.prod(size))].reshape(size)
+
+    try:
+        for name in _NUMPY:
+            setattr(np.random, name, sampler(name))
+        for name, function in (("permutation", turned), ("shuffle", shuffle), ("choice", choice)):
+            setattr(np.random, name, function)
+        yield
+    finally:
+        for name, function in replaced.items():
+            setattr(np.random, name, function)
+
+
+def _numpy_integer(u: float, low: int, high: int | None = None, *_: Any, **__: Any) -> int:
+    low, high = (0, low) if high is None else (low, high)
+    return low + math.floor(u * (high - low))
+
+
+_NUMPY: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("rand", "random", "random_sample", "ranf", "sample"), lambda u, *_, **__: u),
+    **dict.fromkeys(("randn", "standard_normal"), lambda u, *_, **__: _normal(u)),
+    "normal": lambda u, loc=0.0, scale=1.0, size=None: loc + scale * _normal(u),
+    "uniform": lambda u, low=0.0, high=1.0, size=None: low + u * (high - low),
+    "exponential": lambda u, scale=1.0, size=None: -scale * math.log1p(-u),
+    "binomial": lambda u, n, p, size=None: n * (u < p),
+    "randint": _numpy_integer,
+}
 
 
 @contextmanager

@@ -58,13 +58,13 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def weights_drawn_anew(model: nn.Module) -> Iterator[None]:
-    """Trainable weights are changed at random by about their own size, so that none is zero; then put back."""
+def weights_drawn_anew(model: nn.Module, factor: float) -> Iterator[None]:
+    """Trainable weights are changed at random by ``factor`` times their own size, so that none is zero; then put back."""
     with ExitStack() as originals:
         for p in model.parameters():
             if p.requires_grad and p.is_floating_point() and p.numel():
                 originals.callback(setattr, p, "data", p.data)
                 size = p.data.square().mean().sqrt()
                 size = torch.where((size > 0) & size.isfinite(), size, torch.full_like(size, 0.1))
-                p.data = p.data + size * torch.randn(p.shape, device=p.device).to(p.dtype)
+                p.data = p.data + factor * size * torch.randn(p.shape, device=p.device).to(p.dtype)
         yield

@@ -48,12 +48,17 @@ def _lowest(low: int, high: int, shape: Sequence[int]) -> Tensor:
     return torch.full(tuple(shape), low)
 
 
+def _above_the_lowest(low: int, high: int, shape: Sequence[int]) -> Tensor:
+    """From 1 to 2 unless an example says more: lengths, which are not zero."""
+    return torch.randint(low + 1, high + 1 + (high == 1), tuple(shape)) if high > low else _highest(low, high, shape)
+
+
 NORMAL = Kind("normal", torch.randn, _random_whole)
 RANDOM_KINDS = (
     NORMAL,
     Kind("uniform in [0, 1)", torch.rand, _highest),
     Kind("positive", lambda shape: torch.randn(shape).exp(), _lowest),
-    Kind("whole numbers", lambda shape: torch.randint(0, 10, tuple(shape)).float(), _random_whole),
+    Kind("whole numbers", lambda shape: torch.randint(0, 10, tuple(shape)).float(), _above_the_lowest),
 )
 EXAMPLE_KINDS = (
     Kind("the example, varied", torch.rand, _random_whole, of_example=True, varied=True),
