@@ -79,6 +79,7 @@ class PerExampleClip:
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+            checks.initialised(self.parameters)
             self._fresh_groups()
         except ValueError:
             self.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import getattr_static
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -62,10 +63,11 @@ class CheckedCalls:
 
     def _changed_attributes(self, model: nn.Module) -> bool:
         """Whether some attribute has a new value, and as many of them as make a check due."""
-        due = False
+        due, first = False, not self._attributes
         for key, value in _attributes(model):
             if key not in self._attributes:
                 self._values[key] = {value}
+                due |= not first
             elif self._attributes[key] != value and value not in self._values[key]:
                 self._values[key].add(value)
                 changes = len(self._values[key]) - 1
@@ -84,7 +86,7 @@ def _structure(model: nn.Module) -> tuple[Any, ...]:
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Plain attributes of every module, the functions that it holds, and versions of buffers of one number."""
+    """Plain attributes of every module, the functions that it holds, and buffers of one number."""
     for part in model.modules():
         own = id(part)
         for name, value in vars(part).items():
@@ -95,7 +97,19 @@ def _attributes(model: nn.Module) -> Iterator[tuple[Any, Any]]:
                 yield (own, name), tuple(value)
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.numel() == 1:
-                yield (own, name), (id(buffer), buffer._version)
+                on_processor = buffer.device.type == "cpu"  # reading it elsewhere would wait for the device
+                yield (own, name), buffer.item() if on_processor else (id(buffer), buffer._version)
+
+
+@contextmanager
+def attributes_restored(model: nn.Module) -> Iterator[None]:
+    """Plain attributes, such as counters of calls, have their values again afterwards."""
+    before = [(part, {k: v for k, v in vars(part).items() if type(v) in _PLAIN}) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, values in before:
+            vars(part).update(values)
 
 
 def _form(call: Call) -> tuple[Any, ...]:

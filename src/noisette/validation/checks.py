@@ -13,7 +13,8 @@ from noisette.validation.additivity import check_additivity
 from noisette.validation.batch_norm import check_no_batch_norm
 from noisette.validation.batch_size_independence import check_batch_size_independence
 from noisette.validation.buffers import buffers_restored, check_buffers
-from noisette.validation.deterministic import DisableRandomness
+from noisette.validation.checked_calls import attributes_restored
+from noisette.validation.deterministic import DisableRandomness, randomness_seeded
 from noisette.validation.probe_inputs import SEED, Call, public_batch
 from noisette.validation.usable_inputs import with_usable_kinds
 from noisette.validation.worst_case_search import max_gradient_ratio
@@ -35,7 +36,7 @@ def prove(bound: GradientBound, example: Call, public: object = None) -> None:
             or no public inputs were found that the model takes.
     """
     check_no_batch_norm(bound.model)  # a batch norm cannot take one example, and its message names it
-    with bound.set_aside():
+    with bound.set_aside(), attributes_restored(bound.model), randomness_seeded(bound.model):
         call = with_usable_kinds(bound.model, example, public)
         for check in CHECKS:
             check.run(bound, call)
@@ -51,7 +52,7 @@ def prove_size(bound: GradientBound, example: Call, public: object, size: int) -
         PrivacyError: they do.
     """
     exact = not isinstance(bound, DerivedBound)
-    with bound.set_aside():
+    with bound.set_aside(), attributes_restored(bound.model):
         call = with_usable_kinds(bound.model, example, public)
         check_batch_size_independence(bound.model, call, size, exact=exact)
 

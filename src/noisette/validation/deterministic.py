@@ -26,7 +26,7 @@ _DROPOUT = {
 _SHUT = 0.01  # dropout drops everything where the uniform number is below this, so that a gate made of it is shut
 _RECURRENT = {torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu}  # pyright: ignore[reportPrivateImportUsage]
 
-BY_PLACE = None  # a uniform number for each line of code, from its name: different lines see different numbers
+BY_PLACE = None  # a uniform number for each place in the code that draws one: loops over examples see the same
 LEVELS = (0.25, 0.75, BY_PLACE)
 EXTREME_LEVELS = (0.001, 0.999)
 
@@ -38,7 +38,7 @@ class DisableRandomness(TorchFunctionMode):
     that couples examples only if a random number is small shows it at a low level alone: hence several levels.
 
     Args:
-        level: the uniform number, in (0, 1); ``BY_PLACE`` for a different number in each line of the model's code.
+        level: the uniform number, in (0, 1); ``BY_PLACE`` for a different number at each place of the model's code.
     """
 
     def __init__(self, level: float | None = 0.5) -> None:
@@ -215,11 +215,11 @@ _SAMPLES: dict[Callable[..., Any], Sample] = {
 
 
 def _uniform_of_place() -> float:
-    """A number in (0, 1) from the innermost line of code that is neither torch's nor ours."""
+    """A number in (0, 1) from the place of the innermost call in code that is neither torch's nor ours."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
-    return (zlib.crc32(f"{frame.f_code.co_name}:{frame.f_lineno}".encode()) + 0.5) / 2**32
+    return (zlib.crc32(f"{frame.f_code.co_name}:{frame.f_lineno}:{frame.f_lasti}".encode()) + 0.5) / 2**32
 
 
 @cache
@@ -368,7 +368,7 @@ def randomness_disabled_in_recomputation(model: nn.Module, level: float | None =
         active.pop().__exit__(None, None, None)
 
     with ExitStack() as hooks:
-        for module in list(model.modules())[1:]:
+        for module in [part for part in list(model.modules())[1:] if not isinstance(part, torch.jit.ScriptModule)]:
             hooks.enter_context(module.register_forward_pre_hook(enter))
             hooks.enter_context(module.register_forward_hook(leave, always_call=True))
         yield
