@@ -1,4 +1,4 @@
-"""Models that couple examples and on whose public inputs nothing can be seen: not finite, without gradient, by value."""
+"""Models that couple examples where public inputs show nothing: not finite, without gradient, other values."""
 
 from __future__ import annotations
 

@@ -118,9 +118,7 @@ def test_longer_sequences_are_checked_anew() -> None:
     def scores(m: nn.Module, x: Tensor) -> Tensor:
         return m(x.unsqueeze(1).expand(-1, 12 if started[0] else 3, -1))
 
-    loop = AssertedLoop(
-        model(long), records(6), scores, before_step=lambda step: started.__setitem__(0, step == START)
-    )
+    loop = AssertedLoop(model(long), records(6), scores, before_step=lambda step: started.__setitem__(0, step == START))
     with pytest.raises(PrivacyError):
         loop.train(6)
     assert loop.steps_taken == START

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_gate_on_the_gradient_is_refused(name: str) -> None:
         AssertedLoop(model(gated_gradient(GATES[name])), records(6)).train()
 
 
-PERMUTED: dict[str, Callable[[int], object]] = {
+PERMUTED: dict[str, Callable[[int], Any]] = {
     "torch": torch.randperm,
     "Python": lambda n: random.sample(range(n), n),
     "NumPy": lambda n: torch.from_numpy(np.random.permutation(n).copy()),
@@ -73,7 +74,7 @@ PERMUTED: dict[str, Callable[[int], object]] = {
 
 
 @pytest.mark.parametrize("order", PERMUTED.values(), ids=PERMUTED)
-def test_mixup_inside_a_model_is_refused(order: Callable[[int], object]) -> None:
+def test_mixup_inside_a_model_is_refused(order: Callable[[int], Any]) -> None:
     with pytest.raises(PrivacyError):
         AssertedLoop(model(lambda h: h + 0.3 * h[order(len(h))]), records(6)).train()
 

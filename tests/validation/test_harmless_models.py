@@ -195,7 +195,9 @@ def recurrent(kind: type[nn.Module], **settings: Any) -> dict[str, Any]:
 
 ZOO = {
     "attention": Harmless(custom(attend, **attention(batch_first=True)), SEQUENCE),
-    "attention with dropout": Harmless(custom(attend, **attention(batch_first=True, dropout=0.3)), SEQUENCE, random=True),
+    "attention with dropout": Harmless(
+        custom(attend, **attention(batch_first=True, dropout=0.3)), SEQUENCE, random=True
+    ),
     "attention, time first": Harmless(custom(attend_time_first, **attention(dropout=0.3)), SEQUENCE, random=True),
     "encoder": Harmless(lambda: encoder(dropout=0.0), SEQUENCE),
     "encoder with dropout": Harmless(encoder, SEQUENCE, random=True),
@@ -226,9 +228,7 @@ ZOO = {
         scores=lambda m, x, n: m(packed(x, n)),
     ),
     "RReLU": Harmless(lambda: nn.Sequential(nn.Linear(8, 8), nn.RReLU(), nn.Linear(8, 3)), random=True),
-    "Gumbel softmax": Harmless(
-        custom(lambda m, x: m.out(F.gumbel_softmax(m.first(x), tau=0.7)), **BODY), random=True
-    ),
+    "Gumbel softmax": Harmless(custom(lambda m, x: m.out(F.gumbel_softmax(m.first(x), tau=0.7)), **BODY), random=True),
     "hard Gumbel softmax": Harmless(
         custom(lambda m, x: m.out(F.gumbel_softmax(m.first(x), hard=True)), **BODY), random=True
     ),
@@ -268,9 +268,7 @@ ZOO = {
     "dataclasses, repeated": Harmless(
         custom(of_dataclass, **BODY), masks, scores=lambda m, x, k: m(Inputs(x, k)).logits, engine=Vmap()
     ),
-    "mappings": Harmless(
-        custom(of_mapping, **BODY), masks, scores=lambda m, x, k: m(UserDict(x=x, mask=k))["logits"]
-    ),
+    "mappings": Harmless(custom(of_mapping, **BODY), masks, scores=lambda m, x, k: m(UserDict(x=x, mask=k))["logits"]),
     "rare experts": Harmless(
         custom(
             sparse_experts,
@@ -293,7 +291,9 @@ ZOO = {
     "a layer times zero": Harmless(custom(times_zero, out=linear(8), other=linear(3))),
     "deep": Harmless(deep),
     "weight norm": Harmless(lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 3))),
-    "Fourier": Harmless(custom(lambda m, x: m.out(torch.fft.rfft(m.first(x)).abs()), first=linear(8, 8), out=linear(5))),
+    "Fourier": Harmless(
+        custom(lambda m, x: m.out(torch.fft.rfft(m.first(x)).abs()), first=linear(8, 8), out=linear(5))
+    ),
 }
 
 
@@ -332,6 +332,7 @@ def test_cached_parametrizations_are_computed_once_a_call() -> None:
     assert max(plain.errors) < 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_a_part_in_torchscript_names_the_engine_that_takes_it() -> None:
     def model() -> nn.Module:
         scripted = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))

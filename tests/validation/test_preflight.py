@@ -382,7 +382,7 @@ def test_every_case_of_the_engines_passes(case: Case) -> None:
 
 
 def test_a_model_without_any_gradient_is_refused_because_nothing_could_be_checked() -> None:
-    with pytest.raises(PrivacyError, match="no public inputs that give a finite gradient other than zero in 0.weight"):
+    with pytest.raises(PrivacyError, match=r"no public inputs that give .* other than zero in 0\.weight"):
         check(nn.Sequential(nn.Linear(6, 5), Function(lambda x: x * 0), nn.Linear(5, 3, bias=False)), torch.randn(4, 6))
 
 

@@ -44,7 +44,7 @@ from noisette.validation.usable_inputs import GIVE_AN_EXAMPLE
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
 _TOLERANCE_LOW_PRECISION = 5e-2
 _FEW = 3  # examples of a batch beyond the first
-_DRAWS = 3  # of weights and inputs, for parameters that had no gradient
+_FACTORS = (1.0, 10.0, 100.0)  # by which weights are changed for parameters that had no gradient
 _MIXING_UNSEEN = (
     "some operation mixes examples in its gradient, or has them on another axis than the first. "
     "Every operation must treat each example separately, with the examples on the first axis of inputs and outputs."
@@ -125,13 +125,14 @@ def _check_all(bound: GradientBound, example: Call, seed: Any) -> None:
 
 
 def _further_batches(bound: GradientBound, example: Call) -> Iterator[Any]:
-    """Batches of the other kinds of inputs, and after them of all kinds with other weights, each with its context."""
+    """Batches of the other kinds of inputs, and then of the best two with other weights, each with its context."""
     for kind in example.kinds[1:]:
         yield (lambda kind=kind: public_batch(example, _FEW, kind)), ExitStack()
     if not isinstance(bound, DerivedBound):  # its bound is that of the current weights
-        for k in range(_DRAWS * len(example.kinds)):
-            kind = example.kinds[k % len(example.kinds)]
-            yield (lambda kind=kind: public_batch(example, _FEW, kind)), weights_drawn_anew(bound.model, 10.0 ** (k // len(example.kinds)))
+        for factor in _FACTORS:
+            for kind in example.kinds[:2]:
+                context = weights_drawn_anew(bound.model, factor)
+                yield (lambda kind=kind: public_batch(example, _FEW, kind)), context
 
 
 def _report_unproven(bound: GradientBound, reached: set[int], proven: set[int]) -> None:
@@ -151,8 +152,8 @@ def _report_unproven(bound: GradientBound, reached: set[int], proven: set[int]) 
             f"is known about how the model treats examples. {GIVE_AN_EXAMPLE}"
         )
     warnings.warn(
-        f"the preflight found no public inputs with a gradient in {listed}, so it has not checked what these parameters "
-        f"do. {GIVE_AN_EXAMPLE}, or freeze what is not trained (requires_grad_(False))",
+        f"the preflight found no public inputs with a gradient in {listed}, so it has not checked what they do. "
+        f"{GIVE_AN_EXAMPLE}, or freeze what is not trained (requires_grad_(False))",
         stacklevel=2,
     )
 
@@ -241,7 +242,9 @@ class _Probe:
                     "uses an operation in a way that its rule does not support. The engine "
                     "noisette.engines.PerExampleLoop() needs no rule."
                 )
-            self.proven |= {id(p) for p, g in zip(part.params, part.grads, strict=True) if g.isfinite().all() and g.any()}
+            self.proven |= {
+                id(p) for p, g in zip(part.params, part.grads, strict=True) if g.isfinite().all() and g.any()
+            }
         return singles
 
     def _sums_of_all(self, scale: float) -> list[BoundedSum]:

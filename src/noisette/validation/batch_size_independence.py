@@ -122,7 +122,7 @@ def _differs(
 def _outputs(
     model: nn.Module, batch: Call, b: int, level: float | None, reset: Sequence[Any]
 ) -> tuple[tuple[Tensor, ...], bool]:
-    """The model's outputs for b examples, with the examples on the first axis, and whether it called anything random."""
+    """The model's outputs for b examples, one row for each, and whether it called anything random."""
     for restore in reset:
         restore()
     with torch.no_grad(), DisableRandomness(level) as constants:

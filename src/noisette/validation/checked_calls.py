@@ -24,9 +24,9 @@ _ROOM = 1.25  # a batch is checked with so many times its examples, so that few 
 class CheckedCalls:
     """What has been checked of one model.
 
-    A call is covered if the model has the same modules in the same modes with the same hooks and functions, the
-    arguments have the same form, types and plain values, and no axis is twice as long as it was. Attributes that are
-    numbers, flags or text are compared as well, but one that changes at every step, such as a ramp or a counter, is
+    A call is covered if the model has the same modules in the same modes, the arguments have the same form, types and
+    plain values, and no axis is twice as long as it was. Attributes that are numbers, flags, text or functions, hooks,
+    and buffers of one number are compared as well, but one that changes at every step, such as a ramp or a counter, is
     new only at its first, second, fourth, eighth, ... change: so a run of T steps takes log2(T) further checks for it.
 
     What is not seen: objects that a module keeps beside its attributes, and what its code reads from elsewhere.
@@ -77,24 +77,28 @@ class CheckedCalls:
 
 
 def _structure(model: nn.Module) -> tuple[Any, ...]:
-    """Modules by identity, with mode, the function that computes them, and hooks."""
+    """Modules by identity, with mode and the function that computes them."""
     return tuple(
-        (id(part), part.training, id(getattr_static(type(part), "forward", None)), *map(id, part._forward_hooks.values()),
-         *map(id, part._forward_pre_hooks.values()))
-        for part in model.modules()
-    )  # fmt: skip
+        [(id(part), part.training, id(getattr_static(type(part), "forward", None))) for part in model.modules()]
+    )
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[Any, Any]]:
-    """Plain attributes of every module, the functions that it holds, and buffers of one number."""
+    """Plain attributes of every module, the functions and hooks that it holds, and buffers of one number."""
     for part in model.modules():
         own = id(part)
         for name, value in vars(part).items():
             kind = type(value)
-            if kind in _PLAIN or kind in _CALLABLE:
+            if kind in _PLAIN:
                 yield (own, name), value
-            elif kind in (list, tuple) and len(value) <= _MOST_ENTRIES and all(type(entry) in _PLAIN for entry in value):
+            elif kind in _CALLABLE:
+                yield (own, name), id(value)
+            elif (
+                kind in (list, tuple) and len(value) <= _MOST_ENTRIES and all(type(entry) in _PLAIN for entry in value)
+            ):
                 yield (own, name), tuple(value)
+        hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+        yield (own, "hooks"), tuple(map(id, hooks))
         for name, buffer in part._buffers.items():
             if buffer is not None and buffer.numel() == 1:
                 on_processor = buffer.device.type == "cpu"  # reading it elsewhere would wait for the device

@@ -92,7 +92,9 @@ class DisableRandomness(TorchFunctionMode):
         """Operations that draw their random numbers inside of one call."""
         given, u = _named(func, args, kwargs), self._uniform()
         if func is _F.gumbel_softmax:
-            logits, tau, hard, dim = (given.get(k, d) for k, d in (("logits", None), ("tau", 1), ("hard", False), ("dim", -1)))
+            logits, tau, hard, dim = (
+                given.get(k, d) for k, d in (("logits", None), ("tau", 1), ("hard", False), ("dim", -1))
+            )
             soft = ((logits - math.log(-math.log(u))) / tau).softmax(dim)
             if not hard:
                 return soft
@@ -167,6 +169,12 @@ def _permutation(u: float, output: Tensor, given: Given) -> Tensor:
     return output.copy_(torch.arange(len(output) - 1, -1, -1, device=output.device))
 
 
+def _bernoulli(u: float, output: Tensor, given: Given) -> Tensor:
+    """Of ``bernoulli(p)`` with a tensor of probabilities, or ``bernoulli(input, p)``."""
+    p = _argument(given, 1, "p", _argument(given, 0, "input", 0.5))
+    return (u < p * torch.ones_like(output)).to(output.dtype)
+
+
 def _drawn(u: float, output: Tensor, given: Given) -> Tensor:
     """Of ``multinomial``: the entries at which the cumulative weight passes the number; the largest ones in a set."""
     weights = _argument(given, 0, "input", None)
@@ -186,10 +194,7 @@ _SAMPLES: dict[Callable[..., Any], Sample] = {
     torch.randint_like: _integers_like,
     torch.randperm: _permutation,
     **dict.fromkeys((torch.multinomial, Tensor.multinomial), _drawn),
-    **dict.fromkeys(
-        (torch.bernoulli, Tensor.bernoulli),
-        lambda u, output, given: (u < _argument(given, 1, "p", given[0] if 0 in given else given.get("input")) * torch.ones_like(output)).to(output.dtype),  # pyright: ignore
-    ),
+    **dict.fromkeys((torch.bernoulli, Tensor.bernoulli), _bernoulli),
     Tensor.bernoulli_: lambda u, output, given: output.copy_(
         (u < _argument(given, 1, "p", 0.5) * torch.ones_like(output)).to(output.dtype)
     ),
@@ -207,9 +212,6 @@ _SAMPLES: dict[Callable[..., Any], Sample] = {
     Tensor.cauchy_: lambda u, output, given: output.fill_(math.tan(math.pi * (u - 0.5))),
     Tensor.geometric_: lambda u, output, given: output.fill_(
         1 + math.floor(math.log1p(-u) / math.log1p(-min(float(_argument(given, 1, "p", 0.5)), 0.999999)))
-    ),
-    **dict.fromkeys(
-        (torch._sample_dirichlet, torch._standard_gamma), lambda u, output, given: output.copy_(_argument(given, 0, "input", output))
     ),
 }
 
@@ -264,7 +266,7 @@ def _numpy_random(uniform: Callable[[], float]) -> Iterator[None]:
         uniform()
         values[:] = values[::-1]
 
-    def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:  # noqa: FBT001, FBT002
+    def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
         if size is None or replace:
             chosen = values[min(math.floor(uniform() * len(values)), len(values) - 1)]

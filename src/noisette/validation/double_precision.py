@@ -59,7 +59,7 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def weights_drawn_anew(model: nn.Module, factor: float) -> Iterator[None]:
-    """Trainable weights are changed at random by ``factor`` times their own size, so that none is zero; then put back."""
+    """Trainable weights are changed at random by ``factor`` times their size, so that none is zero; then put back."""
     with ExitStack() as originals:
         for p in model.parameters():
             if p.requires_grad and p.is_floating_point() and p.numel():

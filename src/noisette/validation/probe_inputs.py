@@ -162,10 +162,10 @@ def of_the_form(public: object, call: Call) -> Call | None:
         forms.append(Call(public, {}))
         if public and isinstance(public[-1], Mapping):
             forms.append(Call(public[:-1], dict(public[-1])))
+    device = next((tensor.device for tensor in call.tensors()), torch.device("cpu"))
     for form in (*forms, *(form.map(lambda tensor: tensor.unsqueeze(0)) for form in forms)):
         if form.fits(call):
-            places = [tensor.device for tensor in call.tensors()]
-            return form.map(lambda tensor: tensor.to(places[0])) if places else form
+            return form.map(lambda tensor: tensor.to(device))
     return None
 
 

@@ -50,11 +50,15 @@ def with_usable_kinds(model: nn.Module, call: Call, public: object = None) -> Ca
                 kinds.append(kind)
         except (PrivacyError, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        except Exception as error:  # whatever the user's code raises
             errors.append(error)
     if kinds:
         return replace(example, kinds=tuple(kinds))
-    other_form = " The example given has another form than the model's arguments." if public is not None and example.public is None else ""
+    other_form = (
+        " The example given has another form than the model's arguments."
+        if public is not None and example.public is None
+        else ""
+    )
     problem = f"the model fails on all of them: {errors[0]}" if errors else "its outputs are never finite"
     raise PrivacyError(
         f"the preflight cannot check the model with inputs that are {', '.join(kind.name for kind in candidates)}: "
