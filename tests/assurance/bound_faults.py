@@ -219,12 +219,13 @@ def raw_beside(patch: pytest.MonkeyPatch) -> None:
 
 def list_of_layers_alone(patch: pytest.MonkeyPatch) -> None:
     """The preflight looks for known layers and measures nothing."""
-    patch.setattr("noisette.validation.additivity._problem", lambda bound, example: "")
+    patch.setattr("noisette.validation.additivity._Probe.check", lambda self: None)
+    patch.setattr("noisette.validation.additivity._Probe.check_alone", lambda self, examples: [])
 
 
 def small_batches_alone(patch: pytest.MonkeyPatch) -> None:
     """The preflight looks at no more than eight examples."""
-    patch.setattr("noisette.validation.checks.check_batch_size_independence", lambda model, example: None)
+    patch.setattr("noisette.validation.checks.check_batch_size_independence", lambda *_, **__: None)
 
 
 def memory_unseen(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +237,7 @@ def proven_once(patch: pytest.MonkeyPatch) -> None:
     whole = ValidateOnFirstCall.__call__
 
     def first(self: ValidateOnFirstCall, *args: Any) -> None:
-        if not self._proven:
+        if not self._checked._covered:
             whole(self, *args)
 
     patch.setattr(ValidateOnFirstCall, "__call__", first)

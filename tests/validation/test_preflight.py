@@ -347,10 +347,6 @@ HARMLESS = {
         ),
         (5, 6),
     ),
-    "no gradient at all": (
-        lambda: nn.Sequential(nn.Linear(6, 5), Function(lambda x: x * 0), nn.Linear(5, 3, bias=False)),
-        (6,),
-    ),
     "tiny gradients": (lambda: nn.Sequential(nn.Linear(6, 5), Function(lambda x: x * 1e-8)), (6,)),
     "huge gradients": (lambda: nn.Sequential(nn.Linear(6, 5), Function(lambda x: x * 1e8)), (6,)),
     "pooling and sorting within an example": (
@@ -383,6 +379,11 @@ def test_every_case_of_the_engines_passes(case: Case) -> None:
     model, inputs = case.model(), case.inputs(5)
     for engine in ENGINES:
         check(model, *(inputs[:1]), engine=engine)
+
+
+def test_a_model_without_any_gradient_is_refused_because_nothing_could_be_checked() -> None:
+    with pytest.raises(PrivacyError, match=r"no public inputs that give .* other than zero in 0\.weight"):
+        check(nn.Sequential(nn.Linear(6, 5), Function(lambda x: x * 0), nn.Linear(5, 3, bias=False)), torch.randn(4, 6))
 
 
 def test_embeddings_and_keyword_arguments() -> None:

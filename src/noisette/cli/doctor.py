@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -113,12 +113,15 @@ def _checked(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list
         ValueError: the model does not accept the inputs.
     """
     from noisette.validation import CHECKS, Call
+    from noisette.validation.usable_inputs import with_usable_kinds
 
     call = Call(inputs, {})
     try:
         bound.model(*inputs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{target} does not accept its inputs: {error}; give the shape of its data") from error
+    with suppress(PrivacyError):  # the checks themselves say what is wrong
+        call = with_usable_kinds(bound.model, call)
     lines = [_line("every trainable parameter is covered", lambda: _coverage(bound, inputs))]
     for k, check in enumerate(CHECKS):
         if k == 0 or all(line.passed for line in lines):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -83,6 +83,7 @@ class PerExampleClip:
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+            checks.initialised(self.parameters)
             self._fresh_groups()
         except ValueError:
             self.close()
@@ -216,6 +217,17 @@ class PerExampleClip:
                 sums.append(count_within_norm(group.count, counted.get(k)))
                 self._counts.append(group.count)
         return sums
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within it nothing is pending and nothing recorded; what was is there again afterwards."""
+        kept = self._sums, self._groups, self._twice_counted, self._counts
+        self._sums, self._groups, self._twice_counted, self._counts = Accumulator(), None, {}, []
+        try:
+            with self._tape.set_aside():
+                yield
+        finally:
+            self._sums, self._groups, self._twice_counted, self._counts = kept
 
     def state(self) -> Mapping[str, float]:
         """What the clipping rule has learned from released values; empty for a rule that learns nothing."""

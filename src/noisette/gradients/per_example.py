@@ -70,7 +70,8 @@ def per_example_gradients(
         raise PrivacyError(
             f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
             "Compute the losses from a call of the module itself, with no penalty on its parameters added (weight "
-            "decay belongs to the optimizer)."
+            "decay belongs to the optimizer). Parts in TorchScript are not recorded; "
+            "engine=noisette.engines.PerExampleLoop() needs no recording."
         )
     losses, graph = forward.losses, forward.graph
     collector = GradientCollector(forward, parameters, keep)

@@ -17,8 +17,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten
+
+from noisette._internal.tensor_tree import leaves
 
 Operation = Callable[..., Any]
 AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
@@ -154,6 +156,15 @@ class Tape:
         recording, self._draft = self.recording, Draft()
         return recording
 
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within it the recording starts empty; what was recorded before is there again afterwards."""
+        draft, self._draft = self._draft, Draft()
+        try:
+            yield
+        finally:
+            self._draft = draft
+
     def close(self) -> None:
         """Remove the hooks; the module is as it was."""
         for handle in self._handles:
@@ -166,6 +177,7 @@ class Tape:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
+        parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
         self._arguments = args, kwargs
         self._recorder = Recorder(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
@@ -181,7 +193,7 @@ class Tape:
         (args, kwargs), self._arguments = self._arguments, ((), {})
         returned = {
             place: Output(leaf, get_gradient_edge(leaf), leaf._version)
-            for place, leaf in enumerate(tree_flatten(output)[0])
+            for place, leaf in enumerate(leaves(output))
             if isinstance(leaf, Tensor) and leaf.requires_grad
         }
         if returned:
@@ -191,6 +203,7 @@ class Tape:
     @contextmanager
     def recording_by(self, make: Callable[..., AnyRecorder]) -> Iterator[AnyRecorder]:
         """Record everything within by a recorder made like :class:`Recorder`, also outside of calls of the root."""
+        parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
         recorder = make(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
         with self.silent(), recorder:
             yield recorder

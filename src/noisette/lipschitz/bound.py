@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -205,9 +206,9 @@ class LipschitzBound:
             named: named arguments of the loss, as ``batch``.
 
         Raises:
-            PrivacyError: the arguments hold no tensor, or tensors of different lengths; the loss is not one number, does
-                not depend on the scores of an example, or depends on a weight other than through them; or the bounds
-                have grown since the first microbatch.
+            PrivacyError: the arguments hold no tensor, or tensors of different lengths; the loss is not one number,
+                does not depend on the scores of an example, or depends on a weight other than through them; or the
+                bounds have grown since the first microbatch.
         """
         self._project_if_changed()
         self._call = None
@@ -273,6 +274,17 @@ class LipschitzBound:
             for part in parts
         ]
         return bounded if count is None else [*bounded, count]
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within it nothing is pending; what was is there again afterwards."""
+        kept = self._pending, self._call, self._held, self._at_scores
+        self._pending, self._call, self._held = Accumulator(), None, None
+        self._at_scores = ScoreClipping(self._at_scores.rule)
+        try:
+            yield
+        finally:
+            self._pending, self._call, self._held, self._at_scores = kept
 
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released.

@@ -24,6 +24,7 @@ from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.validation import Call, check_no_batch_norm, checks
+from noisette.validation.checked_calls import CheckedCalls
 from noisette.validation.optimizer import check_optimizer
 
 # Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much.
@@ -47,6 +48,7 @@ def privatize(
     ledger: Ledger | None = None,
     allow_large_delta: bool = False,
     separability: Literal["asserted"] | None = None,
+    example: object = None,
 ) -> PrivateRun:
     """Attach differentially private training to your own model and optimizer.
 
@@ -71,6 +73,10 @@ def privatize(
         allow_large_delta: accept a delta of one over the declared size or more.
         separability: ``"asserted"`` permits ``run.backward(losses)``, for models that cannot be vectorised: you assert
             that your model and loop keep the examples apart. ``run.accumulate`` needs no such assertion.
+        example: public inputs for the checks of the model, where it has rules that random inputs break (a last token,
+            lengths, ranges): one public record or a few, in the form in which the model is called. A tensor, a tuple
+            of positional arguments (the last entry may be a mapping of keyword arguments), or a mapping. Whole numbers
+            are then also drawn at random between its lowest and its highest.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, of all weights and optimizer
     states of the run together, provided that the key stays in the process and, with ``separability="asserted"``,
@@ -114,7 +120,14 @@ def privatize(
     before = ledger.events.get(event, 0)
     terms = RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
     run = PrivateRun(
-        bound, optimizer, dataset, terms=terms, accountant=accountant, ledger=ledger, separability=separability
+        bound,
+        optimizer,
+        dataset,
+        terms=terms,
+        accountant=accountant,
+        ledger=ledger,
+        separability=separability,
+        example=example,
     )
     if given:
         try:
@@ -142,6 +155,7 @@ class PrivateRun(DpSgdRun):
         accountant: Accountant,
         ledger: Ledger,
         separability: Literal["asserted"] | None = None,
+        example: object = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
@@ -173,8 +187,8 @@ class PrivateRun(DpSgdRun):
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
         if separability == "asserted":
-            first = bound.model.register_forward_pre_hook(ValidateOnFirstCall(bound), prepend=True, with_kwargs=True)
-            self._hooks.append(first)
+            hook = ValidateOnFirstCall(bound, example)
+            self._hooks.append(bound.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
 
     @property
     def event(self) -> PoissonGaussian:
@@ -242,6 +256,7 @@ class PrivateRun(DpSgdRun):
         accountant: Accountant | None = None,
         ledger: Ledger | None = None,
         separability: Literal["asserted"] | None = None,
+        example: object = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
@@ -256,6 +271,7 @@ class PrivateRun(DpSgdRun):
             accountant: computes epsilon; ``PldAccountant()`` unless given.
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
             separability: as for :func:`privatize`.
+            example: as for :func:`privatize`.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -283,6 +299,7 @@ class PrivateRun(DpSgdRun):
                 accountant=accountant if accountant is not None else PldAccountant(),
                 ledger=ledger,
                 separability=separability,
+                example=example,
                 steps_taken=saved.steps_taken,
                 steps_lost=saved.steps_lost(ledger),
                 extras=saved.extras,
@@ -341,15 +358,18 @@ class PrivateRun(DpSgdRun):
 
 
 class ValidateOnFirstCall:
-    """A forward pre-hook that runs the checks in the first call with gradients in each mode of the model.
+    """A forward pre-hook that runs the checks before a call with gradients that was not checked before.
 
-    A mode is the set of modules in training mode: after ``model.train()`` a batch norm mixes examples that did not do
-    so in evaluation mode. A copy of the model is not checked.
+    So they run in the first call, and again when modes, modules, arguments or plain attributes of the model have
+    changed: after ``model.train()`` a batch norm mixes examples that did not do so in evaluation mode. A copy of the
+    model is not checked. ``example`` are the user's own public inputs.
     """
 
-    def __init__(self, bound: GradientBound | None) -> None:
+    def __init__(self, bound: GradientBound | None, example: object = None) -> None:
         self._bound = bound
-        self._proven: set[tuple[bool, ...]] = set()
+        self._example = example
+        self._checked = CheckedCalls()
+        self._checking = False
 
     def __deepcopy__(self, memo: dict[int, object]) -> ValidateOnFirstCall:
         return ValidateOnFirstCall(None)
@@ -359,14 +379,20 @@ class ValidateOnFirstCall:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = self._bound
-        if bound is None or module is not bound.model or not torch.is_grad_enabled() or current_level() is not None:
+        if bound is None or module is not bound.model or not torch.is_grad_enabled() or self._checking:
             return
-        mode = tuple(part.training for part in module.modules())
-        if mode in self._proven:
+        if current_level() is not None:  # a vectorised loss needs no check
             return
-        self._proven.add(mode)
+        call = Call(args, kwargs)
+        covered, size = self._checked.covers(module, call), self._checked.larger_size(call)
+        self._checking = True
         try:
-            checks.prove(bound, Call(args, kwargs))
+            if not covered:
+                checks.prove(bound, call, self._example)
+            if size is not None:
+                checks.prove_size(bound, call, self._example, size)
         except BaseException:
-            self._proven.discard(mode)
+            self._checked.forget()
             raise
+        finally:
+            self._checking = False

@@ -7,36 +7,44 @@ list of forbidden layers would miss coupling inside the user's own modules; meas
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
-from torch.utils._pytree import tree_flatten
 
 from noisette.errors import MissingRuleError, PrivacyError
-from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
+from noisette.mechanisms.bounded_sum import BoundedSum, DerivedBound, GradientBound
 from noisette.mechanisms.gaussian import shares_of
 from noisette.validation.buffers import buffers_restored
-from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
+from noisette.validation.deterministic import (
+    LEVELS,
+    DisableRandomness,
+    randomness_disabled_in_recomputation,
+    randomness_seeded,
+)
+from noisette.validation.double_precision import in_double, to_double, weights_drawn_anew
 from noisette.validation.locate_module import locate_mixing_module
 from noisette.validation.probe_inputs import (
     EXAMPLES,
     SEED,
     Call,
-    as_dict,
-    in_double,
+    first_examples,
     map_batched,
+    output_tensors,
     public_batch,
     single_example,
-    to_double,
 )
+from noisette.validation.usable_inputs import GIVE_AN_EXAMPLE
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
 _TOLERANCE_LOW_PRECISION = 5e-2
+_FEW = 3  # examples of a batch beyond the first
+_FACTORS = (1.0, 10.0, 100.0)  # by which weights are changed for parameters that had no gradient
 _MIXING_UNSEEN = (
     "some operation mixes examples in its gradient, or has them on another axis than the first. "
     "Every operation must treat each example separately, with the examples on the first axis of inputs and outputs."
@@ -46,64 +54,113 @@ _MIXING_UNSEEN = (
 def check_additivity(bound: GradientBound, example: Call) -> None:
     """Both properties hold for inputs shaped like the example: for a batch of different examples, and of equal ones.
 
+    Random operations are constants at several levels. Parameters without a finite gradient other than zero are checked
+    with inputs of the other kinds, and then with other weights.
+
     Raises:
-        PrivacyError: one of the properties does not hold.
+        PrivacyError: one of the properties does not hold, or no gradient was found with which they could be checked.
+    """
+    with _untouched(bound) as seed:
+        _refuse_excess(_Probe(bound, public_batch(example), seed))
+        if isinstance(bound, DerivedBound):  # a bound of the current weights, which are not to be cast
+            _check_all(bound, example, seed)
+            return
+        try:
+            with in_double(bound.model):
+                _check_all(bound, _doubled(example), seed)
+        except PrivacyError:
+            raise
+        except (RuntimeError, TypeError, ValueError):  # an operation of the model does not support double precision
+            _check_all(bound, example, seed)
+
+
+@contextmanager
+def _untouched(bound: GradientBound) -> Iterator[Any]:
+    """Nothing of the bound, the model's buffers or the sources of randomness is different afterwards.
+
+    Yields:
+        A function that puts all sources of randomness into one state.
     """
     model = bound.model
+    with randomness_seeded(model) as seed, buffers_restored(model) as restore_buffers, bound.set_aside():
 
-    def restore_before(module: nn.Module, args: Any) -> None:
-        # torch.func repeats a call with wrapped parameters; during that no buffer may change.
-        if not any(map(is_functorch_wrapped_tensor, module.parameters())):
-            restore_buffers()
+        def restore_before(module: nn.Module, args: Any) -> None:
+            # torch.func repeats a call with wrapped parameters; during that no buffer may change. Each call starts from
+            # the same buffers, because running statistics that have converged would hide the coupling.
+            if not any(map(is_functorch_wrapped_tensor, module.parameters())):
+                restore_buffers()
 
-    with torch.random.fork_rng(), buffers_restored(model) as restore_buffers:
         torch.manual_seed(SEED)
-        public = public_batch(example)
-        _refuse_mixing(bound, public)
-        # Equal examples compete for the same capacity, such as that of one expert. Each call starts from the same
-        # buffers, because running statistics that have converged would hide the coupling.
         with model.register_forward_pre_hook(restore_before, prepend=True):
-            _refuse_mixing(bound, map_batched(public, lambda tensor: tensor[:1].expand_as(tensor).clone()))
+            yield seed
 
 
-def _refuse_mixing(bound: GradientBound, public: Call) -> None:
-    """Raise a ``PrivacyError`` if the properties do not hold for this batch."""
-    problem = _problem(bound, public)
-    if problem and _tolerance(bound.model) == _TOLERANCE[torch.float32]:
-        # Rounding differs between a batch and one example, so the maximum of two nearly equal values may be another
-        # one. Double precision decides, unless an operation of the model does not support it.
-        with in_double(bound.model), suppress(RuntimeError):
-            problem = _problem(bound, public.map(to_double))
-    if problem:
-        raise PrivacyError(problem)
+def _doubled(example: Call) -> Call:
+    public = example.public.map(to_double) if example.public is not None else None
+    return Call(example.args, example.kwargs, public, example.kinds).map(to_double)
 
 
-def _problem(bound: GradientBound, public: Call) -> str:
-    """How additivity (S2) fails for this batch; an empty string if it holds.
+def _check_all(bound: GradientBound, example: Call, seed: Any) -> None:
+    """Check batches until every trainable parameter that the losses depend on had a gradient."""
+    public = public_batch(example)
+    first = _Probe(bound, public, seed, LEVELS[0])
+    first.check()
+    # Equal examples compete for the same capacity, such as that of one expert.
+    equal = map_batched(public, lambda tensor: tensor[:1].expand_as(tensor).clone())
+    _Probe(bound, equal, seed, LEVELS[0], scale=first.scale).check()
+    proven, reached = set(first.proven), first.reached
+    if first.random:
+        for level in LEVELS[1:]:
+            probe = _Probe(bound, first_examples(public, _FEW), seed, level)
+            probe.check()
+            proven |= probe.proven
+    for batch, context in _further_batches(bound, example):
+        if reached <= proven:
+            return
+        with context:
+            probe = _Probe(bound, batch(), seed, LEVELS[1])
+            probe.check()
+        proven |= probe.proven
+    _report_unproven(bound, reached, proven)
 
-    Raises:
-        PrivacyError: one example alone exceeds the bound (S1), which no difference of rounding explains.
+
+def _further_batches(bound: GradientBound, example: Call) -> Iterator[Any]:
+    """Batches of the other kinds of inputs, and then of the best two with other weights, each with its context."""
+    for kind in example.kinds[1:]:
+        yield (lambda kind=kind: public_batch(example, _FEW, kind)), ExitStack()
+    if not isinstance(bound, DerivedBound):  # its bound is that of the current weights
+        for factor in _FACTORS:
+            for kind in example.kinds[:2]:
+                context = weights_drawn_anew(bound.model, factor)
+                yield (lambda kind=kind: public_batch(example, _FEW, kind)), context
+
+
+def _report_unproven(bound: GradientBound, reached: set[int], proven: set[int]) -> None:
+    """Raise a ``PrivacyError`` if no weight had a finite gradient other than zero; warn where some had none.
+
+    Rare experts and parts that are multiplied by zero are harmless and may be left over. The gradient of an offset
+    says little: it does not depend on what comes before.
     """
-    probe = _Probe(bound, public)
-    scale = probe.scale_to_bound(probe.sums_of_each(1.0))
-    singles = probe.sums_of_each(scale)
-    together = probe.sums_of_all(scale)
-    tolerance = _tolerance(bound.model)
-    for part in (part for single in singles for part in single):
-        if not (norm := _norm(part)) <= part.bound * (1 + min(tolerance, 1e-5)):
-            raise PrivacyError(
-                f"one example alone moves the sum by {norm:.6g}, above the bound {part.bound:.6g}: the norm used for "
-                "clipping is not the norm of the gradient that was added. Do not train with this model: it uses an "
-                "operation in a way that its rule does not support. The engine noisette.engines.PerExampleLoop() needs "
-                "no rule."
-            )
-    difference = float((_joint_vector(together) - torch.stack([_joint_vector(s) for s in singles]).sum(0)).norm())
-    if difference <= tolerance:
-        return ""
-    return (
-        f"the sum of a batch differs from the sum of its examples by {difference:.3g} times the bound: "
-        f"{locate_mixing_module(bound.model, public) or _MIXING_UNSEEN}"
+    weights = {id(p) for p in bound.parameters.values() if p.dim() > 1} & reached or reached
+    left = [name for name, p in bound.parameters.items() if id(p) in reached - proven]
+    if not left:
+        return
+    listed = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+    if not weights & proven:
+        raise PrivacyError(
+            f"the preflight found no public inputs that give a finite gradient other than zero in {listed}, so nothing "
+            f"is known about how the model treats examples. {GIVE_AN_EXAMPLE}"
+        )
+    warnings.warn(
+        f"the preflight found no public inputs with a gradient in {listed}, so it has not checked what they do. "
+        f"{GIVE_AN_EXAMPLE}, or freeze what is not trained (requires_grad_(False))",
+        stacklevel=2,
     )
+
+
+def _refuse_excess(probe: _Probe) -> None:
+    """Check in the precision of the training that one example alone is within the bound (S1)."""
+    probe.check_alone(range(min(_FEW, probe.examples)))
 
 
 def _norm(part: BoundedSum) -> float:
@@ -130,7 +187,7 @@ def _tolerance(model: nn.Module) -> float:
     return max(_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Probe:
     """Bounded sums of a public batch and of its single examples; losses take a factor ``scale``.
 
@@ -140,61 +197,96 @@ class _Probe:
 
     bound: GradientBound
     batch: Call
+    seed: Any  # puts all sources of randomness into one state
+    level: float | None = 0.5
+    scale: float = 0.0  # a factor on the losses with which about half of the examples are clipped; found if zero
     directions: dict[int, Tensor] = field(default_factory=dict)  # by index of the output, (examples, elements)
+    proven: set[int] = field(default_factory=set)  # ids of parameters with a finite gradient other than zero
+    reached: set[int] = field(default_factory=set)  # ids of parameters that the losses depend on
+    random: bool = False  # whether the model called anything random
 
-    def sums_of_each(self, scale: float) -> list[list[BoundedSum]]:
-        """The bounded sums of each example of the batch alone.
+    @property
+    def examples(self) -> int:
+        return self.batch.examples or EXAMPLES
+
+    def check(self) -> None:
+        """Check both properties.
 
         Raises:
-            PrivacyError: the model needs more than one example.
+            PrivacyError: one does not hold.
         """
-        try:
-            return [self._sums(single_example(self.batch, i), [i], scale) for i in range(EXAMPLES)]
-        except ValueError as error:
-            if "Expected more than 1" not in str(error):
-                raise
+        singles = self.check_alone(range(self.examples))
+        together = self._sums_of_all(self.scale)
+        apart = torch.stack([_joint_vector(sums) for sums in singles]).sum(0)
+        difference = float((_joint_vector(together) - apart).norm())
+        if not difference <= _tolerance(self.bound.model):
             raise PrivacyError(
-                f"the model fails on a batch of one example: {error}. It computes statistics over the batch, which "
-                "mixes examples; use GroupNorm or noisette.nn.PublicBatchNorm"
-            ) from error
+                f"the sum of a batch differs from the sum of its examples by {difference:.3g} times the bound: "
+                f"{locate_mixing_module(self.bound.model, self.batch) or _MIXING_UNSEEN}"
+            )
 
-    def sums_of_all(self, scale: float) -> list[BoundedSum]:
+    def check_alone(self, examples: Sequence[int]) -> list[list[BoundedSum]]:
+        """The sums of these examples alone, about half of them clipped, after checking that each is within its bound.
+
+        Raises:
+            PrivacyError: one is not.
+        """
+        self.scale = self.scale or self._scale_to_bound()
+        singles = [self._sums(single_example(self.batch, i), [i], self.scale) for i in examples]
+        limit = 1 + min(_tolerance(self.bound.model), 1e-5)
+        for part in (part for single in singles for part in single):
+            if not (norm := _norm(part)) <= part.bound * limit:
+                raise PrivacyError(
+                    f"one example alone moves the sum by {norm:.6g}, above the bound {part.bound:.6g}: the norm used "
+                    "for clipping is not the norm of the gradient that was added. Do not train with this model: it "
+                    "uses an operation in a way that its rule does not support. The engine "
+                    "noisette.engines.PerExampleLoop() needs no rule."
+                )
+            self.proven |= {
+                id(p) for p, g in zip(part.params, part.grads, strict=True) if g.isfinite().all() and g.any()
+            }
+        return singles
+
+    def _sums_of_all(self, scale: float) -> list[BoundedSum]:
         """The bounded sums of the whole batch.
 
         Raises:
             PrivacyError: the batch needs a rule that its single examples did not need, so the examples are coupled.
         """
         try:
-            return self._sums(self.batch, range(EXAMPLES), scale)
+            return self._sums(self.batch, range(self.examples), scale)
         except MissingRuleError as error:
             named = locate_mixing_module(self.bound.model, self.batch)
             raise PrivacyError(named or f"{_MIXING_UNSEEN}\n{error}") from error
 
-    def scale_to_bound(self, unscaled: Sequence[list[BoundedSum]]) -> float:
+    def _scale_to_bound(self) -> float:
         """A factor on the losses with which about half of the examples exceed the bound and are clipped.
 
-        ``unscaled`` are the sums of each example alone, without a factor. The losses are first scaled down until no
-        example is clipped, which gives the true norms. Then the median of the norms is scaled to 1.01 times the bound,
-        so that no norm is exactly at the bound, where rounding would decide.
+        The losses of a few examples are first scaled down until none is clipped, which gives the true norms. Then the
+        median of the norms is scaled to 1.01 times the bound, so that no norm is exactly at the bound, where rounding
+        would decide.
         """
-        scale, ratios = 1.0, [_norm_over_bound(single) for single in unscaled]
+        few = range(min(_FEW, self.examples))
+        scale, ratios = 1.0, [math.inf]
         while max(ratios) > 0.99 and scale > 1e-30:
-            scale *= 1e-4
-            ratios = [_norm_over_bound(single) for single in self.sums_of_each(scale)]
-        ratios = sorted(ratio for ratio in ratios if ratio)
-        if not ratios:
-            return 1.0
-        median = math.sqrt(ratios[max(len(ratios) // 2 - 1, 0)] * ratios[len(ratios) // 2])
-        return scale * 1.01 / median
+            alone = [self._sums(single_example(self.batch, i), [i], scale) for i in few]
+            ratios = [_norm_over_bound(sums) for sums in alone]
+            scale *= 1e-4 if max(ratios) > 0.99 else 1.0
+        known = sorted(ratio for ratio in ratios if ratio)
+        return scale * 1.01 / known[len(known) // 2] if known else 1.0
 
     def _sums(self, batch: Call, examples: Sequence[int], scale: float) -> list[BoundedSum]:
         """The bounded sums of these examples of the public batch, with random operations replaced by constants."""
         model = self.bound.model
         with torch.enable_grad():
-            with DisableRandomness():
+            self.seed()
+            with DisableRandomness(self.level) as constants:
                 output = model(*batch.args, **batch.kwargs)
+            self.random |= constants.used
             losses = self._losses(output, examples) * scale
-        with randomness_disabled_in_recomputation(model):
+            if not self.reached:
+                self.reached = _reached(losses)
+        with randomness_disabled_in_recomputation(model, self.level):
             self.bound.backward(losses)
         return self.bound.pop_sums()
 
@@ -205,7 +297,7 @@ class _Probe:
             PrivacyError: the output has no tensor with the examples on its first axis.
         """
         b = len(examples)
-        leaves = [leaf for leaf in tree_flatten(as_dict(output))[0] if isinstance(leaf, Tensor)]
+        leaves = output_tensors(output)
         batched = [leaf for leaf in leaves if leaf.requires_grad and leaf.dim() and leaf.shape[0] % b == 0]
         if not batched:
             raise PrivacyError(
@@ -217,6 +309,24 @@ class _Probe:
 
     def _directions_of(self, k: int, rows: Tensor) -> Tensor:
         if k not in self.directions or self.directions[k].shape[1] != rows.shape[1]:
+            generator = torch.Generator().manual_seed(SEED + k)
             with torch._C.DisableTorchFunction():
-                self.directions[k] = torch.randn(EXAMPLES, rows.shape[1], dtype=rows.dtype, device=rows.device)
+                drawn = torch.randn(self.examples, rows.shape[1], generator=generator, dtype=torch.float64)
+                self.directions[k] = drawn.to(rows)
         return self.directions[k]
+
+
+def _reached(losses: Tensor) -> set[int]:
+    """The ids of the parameters that the graph of the losses ends in."""
+    found: set[int] = set()
+    seen: set[Any] = set()
+    stack = [losses.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        stack += [child for child, _ in node.next_functions]
+        if (variable := getattr(node, "variable", None)) is not None:
+            found.add(id(variable))
+    return found

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from noisette._internal.tensor_tree import tensors
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.rules import find_rule, named_arguments, operation_name, rewrites
 from noisette.gradients.tape import Tape
@@ -119,7 +120,7 @@ def _line(name: str, weight: Tensor, operation: Callable[..., Any], arguments: d
 
 def _unrecorded(output: Any, tape: Tape) -> list[str]:
     """Problems of parameters that reach the output without a recorded use, or of an output without parameters."""
-    leaves = [leaf for leaf in tree_flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
+    leaves = [leaf for leaf in tensors(output) if leaf.requires_grad]
     if not leaves:
         return ["the output depends on no trainable parameter"]
     total = torch.stack([leaf.sum() for leaf in leaves]).sum()

@@ -58,6 +58,8 @@ def _record_calls(model: nn.Module, batch: Call, b: int) -> list[_ModuleCall]:
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue  # takes no hooks
             hooks.enter_context(module.register_forward_hook(partial(record, name), with_kwargs=True))
         with torch.no_grad(), DisableRandomness():
             model(*batch.args, **batch.kwargs)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from noisette._internal import checks
+from noisette._internal.tensor_tree import leaves, with_leaves
 from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum
 from noisette.errors import PrivacyError
 from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
@@ -83,8 +83,8 @@ class _Repeat:
         self._dys = {place: _by_example(dy, b) for place, dy in dys.items()}
         self._parameters = {name: p.detach() for name, p in parameters.items()}
         self._buffers = {name: value.detach() for name, value in call.module.named_buffers()}
-        leaves, self._structure = tree_flatten((call.args, dict(call.kwargs)))
-        self._leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._arguments = call.args, dict(call.kwargs)
+        self._leaves = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves(self._arguments)]
         self._batched = [
             k for k, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == b
         ]
@@ -119,14 +119,14 @@ class _Repeat:
         """The gradient of one example, and the outputs."""
 
         def call(parameters: dict[str, Tensor]) -> tuple[Tensor, ...]:
-            leaves = list(self._leaves)
+            values = list(self._leaves)
             for k, row in zip(self._batched, inputs, strict=True):
-                leaves[k] = row.unsqueeze(0)
-            args, kwargs = tree_unflatten(leaves, self._structure)
+                values[k] = row.unsqueeze(0)
+            args, kwargs = with_leaves(self._arguments, values)
             buffers = {name: value.clone() for name, value in self._buffers.items()}  # the model's own stay as they are
             named = {self._call.prefix + name: value for name, value in parameters.items()}
             output: Any = torch.func.functional_call(self._call.module, named | buffers, args, kwargs)
-            returned = tree_flatten(output)[0]
+            returned = leaves(output)
             return tuple(returned[place] for place in self._dys)
 
         outputs, pull_back = torch.func.vjp(call, self._parameters)[:2]

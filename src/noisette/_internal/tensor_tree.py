@@ -1,0 +1,77 @@
+"""The values inside nested containers: what pytrees open, and other mappings and dataclasses as well."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_map
+
+Change = Callable[[Any], Any]
+
+
+def _no_leaf(value: Any) -> bool:
+    return False
+
+
+def leaves(value: object, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
+    """Every value that is no container, in a fixed order; containers for which ``is_leaf`` holds are not opened."""
+    found: list[Any] = []
+    for leaf in tree_flatten(value, is_leaf)[0]:
+        inside = None if is_leaf(leaf) else _children(leaf)
+        found += [leaf] if inside is None else leaves(list(inside.values()), is_leaf)
+    return found
+
+
+def map_leaves(change: Change, value: Any, is_leaf: Callable[[Any], bool] = _no_leaf) -> Any:
+    """The same containers with ``change`` applied to every value that :func:`leaves` finds."""
+
+    def changed(leaf: Any) -> Any:
+        inside = None if is_leaf(leaf) else _children(leaf)
+        if inside is None:
+            return change(leaf)
+        return _with_children(leaf, {key: map_leaves(change, child, is_leaf) for key, child in inside.items()})
+
+    return tree_map(changed, value, is_leaf=is_leaf)
+
+
+def with_leaves(value: Any, replacements: Sequence[Any]) -> Any:
+    """The same containers with these values, in the order of :func:`leaves`."""
+    following = iter(replacements)
+    return map_leaves(lambda _: next(following), value)
+
+
+def tensors(value: object) -> list[Tensor]:
+    """Every tensor inside."""
+    return [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _children(value: Any) -> dict[Any, Any] | None:
+    """What a container holds that pytrees do not open; ``None`` for a value that is no such container."""
+    if isinstance(value, PackedSequence):
+        return {"data": value.data}
+    if isinstance(value, Mapping):
+        return dict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    return None
+
+
+def _with_children(value: Any, children: dict[Any, Any]) -> Any:
+    """A copy of the container with other values; a mapping that cannot be written becomes a ``dict``."""
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return children
+    if isinstance(value, PackedSequence):
+        return PackedSequence(children["data"], *value[1:])
+    changed = copy.copy(value)
+    for key, child in children.items():
+        if isinstance(changed, MutableMapping):
+            changed[key] = child
+        else:
+            object.__setattr__(changed, key, child)  # also in a frozen dataclass
+    return changed
