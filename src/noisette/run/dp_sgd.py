@@ -24,7 +24,7 @@ from noisette._internal.keystream import SecretKey
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
-from noisette.sampling.loading import gatherer
+from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch, PoissonSampler
 from noisette.validation.optimizer import check_coverage, held_by
@@ -69,8 +69,8 @@ class DpSgdRun(ABC):
         self.separability = separability
         self.steps_taken = steps_taken
         self.steps_lost = steps_lost
-        size, self._gather = gatherer(dataset)
-        self._sampler = PoissonSampler(size=size, sampling_rate=sampling_rate, key=key)
+        self._records = records_of(dataset)
+        self._sampler = PoissonSampler(size=self._records.size, sampling_rate=sampling_rate, key=key)
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         self._release = GaussianRelease(key, noise_multiplier, expected_batch_size)
         self._names = {id(p): name for name, p in bound.parameters.items()}
@@ -114,7 +114,7 @@ class DpSgdRun(ABC):
         while self.steps_left:
             self._check_step_taken()
             self._reserve_step()
-            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._gather, self._measured)
+            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._records, self._measured)
             yield self._batch
         self._check_step_taken()
 
