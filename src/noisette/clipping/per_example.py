@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -19,6 +19,7 @@ from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
+from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.rules import rewrites
 from noisette.gradients.tape import Recording, Tape
@@ -42,7 +43,7 @@ class PerExampleClip:
 
     Raises:
         ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, or the model has
-            nothing to train.
+            nothing to train or lazy modules without shapes.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -65,6 +66,7 @@ class PerExampleClip:
         if clipping is None:
             assert max_grad_norm is not None
             clipping = FlatClipping(max_grad_norm)
+        check_initialized(model)
         self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
@@ -76,6 +78,7 @@ class PerExampleClip:
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
         self._checked_losses: set[str] = set()
+        self._closed = False
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
@@ -91,10 +94,11 @@ class PerExampleClip:
             losses: one value per example, shape (b,), computed from calls of the model.
 
         Raises:
-            PrivacyError: a scalar, a tensor that is not one value per example, or (checked on the first batch) losses
-                that depend on each other's outputs.
+            PrivacyError: a scalar, a tensor that is not one value per example, (checked on the first batch) losses
+                that depend on each other's outputs, or a clip that was closed.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
         """
+        self._check_open()
         recording = self._tape.pop()
         if losses.dim() != 1 or not losses.requires_grad:
             check_one_per_example(losses)
@@ -109,10 +113,12 @@ class PerExampleClip:
         graph = search(losses, recording.uses, self.parameters)
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         groups = self._batch_groups()
-        clipping = Clipping([group.names for group in groups], partial(clipping_factors, groups))
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}  # without those frozen since
+        names = [[name for name in group.names if name in trained] for group in groups]
+        clipping = Clipping(names, partial(clipping_factors, groups))
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
         with _without_autocast(losses.device.type):
-            clipped = self.engine.clipped_sum(forward.pop(), self.parameters, clipping)
+            clipped = self.engine.clipped_sum(forward.pop(), trained, clipping)
         counts = {
             k: self._twice_counted.get(k, 0) + twice_the_count(clipped.norms[k], group.bound)
             for k, group in enumerate(groups)
@@ -152,7 +158,11 @@ class PerExampleClip:
         """Return the clipped sum of each group, zeros where no example contributed; then start again from nothing.
 
         A group that counts has its count beside it, as a sum of its own.
+
+        Raises:
+            PrivacyError: the clip was closed.
         """
+        self._check_open()
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(self.parameters), self._twice_counted
         self._groups, self._twice_counted, self._counts = None, {}, []
         sums: list[BoundedSum] = []
@@ -163,6 +173,17 @@ class PerExampleClip:
                 sums.append(count_within_norm(group.count, counted.get(k)))
                 self._counts.append(group.count)
         return sums
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within it nothing is pending and nothing recorded; what was is there again afterwards."""
+        kept = self._sums, self._groups, self._twice_counted, self._counts
+        self._sums, self._groups, self._twice_counted, self._counts = Accumulator(), None, {}, []
+        try:
+            with self._tape.set_aside():
+                yield
+        finally:
+            self._sums, self._groups, self._twice_counted, self._counts = kept
 
     def state(self) -> Mapping[str, float]:
         """What the clipping rule has learned from released values; empty for a rule that learns nothing."""
@@ -177,8 +198,13 @@ class PerExampleClip:
         """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
         self._adapt()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PrivacyError("this clip was closed, so it records nothing: make a new PerExampleClip of the model")
+
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
+        self._closed = True
         self._tape.close()
 
 

@@ -152,6 +152,15 @@ class Tape:
         recording, self._draft = self.recording, _Draft()
         return recording
 
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within it the recording starts empty; what was recorded before is there again afterwards."""
+        draft, self._draft = self._draft, _Draft()
+        try:
+            yield
+        finally:
+            self._draft = draft
+
     def close(self) -> None:
         """Remove the hooks; the module is as it was."""
         for handle in self._handles:
@@ -165,7 +174,8 @@ class Tape:
         if self._depth > 1 or not torch.is_grad_enabled():
             return
         self._arguments = args, kwargs
-        self._recorder = _Recorder(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
+        weights = [p for p in self.parameters.values() if p.requires_grad]  # without those frozen since
+        self._recorder = _Recorder(self._draft, weights, _constants(self.root), self._rewrites)
         self._recorder.__enter__()
 
     def shut(self, output: object) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import ref
@@ -212,6 +213,16 @@ class LipschitzBound:
             for part in parts
         ]
         return bounded if count is None else [*bounded, count_within_norm(count, counted)]
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Within it nothing is pending; what was is there again afterwards."""
+        kept = self._pending, self._group, self._counted, self._count, self._scores
+        self._pending, self._group, self._counted, self._count, self._scores = Accumulator(), None, None, None, None
+        try:
+            yield
+        finally:
+            self._pending, self._group, self._counted, self._count, self._scores = kept
 
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -83,6 +84,10 @@ class GradientBound(Stateful, Protocol):
 
     def pop_sums(self) -> list[BoundedSum]:
         """Return the pending sums, zeros without examples; nothing is pending afterwards."""
+        ...
+
+    def set_aside(self) -> AbstractContextManager[None]:
+        """A context in which nothing is pending; what was is there again afterwards."""
         ...
 
     def after_step(self) -> None:
