@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import bound_faults
 import clipless_faults
+import loop_faults
 import noise_faults
 import sampling_faults
 import spending_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
+    "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,

@@ -235,7 +235,9 @@ def test_a_grad_scaler_is_refused_with_the_reason(kind: Any, unscale: bool, to_n
 def test_a_disabled_grad_scaler_changes_nothing() -> None:
     model = small_model()
     optimizer, scaler = SGD(model.parameters(), lr=0.3), torch.amp.GradScaler("cpu", enabled=False)
-    torch.testing.assert_close(trained(model, optimizer, lambda: scaler.step(optimizer)), by_sgd(), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        trained(model, optimizer, lambda: scaler.step(optimizer)), by_sgd(), rtol=1e-6, atol=1e-7
+    )
 
 
 def test_what_an_optimizer_said_of_scalers_is_put_back() -> None:
@@ -263,7 +265,9 @@ class NoHooks(Optimizer):
 def test_an_optimizer_whose_steps_cannot_be_seen_is_refused() -> None:
     model = small_model()
     inner = SGD(model.parameters(), lr=0.1)
-    with pytest.raises(PrivacyError, match=r"step\(\) of this NoHooks calls no step hooks.*the optimizer that it wraps"):
+    with pytest.raises(
+        PrivacyError, match=r"step\(\) of this NoHooks calls no step hooks.*the optimizer that it wraps"
+    ):
         small_run(model, NoHooks(inner))
     torch.testing.assert_close(trained(model, inner, NoHooks(inner).step), _with_rate(0.1), rtol=1e-6, atol=1e-7)
 

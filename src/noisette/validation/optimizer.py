@@ -68,7 +68,9 @@ class StepsOfScaler:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
-        self._before: dict[str, object] = {k: v for k, v in vars(optimizer).items() if k == "_step_supports_amp_scaling"}
+        self._before: dict[str, object] = {
+            k: v for k, v in vars(optimizer).items() if k == "_step_supports_amp_scaling"
+        }
         vars(optimizer)["_step_supports_amp_scaling"] = True
 
     def remove(self) -> None:
