@@ -89,10 +89,6 @@ def checked_upon_what_is_pending(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PerExampleClip, "set_aside", set_aside)
 
 
-def closed_and_used(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(PerExampleClip, "_check_open", lambda self: None)
-
-
 def activations_lost(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(conversion, "_added_by", lambda norm: "")
 
@@ -101,7 +97,18 @@ def lists_are_columns(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loading, "_refuse_columns", lambda tensors: None)
 
 
+def order_found_for_one_position(patch: pytest.MonkeyPatch) -> None:
+    """What was found with one position to an example holds for several."""
+    patch.setattr("noisette.gradients.batch_axis._rows", lambda use, b: (len(use.shape),))
+
+
 MUTANTS = [
+    Mutant(
+        "order of rows by their number of axes",
+        "an example is clipped by the norm of others",
+        order_found_for_one_position,
+        ("redteam/test_row_order.py::test_inputs_of_another_length_in_a_later_batch",),
+    ),
     Mutant(
         "padded to the longest of the microbatch",
         "one long record changes the gradients of all others",
@@ -158,12 +165,6 @@ MUTANTS = [
         "records of a batch are lost when the mode changes",
         checked_upon_what_is_pending,
         (f"{_LOOPS}::test_a_mode_that_changes_between_microbatches_loses_nothing",),
-    ),
-    Mutant(
-        "a closed clip gives zeros",
-        "noise is released instead of gradients",
-        closed_and_used,
-        (f"{_LOOPS}::test_a_clip_that_was_closed_says_so_and_may_be_closed_again",),
     ),
     Mutant(
         "activations of batch norms lost",

@@ -98,7 +98,8 @@ class PerExampleClip:
                 that depend on each other's outputs, or a clip that was closed.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
         """
-        self._check_open()
+        if self._closed:
+            raise PrivacyError("this clip was closed, so it records nothing: make a new PerExampleClip of the model")
         recording = self._tape.pop()
         if losses.dim() != 1 or not losses.requires_grad:
             check_one_per_example(losses)
@@ -158,11 +159,7 @@ class PerExampleClip:
         """Return the clipped sum of each group, zeros where no example contributed; then start again from nothing.
 
         A group that counts has its count beside it, as a sum of its own.
-
-        Raises:
-            PrivacyError: the clip was closed.
         """
-        self._check_open()
         groups, added, counted = self._batch_groups(), self._sums.pop_sums(self.parameters), self._twice_counted
         self._groups, self._twice_counted, self._counts = None, {}, []
         sums: list[BoundedSum] = []
@@ -197,10 +194,6 @@ class PerExampleClip:
     def after_step(self) -> None:
         """Give an adaptive clipping rule the counts that were released; clipping does not constrain the weights."""
         self._adapt()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise PrivacyError("this clip was closed, so it records nothing: make a new PerExampleClip of the model")
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""

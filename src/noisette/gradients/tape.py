@@ -39,7 +39,7 @@ class Use:
     outputs: tuple[GradientEdge | None, ...]  # None where no gradient can arrive
     edges: tuple[GradientEdge, ...]  # the outputs at which a gradient can arrive
     several: bool  # the operation returned more than one value
-    axes: int  # number of axes of its first output
+    shape: tuple[int, ...]  # of its first output
     dtype: torch.dtype  # of its first output
     upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
     versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
@@ -376,7 +376,7 @@ class _Recorder(TorchFunctionMode):
                     outputs=edges,
                     edges=tuple(edge for edge in edges if edge is not None),
                     several=several,
-                    axes=first.dim(),
+                    shape=tuple(first.shape),
                     dtype=first.dtype,
                     upstream=upstream,
                     versions=versions,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from noisette._internal import checks
 from noisette.errors import PrivacyError
@@ -155,7 +156,7 @@ def _refuse_what_would_be_lost(model: nn.Module) -> None:
 
 def _added_by(norm: _BatchNorm) -> str:
     """What a batch norm adds to those of torch, in words; an empty string if it adds nothing."""
-    if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
+    if isinstance(norm, LazyModuleMixin):
         return "is lazy: call the model once with a public input first"
     forward = next(kind for kind in type(norm).__mro__ if "forward" in vars(kind))
     if not forward.__module__.startswith("torch.nn.modules.") or "forward" in vars(norm):

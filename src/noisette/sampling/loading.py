@@ -126,7 +126,7 @@ def _collated(dataset: Any) -> Gather:
     return lambda at: _collate([dataset[index] for index in at.tolist()])
 
 
-def _collate(records: Sequence[Any]) -> Any:
+def _collate(records: list[Any]) -> Any:
     """The records as one microbatch.
 
     Raises:

@@ -57,7 +57,7 @@ class MeasuredSize:
         self.now = 1
         self._memory = memory
         self._most = memory.most
-        self._in_bucket = {0: self}
+        self._in_bucket: dict[int, MeasuredSize] = {0: self}
 
     def in_bucket(self, bucket: int) -> MeasuredSize:
         return self._in_bucket.setdefault(bucket, MeasuredSize(self._memory))
