@@ -34,6 +34,7 @@ _PUBLIC = {
     "mechanisms.gaussian": ("GaussianRelease",),
     "mechanisms.pca": ("PrivatePCA", "private_pca"),
     "nn.lipschitz.certified_radius": ("certified_accuracy", "certify"),
+    "sampling.buckets": ("PaddedBuckets",),
     "run.private": ("PrivateRun", "privatize"),
     "validation.explain": ("explain",),
 }

@@ -43,4 +43,5 @@ from noisette.nn.lipschitz.certified_radius import certified_accuracy as certifi
 from noisette.nn.lipschitz.certified_radius import certify as certify
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.private import privatize as privatize
+from noisette.sampling.buckets import PaddedBuckets as PaddedBuckets
 from noisette.validation.explain import explain as explain

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bound_faults
 import clipless_call_faults
 import clipless_faults
+import loop_faults
 import noise_faults
 import preflight_faults
 import sampling_faults
@@ -12,6 +13,7 @@ import spending_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
+    "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,

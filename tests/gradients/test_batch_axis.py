@@ -92,7 +92,7 @@ def backward_passes(clip: PerExampleClip, losses: Tensor) -> int:
 def test_structure_is_measured_once() -> None:
     model = time_first()
     clip = PerExampleClip(model, 1.0)
-    passes = [backward_passes(clip, squares(model, torch.randn(4 + step, T, 5))) for step in range(3)]
+    passes = [backward_passes(clip, squares(model, torch.randn(8 + step, T, 5))) for step in range(3)]
     clip.close()
     assert passes[0] > passes[1] == passes[2] == 1
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from noisette import PrivacyError
 from noisette._internal.keystream import SecretKey
 from noisette.sampling import poisson
-from noisette.sampling.loading import gatherer
+from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
 from noisette.sampling.poisson import Batch, PoissonSampler
 
@@ -142,7 +142,6 @@ class ManyRecords(Records):
 
 PAIRS = {
     "tuple": (X, Y),
-    "list": [X, Y],
     "arrays": (X.numpy(), Y.numpy()),
     "TensorDataset": TensorDataset(X, Y),
     "Dataset": Records(),
@@ -153,11 +152,11 @@ PAIRS = {
 
 
 def drawn(indices: np.ndarray, dataset: object = X, **state: int) -> Batch:
-    return Batch(indices, gatherer(dataset)[1], MeasuredSize(UnmeasuredMemory()), **state)
+    return Batch(indices, records_of(dataset), MeasuredSize(UnmeasuredMemory()), **state)
 
 
 def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:
-    assert gatherer(dataset)[0] == 12
+    assert records_of(dataset).size == 12
     batch, pieces = drawn(indices, dataset), []
     for piece in batch.microbatches(size):
         pieces.append(piece)
@@ -208,13 +207,44 @@ class Endless(IterableDataset):
 @pytest.mark.parametrize("dataset", [DataLoader(Records()), Endless(), iter([1, 2]), 5], ids=lambda d: type(d).__name__)
 def test_what_cannot_be_drawn_from_is_refused(dataset: object) -> None:
     with pytest.raises(TypeError, match="records cannot be drawn one by one"):
-        gatherer(dataset)
+        records_of(dataset)
 
 
 @pytest.mark.parametrize("dataset", [(X, Y[:5]), {"x": X, "y": Y[:5]}], ids=["tuple", "names"])
 def test_columns_of_different_lengths(dataset: object) -> None:
     with pytest.raises(ValueError, match=r"differ in length: \[5, 12\]"):
-        gatherer(dataset)
+        records_of(dataset)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [[X, Y], [X.numpy(), Y.numpy()], [X, X[:, :1]], [Y.float(), Y]],
+    ids=["tensors", "arrays", "widths", "types"],
+)
+def test_a_list_that_looks_like_columns_is_refused(columns: list) -> None:
+    with pytest.raises(ValueError, match="may mean 2 records or 12: a list is a list of records; give columns as a"):
+        records_of(columns)
+
+
+@pytest.mark.parametrize("dataset", [list(X), list(X.numpy()), [list(X)[k] for k in range(12)]], ids=lambda d: "")
+def test_a_list_of_record_tensors_is_a_list_of_records(dataset: list) -> None:
+    indices = np.array([2, 5, 9])
+    assert torch.equal(torch.cat(seen(dataset, indices, 2)), X[indices])
+
+
+def test_records_of_different_shapes_are_drawn_and_stacked_only_if_they_fit() -> None:
+    images = [torch.ones(3, 4 + k % 2, 5) for k in range(12)]
+    assert [len(piece) for piece in seen(images, np.array([0, 1, 2]), 1)] == [1, 1, 1]
+    with pytest.raises(ValueError, match=r"different shapes, such as \(3, 4, 5\) and \(3, 5, 5\): pad sequences with"):
+        seen(images, np.array([0, 1, 2]), 2)
+
+
+def test_a_table_that_is_indexed_by_column_is_refused() -> None:
+    class Frame(list):
+        iloc = None
+
+    with pytest.raises(TypeError, match="no length and index by record"):
+        records_of(Frame([1, 2]))
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5, True, "big", "8"])

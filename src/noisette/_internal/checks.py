@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 
 def _number(name: str, value: object) -> float:
@@ -49,19 +49,6 @@ def count(**arguments: object) -> None:
             raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
         if value < 1:
             raise ValueError(f"expected {name} >= 1, got {name}={value}")
-
-
-def initialised(parameters: Mapping[str, object]) -> None:
-    """No parameter is one of a lazy module that has not been called yet.
-
-    Raises:
-        ValueError: some are; names them.
-    """
-    if lazy := [name for name, p in parameters.items() if type(p).__name__ == "UninitializedParameter"]:
-        raise ValueError(
-            f"{', '.join(lazy)} have no shape yet: call the model once on a public input, so that its lazy modules "
-            "are initialised, and make the optimizer afterwards"
-        )
 
 
 def all_of(*checks: Callable[[], object]) -> None:

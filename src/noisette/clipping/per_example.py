@@ -20,6 +20,7 @@ from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
+from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.rules import Examples, rewrites
@@ -45,7 +46,7 @@ class PerExampleClip:
 
     Raises:
         ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, or the model has
-            nothing to train.
+            nothing to train or lazy modules without shapes.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -68,6 +69,7 @@ class PerExampleClip:
         if clipping is None:
             assert max_grad_norm is not None
             clipping = FlatClipping(max_grad_norm)
+        check_initialized(model)
         self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
@@ -80,10 +82,10 @@ class PerExampleClip:
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
         self._checked_losses: set[str] = set()
+        self._closed = False
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
-            checks.initialised(self.parameters)
             self._fresh_groups()
         except ValueError:
             self.close()
@@ -96,10 +98,11 @@ class PerExampleClip:
             losses: one value per example, shape (b,), computed from calls of the model.
 
         Raises:
-            PrivacyError: a scalar, a tensor that is not one value per example, or (checked on the first batch) losses
-                that depend on each other's outputs.
+            PrivacyError: a scalar, a tensor that is not one value per example, (checked on the first batch) losses
+                that depend on each other's outputs, or a clip that was closed.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
         """
+        self._check_open()
         recording = self._tape.pop()
         if losses.dim() != 1 or not losses.requires_grad:
             check_one_per_example(losses)
@@ -148,6 +151,7 @@ class PerExampleClip:
         >>> [round(value, 3) for value in sum.grads[0].flatten().tolist()]
         [0.6, 1.3]
         """
+        self._check_open()
         microbatch = Microbatch(batch, keywords)
         b = microbatch.count
         if b == 0:
@@ -160,13 +164,19 @@ class PerExampleClip:
         del found
         self._add_clipped(forward)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise PrivacyError("this clip was closed, so it records nothing: make a new PerExampleClip of the model")
+
     def _add_clipped(self, forward: list[LocatedRecording]) -> None:
         """Add the clipped sum of one located recording, which is taken out of its list."""
         losses = forward[0].losses
         groups = self._batch_groups()
-        clipping = Clipping([group.names for group in groups], partial(clipping_factors, groups))
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}  # without those frozen since
+        names = [[name for name in group.names if name in trained] for group in groups]
+        clipping = Clipping(names, partial(clipping_factors, groups))
         with _without_autocast(losses.device.type):
-            clipped = self.engine.clipped_sum(forward.pop(), self.parameters, clipping)
+            clipped = self.engine.clipped_sum(forward.pop(), trained, clipping)
         counts = {
             k: self._twice_counted.get(k, 0) + twice_the_count(clipped.norms[k], group.bound)
             for k, group in enumerate(groups)
@@ -244,6 +254,7 @@ class PerExampleClip:
 
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
+        self._closed = True
         self._tape.close()
 
 

@@ -30,7 +30,9 @@ Profiles = dict[int, Tensor]  # axis -> norm of each of its rows
 class BatchAxisFinder:
     """Finds the batch axis of each use's output, and reuses the result for passes of the same structure.
 
-    A structure is the sequence of operations, their numbers of axes, and which of them the losses depend on.
+    A structure is the sequence of operations, how the axes of their outputs compare with the number of examples, and
+    which of them the losses depend on. With one position to an example, an order of the rows is not to be told apart
+    from another one that differs with several.
     """
 
     def __init__(self) -> None:
@@ -46,7 +48,7 @@ class BatchAxisFinder:
         if b == 1:
             return [Examples(b)] * len(uses)
         reached = [not graph.reached.isdisjoint([edge.node for edge in use.edges]) for use in uses]
-        structure = tuple([(use.operation, use.axes, met) for use, met in zip(uses, reached, strict=True)])
+        structure = tuple([(use.operation, _rows(use, b), met) for use, met in zip(uses, reached, strict=True)])
         # Sorting by values gives another order in each batch.
         known = {} if recording.sorts else self._known.setdefault(structure, {})
         unknown = [k for k, met in enumerate(reached) if met and k not in known]
@@ -55,6 +57,11 @@ class BatchAxisFinder:
             known |= {k: found[k] for k in clear}
             known = found | known
         return [(place := known.get(k)) and replace(place, count=b) for k in range(len(uses))]
+
+
+def _rows(use: Use, b: int) -> tuple[int, ...]:
+    """For each axis of an output: 1 for one row to an example, 2 for several, 0 where it cannot hold the examples."""
+    return tuple([0 if length % b else min(length // b, 2) for length in use.shape])
 
 
 def _measure(

@@ -42,7 +42,7 @@ class Use:
     outputs: tuple[GradientEdge | None, ...]  # None where no gradient can arrive
     edges: tuple[GradientEdge, ...]  # the outputs at which a gradient can arrive
     several: bool  # the operation returned more than one value
-    axes: int  # number of axes of its first output
+    shape: tuple[int, ...]  # of its first output
     dtype: torch.dtype  # of its first output
     upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
     versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
@@ -179,7 +179,7 @@ class Tape:
             return
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
         self._arguments = args, kwargs
-        self._recorder = Recorder(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
+        self._recorder = Recorder(self._draft, self._weights(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
 
     def shut(self, output: object) -> None:
@@ -204,7 +204,7 @@ class Tape:
     def recording_by(self, make: Callable[..., AnyRecorder]) -> Iterator[AnyRecorder]:
         """Record everything within by a recorder made like :class:`Recorder`, also outside of calls of the root."""
         parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
-        recorder = make(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
+        recorder = make(self._draft, self._weights(), _constants(self.root), self._rewrites)
         with self.silent(), recorder:
             yield recorder
 
@@ -215,6 +215,10 @@ class Tape:
             yield
         finally:
             self._depth -= 1
+
+    def _weights(self) -> list[Tensor]:
+        """The trainable parameters, without those that were frozen since."""
+        return [p for p in self.parameters.values() if p.requires_grad]
 
     def _stop(self) -> None:
         if self._recorder is not None:
@@ -389,7 +393,7 @@ class Recorder(TorchFunctionMode):
                     outputs=edges,
                     edges=tuple(edge for edge in edges if edge is not None),
                     several=several,
-                    axes=first.dim(),
+                    shape=tuple(first.shape),
                     dtype=first.dtype,
                     upstream=upstream,
                     versions=versions,

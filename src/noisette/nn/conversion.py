@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from noisette._internal import checks
 from noisette.errors import PrivacyError
@@ -22,6 +23,7 @@ Norm = type[ChannelNorm] | type[nn.GroupNorm] | type[nn.LayerNorm] | type[_Insta
 Inputs = Tensor | Sequence[Tensor]
 
 _MOST_GROUPS, _LEAST_CHANNELS = 32, 16
+_STATE = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
 
 
 def convert_batch_norm(
@@ -44,7 +46,8 @@ def convert_batch_norm(
 
     Raises:
         ValueError: ``public`` is missing, is given but not used, has fewer than two examples or values that are not
-            finite, or ``to`` is not one of these; all problems are listed.
+            finite, ``to`` is not one of these, or a batch norm does more than normalise, such as one of timm with its
+            activation inside; all problems are listed.
         PrivacyError: an example is in ``public`` and in ``private``.
 
     >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
@@ -56,6 +59,7 @@ def convert_batch_norm(
         lambda: _check_target(to, inputs),
         lambda: _check_public(inputs) if inputs else None,
         lambda: checks.count(every=every),
+        lambda: _refuse_what_would_be_lost(model),
     )
     if private is not None:
         refuse_overlap(inputs, _inputs(private))
@@ -133,6 +137,38 @@ def _check_target(to: Norm, inputs: Sequence[Tensor]) -> None:
         raise ValueError(f"{to.__name__} takes its statistics from public examples: give a batch of them as public")
     if inputs and not from_public and not issubclass(to, FrozenBatchNorm):
         raise ValueError(f"{to.__name__} normalises each example alone; leave public out")
+
+
+def _refuse_what_would_be_lost(model: nn.Module) -> None:
+    """Check that the batch norms of a model do nothing that a norm in their place would not do.
+
+    Raises:
+        ValueError: naming each that adds something, and what.
+    """
+    named = [(name or "the model itself", part) for name, part in model.named_modules() if isinstance(part, _BatchNorm)]
+    if problems := [f"{name}  {type(norm).__name__} {what}" for name, norm in named if (what := _added_by(norm))]:
+        raise ValueError(
+            f"{len(problems)} batch norms do more than normalise, which a norm in their place would not do:\n  "
+            + "\n  ".join(problems)
+            + "\nTake them apart into a torch.nn batch norm and what follows it, or replace them yourself"
+        )
+
+
+def _added_by(norm: _BatchNorm) -> str:
+    """What a batch norm adds to those of torch, in words; an empty string if it adds nothing."""
+    if isinstance(norm, LazyModuleMixin):
+        return "is lazy: call the model once with a public input first"
+    forward = next(kind for kind in type(norm).__mro__ if "forward" in vars(kind))
+    if not forward.__module__.startswith("torch.nn.modules.") or "forward" in vars(norm):
+        return "has a forward of its own"
+    if norm._modules:
+        return f"has modules of its own: {', '.join(norm._modules)}"
+    tensors = {*norm._parameters, *norm._buffers} - {*_STATE}
+    if tensors:
+        return f"has parameters or buffers of its own: {', '.join(sorted(tensors))}"
+    if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks or norm._backward_pre_hooks:
+        return "has hooks: remove them first"
+    return ""
 
 
 def _check_public(inputs: Sequence[Tensor]) -> None:

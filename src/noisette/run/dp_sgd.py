@@ -11,9 +11,10 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -25,10 +26,10 @@ from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
-from noisette.sampling.loading import gatherer
+from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch, PoissonSampler
-from noisette.validation.optimizer import check_coverage, held_by
+from noisette.validation.optimizer import StepsOfScaler, check_coverage, held_by
 
 _NOT_ASSERTED = """run.backward(losses) computes the losses of a whole batch at once, and nothing shows that they keep \
 its examples apart. Give the loss of one example instead, which is vectorised so that examples cannot mix:
@@ -70,16 +71,18 @@ class DpSgdRun(ABC):
         self.separability = separability
         self.steps_taken = steps_taken
         self.steps_lost = steps_lost
-        size, self._gather = gatherer(dataset)
-        self._sampler = PoissonSampler(size=size, sampling_rate=sampling_rate, key=key)
+        self._records = records_of(dataset)
+        self._sampler = PoissonSampler(size=self._records.size, sampling_rate=sampling_rate, key=key)
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         self._release = GaussianRelease(key, noise_multiplier, expected_batch_size)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._batch: Batch | None = None  # drawn and not yet released
         self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
+        self._stepping: FrameType | None = None  # the call of ``optimizer.step`` that made the last release
         self._hooks = [
+            StepsOfScaler(optimizer),
             optimizer.register_step_pre_hook(self._release_before_step),
-            optimizer.register_step_post_hook(lambda *_: self.bound.after_step()),
+            optimizer.register_step_post_hook(self._after_step),
             register_optimizer_step_pre_hook(self._refuse_second_optimizer),
         ]
 
@@ -116,7 +119,7 @@ class DpSgdRun(ABC):
         while self.steps_left:
             self._check_step_taken()
             self._reserve_step()
-            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._gather, self._measured)
+            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._records, self._measured)
             yield self._batch
         self._check_step_taken()
 
@@ -192,12 +195,19 @@ class DpSgdRun(ABC):
         return True
 
     def _release_before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised."""
-        if args[1:] or kwargs.get("closure") is not None:  # the first argument is the optimizer
+        """Line 4, in a hook before ``optimizer.step()``: what the optimizer finds in ``.grad`` is noised.
+
+        torch calls it once more where a ``step`` calls that of its base class; the release was made by then.
+        """
+        if any(arg is not None for arg in args[1:]) or kwargs.get("closure") is not None:  # args[0] is the optimizer
             raise PrivacyError(
                 "optimizer.step(closure) computes gradients that are not private; call step() without a closure"
             )
+        if hasattr(optimizer, "found_inf") or "grad_scaler" in kwargs:
+            StepsOfScaler.refuse(optimizer)
         batch = self._batch
+        if batch is None and self._is_stepping():
+            return
         if batch is None:
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
@@ -212,7 +222,21 @@ class DpSgdRun(ABC):
         self.steps_taken += 1
         self._release(self.bound.pop_sums(), self._names, step=step)
         for p in self.bound.parameters.values():
-            self._written[id(p)] = _call_gradient_hooks(p)
+            self._written[id(p)] = _hand_over(p)
+        self._stepping = sys._getframe(1)
+
+    def _after_step(self, *_: object) -> None:
+        """A hook after ``optimizer.step()``; that of a base class, within it, is not yet the end of the step."""
+        if sys._getframe(1) is self._stepping:
+            self._stepping = None
+            self.bound.after_step()
+
+    def _is_stepping(self) -> bool:
+        """Whether the step that made the last release is still under way, and has not ended in an error."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame is not self._stepping:
+            frame = frame.f_back
+        return frame is not None
 
     def _check_step_taken(self) -> None:
         if self._batch is not None:
@@ -225,7 +249,7 @@ class DpSgdRun(ABC):
         stray = {
             id(p)
             for p in self.bound.parameters.values()
-            if p.grad is not None and p.grad is not self._written.get(id(p))
+            if p.grad is not None and p.grad is not self._written.get(id(p)) and not _is_zero(p.grad)
         }
         if stray:
             raise PrivacyError(
@@ -234,11 +258,17 @@ class DpSgdRun(ABC):
             )
 
     def _refuse_second_optimizer(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A hook before the step of any optimizer: no other one may move the parameters of this run."""
-        if optimizer is not self.optimizer and (shared := held_by(optimizer) & self._names.keys()):
+        """A hook before the step of any optimizer: no other one may move the parameters of this run.
+
+        One that the run's own optimizer calls within its step finds released gradients.
+        """
+        if optimizer is self.optimizer or not (shared := held_by(optimizer) & self._names.keys()):
+            return
+        if not self._is_stepping():
             raise PrivacyError(
                 f"a second optimizer ({type(optimizer).__name__}) steps {self._listed(shared)}, which a DP-SGD run "
-                "trains; give it other parameters, or close the run first"
+                "trains; give it other parameters, or close the run first. Of an optimizer that wraps another one, "
+                "give the outer one to privatize"
             )
 
     def _listed(self, ids: set[int]) -> str:
@@ -263,12 +293,24 @@ class DpSgdRun(ABC):
         self.close()
 
 
-def _call_gradient_hooks(p: Tensor) -> Tensor | None:
-    """Call the user's gradient hooks of a parameter with its noised gradient; return what is in ``.grad`` then."""
+def _is_zero(grad: Tensor) -> bool:
+    """Whether a gradient that the release did not write holds nothing."""
+    return grad.layout is torch.strided and not bool(grad.any())
+
+
+def _hand_over(p: Tensor) -> Tensor | None:
+    """Call the user's gradient hooks of a parameter with its noised gradient; return what is in ``.grad`` then.
+
+    A parameter that was frozen during the run gets none, so that no optimizer moves it.
+    """
+    gradient = p.grad if p.requires_grad else None
     hooks: Mapping[int, Any] = p._backward_hooks or {}
     for hook in list(hooks.values()):
-        if p.grad is not None and (changed := hook(p.grad)) is not None:
-            p.grad = changed
+        if gradient is not None and (changed := hook(gradient)) is not None:
+            gradient = changed
+    p.grad = gradient
+    if gradient is None:
+        return None
     after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
     for hook in list(after.values()):
         hook(p)

@@ -57,7 +57,8 @@ def privatize(
     Args:
         bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
         optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
-        dataset: tensors, arrays, or anything with ``len`` and indexing.
+        dataset: a tensor, a tuple or dictionary of tensors with the records on their first axis, a list of records,
+            :class:`PaddedBuckets`, or anything with ``len`` and indexing.
         expected_batch_size: the constant that the noised sum is divided by, in examples.
         sampling_rate: probability in (0, 1] that a record is in a step's batch.
         steps: number of logical steps.

@@ -30,6 +30,10 @@ class MicrobatchSize(Protocol):
         """The largest number of examples in the next microbatch."""
         ...
 
+    def in_bucket(self, bucket: int) -> MicrobatchSize:
+        """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
+        ...
+
     def begin(self) -> None:
         """A microbatch is about to be processed."""
         ...
@@ -53,6 +57,10 @@ class MeasuredSize:
         self.now = 1
         self._memory = memory
         self._most = memory.most
+        self._in_bucket: dict[int, MeasuredSize] = {0: self}
+
+    def in_bucket(self, bucket: int) -> MeasuredSize:
+        return self._in_bucket.setdefault(bucket, MeasuredSize(self._memory))
 
     def begin(self) -> None:
         self._memory.begin()

@@ -15,7 +15,7 @@ import numpy as np
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.errors import PrivacyError
-from noisette.sampling.loading import Gather, Prefetch
+from noisette.sampling.loading import Prefetch, Records
 from noisette.sampling.microbatch_size import MicrobatchSize
 
 _CHUNK = 2**20  # records whose inclusion is drawn at once
@@ -65,6 +65,9 @@ class FixedSize:
             checks.count(size=size)
         self.now = size
 
+    def in_bucket(self, bucket: int) -> FixedSize:
+        return self
+
     def begin(self) -> None:
         pass
 
@@ -77,20 +80,31 @@ class FixedSize:
 
 @dataclass
 class Batch:
-    """The examples of one step, possibly none, to be processed in microbatches that fit in memory."""
+    """The examples of one step, possibly none, to be processed in microbatches that fit in memory.
+
+    Where the records have buckets, the examples are in the order of their buckets.
+    """
 
     indices: np.ndarray
-    gather: Gather
+    records: Records
     measured: MicrobatchSize  # chooses the sizes of ``microbatches("auto")``
     current: int | None = None  # number of examples in the microbatch that awaits its backward pass
     bounded: int = 0  # number of examples that went through backward
-    size: MicrobatchSize | None = None  # chooses the sizes of the microbatches under way
+    size: MicrobatchSize | None = None  # chooses the size of the microbatch under way
+
+    def __post_init__(self) -> None:
+        self._buckets = np.zeros(len(self.indices), dtype=np.int64)  # of each example, ascending
+        if self.records.buckets is not None:
+            found = self.records.buckets[self.indices]
+            order = np.argsort(found, kind="stable")
+            self.indices, self._buckets = self.indices[order], found[order]
 
     def microbatches(self, size: int | Literal["auto"]) -> Iterator[Any]:
         """The batch in microbatches of at most ``size`` examples, which only bounds memory: the sum is the same.
 
-        A microbatch has the form in which the data set returns its examples, collated. An empty batch has none. The
-        next microbatch is loaded while the current one is processed.
+        A microbatch has the form in which the data set returns its examples, collated. An empty batch has none. Where
+        the records have buckets (:class:`~noisette.PaddedBuckets`), a microbatch holds records of one bucket. The next
+        microbatch is loaded while the current one is processed.
 
         With ``"auto"`` the size starts at one example and doubles while twice the memory of the last microbatch is
         free; it is kept for the next batches. Where memory runs out in ``run.backward``, nothing of the microbatch is
@@ -103,17 +117,19 @@ class Batch:
         """
         if isinstance(size, str) and size != "auto":
             raise ValueError(f'expected size to be a whole number or "auto", got size={size!r}')
-        self.size = chosen = self.measured if isinstance(size, str) else FixedSize(size)
+        sizes = self.measured if isinstance(size, str) else FixedSize(size)
         start = 0
         if self.current is not None:  # the loop was left before this microbatch's backward
-            chosen.halve(self.current)
             start = self.bounded
+            self._size_and_end(sizes, start)[0].halve(self.current)
         self.check_bounded(start)
         with ThreadPoolExecutor(max_workers=1) as helper:  # its thread starts with the first prefetch
-            fetch = Prefetch(self.gather, helper)
+            fetch = Prefetch(self.records.gather, helper)
             while start < len(self.indices):
-                end = start + min(chosen.now, len(self.indices) - start)
-                microbatch = fetch(self.indices[start:end], self.indices[end : end + chosen.now])
+                chosen, end = self._size_and_end(sizes, start)
+                _, following = self._size_and_end(sizes, end)
+                microbatch = fetch(self.indices[start:end], self.indices[end:following])
+                self.size = chosen
                 chosen.begin()
                 self.current = end - start
                 yield microbatch
@@ -123,6 +139,14 @@ class Batch:
                 chosen.end(end - start)
                 start = end
         self.current = None
+
+    def _size_and_end(self, sizes: MicrobatchSize, start: int) -> tuple[MicrobatchSize, int]:
+        """What chooses the size of the microbatch from ``start`` on, and where it ends: within its bucket."""
+        if start == len(self.indices):
+            return sizes, start
+        bucket = self._buckets[start]
+        chosen = sizes.in_bucket(int(bucket))
+        return chosen, min(start + chosen.now, int(np.searchsorted(self._buckets, bucket, side="right")))
 
     def retry_smaller(self) -> bool:
         """After memory ran out in a backward pass: yield the same examples again, fewer at once.

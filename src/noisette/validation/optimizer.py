@@ -1,4 +1,4 @@
-"""A check that an optimizer updates exactly the parameters that the bound covers."""
+"""Checks of an optimizer: it updates the parameters that the bound covers, in steps that the run can see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
     """The optimizer can be used in a private run with this bound.
 
     Raises:
-        PrivacyError: the optimizer needs a closure, or its parameters are not those of the bound.
+        PrivacyError: the optimizer needs a closure or calls no hooks, or its parameters are not those of the bound.
     """
+    if "_optimizer_step_pre_hooks" not in vars(optimizer) or not getattr(type(optimizer).step, "hooked", False):
+        raise PrivacyError(
+            f"step() of this {type(optimizer).__name__} calls no step hooks, so nothing would be released before it: "
+            "give privatize the optimizer that it wraps, and step the wrapper; or let its class call "
+            "torch.optim.Optimizer.__init__"
+        )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise PrivacyError("LBFGS needs a closure, which computes gradients that are not private; use SGD or Adam")
     check_coverage(optimizer, bound)
@@ -33,7 +39,11 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
     trainable = {
         id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad or p.grad is not None
     }
-    problems = [f"{name}: trainable, but not in the optimizer" for i, name in covered.items() if i not in held]
+    problems = [
+        f"{name}: trainable, but not in the optimizer"
+        for name, p in bound.parameters.items()
+        if id(p) not in held and p.requires_grad
+    ]
     outside = len(trainable - covered.keys())
     if outside:
         problems.append(f"{outside} trainable parameters of the optimizer are not in the model of the bound")
@@ -48,3 +58,37 @@ def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
 def held_by(optimizer: Optimizer) -> set[int]:
     """The ``id`` of every parameter of the optimizer."""
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+class StepsOfScaler:
+    """Makes a ``GradScaler`` leave its skipping to the optimizer, whose steps then show that one is used.
+
+    With gradients in ``.grad`` that are not there yet, a ``GradScaler`` fails before the optimizer is called.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._before: dict[str, object] = {
+            k: v for k, v in vars(optimizer).items() if k == "_step_supports_amp_scaling"
+        }
+        vars(optimizer)["_step_supports_amp_scaling"] = True
+
+    def remove(self) -> None:
+        """Put the attribute of the optimizer back."""
+        vars(self._optimizer).pop("_step_supports_amp_scaling", None)
+        vars(self._optimizer).update(self._before)
+
+    @staticmethod
+    def refuse(optimizer: Optimizer) -> None:
+        """Refuse the step of a ``GradScaler``.
+
+        Raises:
+            PrivacyError: always.
+        """
+        for name in ("found_inf", "grad_scale"):  # what the scaler has left there
+            vars(optimizer).pop(name, None)
+        raise PrivacyError(
+            "a GradScaler scales the losses by a factor that follows the records, and skips steps where one gradient "
+            "overflows: whether a step happens must not depend on the data. Train in bfloat16 or float32, and call "
+            "optimizer.step() without a scaler"
+        )

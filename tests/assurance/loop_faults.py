@@ -1,0 +1,181 @@
+"""Faults of loops: collation, steps within steps, layers that freeze, checks between two microbatches, conversion."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import default_collate
+
+from noisette.clipping.per_example import PerExampleClip
+from noisette.nn import conversion
+from noisette.run import dp_sgd
+from noisette.run.dp_sgd import DpSgdRun
+from noisette.sampling import loading
+from noisette.sampling.buckets import PaddedBuckets
+from noisette.sampling.poisson import Batch
+from planted import Mutant
+
+_PADDING = "redteam/test_batch_padding.py"
+_STEPS = "redteam/test_optimizer_steps.py"
+_LOOPS = "run/test_harmless_loops.py"
+
+
+def padded_to_the_longest(patch: pytest.MonkeyPatch) -> None:
+    """Each sequence is padded to the longest of its microbatch, and a microbatch holds what comes."""
+
+    def collate(self: PaddedBuckets, at: np.ndarray) -> Any:
+        pairs = [self._records[index] for index in at.tolist()]
+        ids = pad_sequence([record[0][: self.edges[-1]] for record in pairs], batch_first=True)
+        return default_collate([(row, record[1]) for row, record in zip(ids, pairs, strict=True)])
+
+    patch.setattr(PaddedBuckets, "collate", collate)
+    patch.setattr(loading.Records, "buckets", property(lambda self: None, lambda self, value: None), raising=False)
+
+
+def last_of_a_bucket_left_out(patch: pytest.MonkeyPatch) -> None:
+    """A bucket that is not full ends where the next one begins, without its last example."""
+    whole = Batch._size_and_end
+
+    def size_and_end(self: Batch, sizes: Any, start: int) -> Any:
+        chosen, end = whole(self, sizes, start)
+        if start and self._buckets[start - 1] != self._buckets[min(start, len(self._buckets) - 1)]:
+            self.indices[start] = self.indices[start - 1]
+        return chosen, end
+
+    patch.setattr(Batch, "_size_and_end", size_and_end)
+
+
+def released_for_each_class(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DpSgdRun, "_is_stepping", lambda self: False)
+
+
+def a_step_that_never_ends(patch: pytest.MonkeyPatch) -> None:
+    """After a first release every step counts as one within it."""
+    patch.setattr(DpSgdRun, "_is_stepping", lambda self: self.steps_taken > 0)
+
+
+def adapted_for_each_class(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DpSgdRun, "_after_step", lambda self, *_: self.bound.after_step())
+
+
+def scalers_unseen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.validation.optimizer.StepsOfScaler.refuse", lambda optimizer: None)
+
+
+def small_gradients_pass_as_zero(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(dp_sgd, "_is_zero", lambda grad: bool((grad.abs() < 1e-12).all()))
+
+
+def moved_by_noise(patch: pytest.MonkeyPatch) -> None:
+    """A frozen parameter gets its released noise."""
+
+    def hand_over(p: Tensor) -> Tensor | None:
+        return p.grad
+
+    patch.setattr(dp_sgd, "_hand_over", hand_over)
+
+
+def checked_upon_what_is_pending(patch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def set_aside(self: PerExampleClip) -> Iterator[None]:
+        yield
+
+    patch.setattr(PerExampleClip, "set_aside", set_aside)
+
+
+def activations_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(conversion, "_added_by", lambda norm: "")
+
+
+def lists_are_columns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loading, "_refuse_columns", lambda tensors: None)
+
+
+def order_found_for_one_position(patch: pytest.MonkeyPatch) -> None:
+    """What was found with one position to an example holds for several."""
+    patch.setattr("noisette.gradients.batch_axis._rows", lambda use, b: (len(use.shape),))
+
+
+MUTANTS = [
+    Mutant(
+        "order of rows by their number of axes",
+        "an example is clipped by the norm of others",
+        order_found_for_one_position,
+        ("redteam/test_row_order.py::test_inputs_of_another_length_in_a_later_batch",),
+    ),
+    Mutant(
+        "padded to the longest of the microbatch",
+        "one long record changes the gradients of all others",
+        padded_to_the_longest,
+        (f"{_PADDING}::test_a_forged_record_moves_the_sum_by_no_more_than_the_bound",),
+    ),
+    Mutant(
+        "first of a bucket replaced",
+        "a record is processed twice, another one never",
+        last_of_a_bucket_left_out,
+        (
+            f"{_PADDING}::test_the_sum_is_that_of_records_padded_one_at_a_time",
+            "sampling/test_buckets.py::test_each_record_comes_once_in_the_bucket_of_its_own_length",
+        ),
+    ),
+    Mutant(
+        "a release for each class of an optimizer",
+        "an optimizer that calls its base class cannot train, or draws noise twice",
+        released_for_each_class,
+        (f"{_STEPS}::test_a_step_within_a_step_releases_nothing_more",),
+    ),
+    Mutant(
+        "a step that never ends",
+        "steps without a release use whatever lies in .grad",
+        a_step_that_never_ends,
+        (f"{_STEPS}::test_an_error_within_a_step_does_not_open_the_next_one",),
+    ),
+    Mutant(
+        "the bound adapts for each class of an optimizer",
+        "weights are projected, and bounds moved, in the middle of a step",
+        adapted_for_each_class,
+        (f"{_STEPS}::test_the_bound_adapts_once_for_a_step",),
+    ),
+    Mutant(
+        "gradient scalers unseen",
+        "whether a step happens follows the records",
+        scalers_unseen,
+        (f"{_STEPS}::test_a_grad_scaler_is_refused_with_the_reason",),
+    ),
+    Mutant(
+        "small gradients pass as zero",
+        "what is not private is taken for nothing",
+        small_gradients_pass_as_zero,
+        (f"{_STEPS}::test_a_gradient_that_holds_anything_is_refused",),
+    ),
+    Mutant(
+        "frozen layers move by their noise",
+        "what the user has frozen decays",
+        moved_by_noise,
+        (f"{_LOOPS}::test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it",),
+    ),
+    Mutant(
+        "checks use up what is pending",
+        "records of a batch are lost when the mode changes",
+        checked_upon_what_is_pending,
+        (f"{_LOOPS}::test_a_mode_that_changes_between_microbatches_loses_nothing",),
+    ),
+    Mutant(
+        "activations of batch norms lost",
+        "a converted model computes something else",
+        activations_lost,
+        ("nn/test_conversion_of_subclasses.py::test_what_adds_something_is_refused_by_name_and_nothing_is_changed",),
+    ),
+    Mutant(
+        "a list of columns taken for records",
+        "the unit of privacy is a column",
+        lists_are_columns,
+        ("sampling/test_poisson.py::test_a_list_that_looks_like_columns_is_refused",),
+    ),
+]

@@ -1,0 +1,342 @@
+"""Loops that people write, and that harm nothing: accepted, with the result of the plain loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import noisette
+from noisette import PerExampleClip, PrivacyError
+from noisette.gradients.lazy_parameters import check_initialized
+from small_loop import C, X, Y, clipped_mean, flat, losses, process, small_model, small_run
+
+ENGINES = [
+    noisette.engines.BookKeeping(),
+    noisette.engines.TwoPass(),
+    noisette.engines.MultiLoss(),
+    noisette.engines.PerExampleLoop(),
+    noisette.engines.Vmap(),
+]
+
+
+def plain_loop(model: nn.Module, optimizer: Optimizer) -> Tensor:
+    with small_run(model, optimizer) as run:
+        for batch in run.batches():
+            process(run, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model)
+
+
+def reference() -> Tensor:
+    model = small_model()
+    return plain_loop(model, SGD(model.parameters(), lr=0.3))
+
+
+BEFORE: dict[str, Callable[[nn.Module, Optimizer], Any]] = {
+    "zeros": lambda m, o: [setattr(p, "grad", torch.zeros_like(p)) for p in m.parameters()],
+    "gradients of zero by the optimizer": lambda m, o: o.zero_grad(set_to_none=False),
+    "gradients of zero by the model": lambda m, o: m.zero_grad(set_to_none=False),
+    "clipped norm": lambda m, o: nn.utils.clip_grad_norm_(m.parameters(), 1e-3),
+    "a backward that was cleared": lambda m, o: (losses(m, X, Y).sum().backward(), o.zero_grad()),
+    "evaluation and back": lambda m, o: (m.eval(), m.train()),
+    "a call without gradients": lambda m, o: _without_gradients(m),
+}
+
+
+def _without_gradients(model: nn.Module) -> None:
+    with torch.no_grad():
+        model(X)
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+@pytest.mark.parametrize(
+    "step",
+    [lambda o: o.step(), lambda o: o.step(None), lambda o: o.step(closure=None)],
+    ids=["", "None", "closure=None"],
+)
+def test_what_precedes_a_step(before: Any, step: Any) -> None:
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    with small_run(model, optimizer) as run:
+        for batch in run.batches():
+            process(run, batch)
+            before(model, optimizer)
+            step(optimizer)
+            optimizer.zero_grad()
+    torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda o: LambdaLR(o, lambda k: 0.5**k), lambda o: OneCycleLR(o, 0.3, total_steps=10)],
+    ids=["lambda", "cycle"],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["before the run", "after it began"])
+def test_schedules_of_the_learning_rate(make: Any, first: bool) -> None:
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    schedule = make(optimizer) if first else None
+    with small_run(model, optimizer) as run:
+        schedule = schedule or make(optimizer)
+        for batch in run.batches():
+            process(run, batch)
+            rate, before = optimizer.param_groups[0]["lr"], flat(model)
+            momentum = optimizer.param_groups[0]["momentum"]
+            optimizer.step()
+            schedule.step()
+            if not momentum:
+                moved = before - rate * torch.cat([p.grad.flatten() for p in model.parameters()])
+                torch.testing.assert_close(flat(model), moved)
+    assert run.steps_taken == 3
+
+
+def test_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    wrapped = accelerator.prepare_optimizer(optimizer)
+    with pytest.raises(PrivacyError, match="the optimizer that it wraps"):
+        small_run(model, wrapped)
+    with small_run(model, optimizer) as run:
+        for k, batch in enumerate(run.batches()):
+            process(run, batch)
+            if k == 1:
+                accelerator.backward(losses(model, X, Y).mean())
+                with pytest.raises(PrivacyError, match=r"not private: losses.backward\(\) was called.*run.backward"):
+                    wrapped.step()
+                wrapped.zero_grad()
+            wrapped.step()
+            wrapped.zero_grad()
+    torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
+
+
+# Layers that freeze and thaw
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.parametrize("kind", [lambda p: SGD(p, lr=0.3, momentum=0.9, weight_decay=0.1), lambda p: AdamW(p, lr=0.1)])
+def test_a_layer_that_is_frozen_stops_and_the_others_are_clipped_without_it(engine: Any, layer: int, kind: Any) -> None:
+    model = small_model()
+    optimizer = kind(model.parameters())
+    with small_run(model, optimizer, engine=engine) as run:
+        batches = run.batches()
+        process(run, next(batches))
+        optimizer.step()
+        model[layer].requires_grad_(False)
+        frozen = copy.deepcopy(model[layer].state_dict())
+        truth = clipped_mean(model)
+        process(run, next(batches))
+        optimizer.step()
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                torch.testing.assert_close(p.grad, truth[name], rtol=1e-5, atol=1e-7)
+            else:
+                assert p.grad is None
+        assert all(torch.equal(value, frozen[name]) for name, value in model[layer].state_dict().items())
+        model[layer].requires_grad_(True)
+        truth = clipped_mean(model)
+        optimizer.zero_grad()
+        process(run, next(batches))
+        optimizer.step()
+        for name, p in model.named_parameters():
+            torch.testing.assert_close(p.grad, truth[name], rtol=1e-5, atol=1e-7)
+        assert not torch.equal(model[layer].weight, frozen["weight"]), "thawed again, and within the bound"
+
+
+@pytest.mark.parametrize(
+    "clipping",
+    [noisette.PerLayerClipping(C), noisette.AdaptiveClip(C), noisette.AutomaticClipping(C)],
+    ids=lambda c: type(c).__name__,
+)
+def test_a_layer_may_freeze_under_any_rule_of_clipping(clipping: Any) -> None:
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    declared = {"expected_batch_size": 40, "sampling_rate": 1.0, "steps": 3, "noise_multiplier": 1.0}
+    with noisette.privatize(
+        PerExampleClip(model, clipping=clipping), optimizer, (X, Y), **declared, separability="asserted"
+    ) as run:
+        for k, batch in enumerate(run.batches()):
+            model[0].requires_grad_(k != 1)
+            before = model[0].weight.clone()
+            process(run, batch)
+            optimizer.step()
+            assert torch.equal(model[0].weight, before) == (k == 1)
+            optimizer.zero_grad()
+
+
+def test_a_frozen_layer_may_leave_the_optimizer() -> None:
+    model = small_model()
+    optimizer = SGD([{"params": model[0].parameters()}, {"params": model[2].parameters()}], lr=0.3)
+    with small_run(model, optimizer) as run:
+        batches = run.batches()
+        process(run, next(batches))
+        optimizer.step()
+        optimizer.zero_grad()
+        model[0].requires_grad_(False)
+        group = optimizer.param_groups.pop(0)
+        process(run, next(batches))
+        optimizer.step()
+        optimizer.zero_grad()
+        model[0].requires_grad_(True)
+        process(run, next(batches))
+        with pytest.raises(PrivacyError, match=r"0\.weight: trainable, but not in the optimizer"):
+            optimizer.step()
+        optimizer.param_groups.insert(0, group)
+        optimizer.step()
+
+
+# Modes, clips and modules
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("start", [True, False])
+def test_a_mode_that_changes_between_microbatches_loses_nothing(every: int, start: bool) -> None:
+    model = small_model()
+    model.insert(1, nn.Dropout(0.0))
+    truth = clipped_mean(model)
+    optimizer = SGD(model.parameters(), lr=0.3)
+    with small_run(model, optimizer, steps=1) as run:
+        for batch in run.batches():
+            for k, (x, y) in enumerate(batch.microbatches(7)):
+                model.train((k // every % 2 == 0) == start)
+                run.backward(losses(model, x, y))
+            optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, truth[name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_mode_that_changes_between_two_calls_of_one_microbatch_loses_nothing() -> None:
+    model = small_model()
+    model.insert(1, nn.Dropout(0.0))
+    optimizer = SGD(model.parameters(), lr=0.3)
+    with small_run(model, optimizer, steps=1) as run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(16):
+                first = losses(model.train(), x, y)
+                run.backward((first + losses(model.eval(), x, y)) / 2)
+            optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, clipped_mean_before(model, optimizer)[name], rtol=1e-5, atol=1e-7)
+
+
+def clipped_mean_before(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The clipped mean under the weights before the last step of plain SGD."""
+    before = copy.deepcopy(model)
+    with torch.no_grad():
+        for old, p in zip(before.parameters(), model.parameters(), strict=True):
+            old.add_(p.grad, alpha=optimizer.param_groups[0]["lr"])
+    return clipped_mean(before)
+
+
+def test_a_clip_that_was_closed_says_so_and_may_be_closed_again() -> None:
+    model = small_model()
+    clip = PerExampleClip(model, C)
+    clip.backward(losses(model, X, Y))
+    clip.close()
+    clip.close()
+    with pytest.raises(PrivacyError, match="this clip was closed"):
+        clip.backward(losses(model, X, Y))
+    [pending] = clip.pop_sums()
+    expected = torch.cat([len(X) * g.flatten() for g in clipped_mean(model).values()])
+    torch.testing.assert_close(torch.cat([g.flatten() for g in pending.grads]), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_may_be_closed_twice() -> None:
+    model = small_model()
+    run = small_run(model, SGD(model.parameters(), lr=0.1))
+    run.close()
+    run.close()
+    assert not model._forward_pre_hooks
+    torch.testing.assert_close(plain_loop(model, SGD(model.parameters(), lr=0.3)), reference(), rtol=1e-6, atol=1e-7)
+
+
+LAZY: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Sequential(nn.LazyLinear(3)),
+    "behind a plain layer": lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyLinear(3)),
+    "buffers": lambda: nn.Sequential(nn.Linear(5, 4), nn.LazyBatchNorm1d(affine=False)),
+}
+
+
+@pytest.mark.parametrize("make", LAZY.values(), ids=LAZY)
+def test_lazy_modules_are_refused_until_they_have_shapes(make: Callable[[], nn.Module]) -> None:
+    model = make()
+    with pytest.raises(ValueError, match="a lazy module has no parameters before its first input"):
+        PerExampleClip(model, C)
+    assert not model._forward_pre_hooks
+    model(torch.ones(4, 5))
+    PerExampleClip(model, C).close()
+    check_initialized(model)
+
+
+# What a data set may be
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(X, Y),
+        Subset(TensorDataset(X, Y), range(40)),
+        [(x, y) for x, y in zip(X, Y, strict=True)],
+        (X.numpy(), Y.numpy()),
+    ],
+    ids=["TensorDataset", "Subset", "list of pairs", "arrays"],
+)
+def test_forms_of_one_data_set(dataset: Any) -> None:
+    model = small_model()
+    optimizer = SGD(model.parameters(), lr=0.3)
+    with small_run(model, optimizer, dataset=dataset) as run:
+        for batch in run.batches():
+            process(run, batch)
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(flat(model), reference(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_loader_is_refused_with_the_reason() -> None:
+    model = small_model()
+    with pytest.raises(TypeError, match="not a DataLoader: it has a sampler of its own"):
+        small_run(model, SGD(model.parameters(), lr=0.1), dataset=DataLoader(TensorDataset(X, Y)))
+
+
+def test_several_views_of_a_record_in_one_microbatch() -> None:
+    """The views of a record follow each other on the first axis, and its loss is the mean over them."""
+    model, views = small_model(), 3
+    optimizer = SGD(model.parameters(), lr=0.3)
+    shifts = torch.linspace(-0.5, 0.5, views, dtype=torch.float64)
+    truth = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for x, y in zip(X, Y, strict=True):
+        loss = losses(model, x + shifts[:, None], y.expand(views)).mean()
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        norm = float(torch.cat([g.flatten() for g in grads]).norm())
+        for name, g in zip(truth, grads, strict=True):
+            truth[name] += g * min(1.0, C / norm) / len(X)
+    with small_run(model, optimizer, steps=1) as run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(9):
+                rows = x.repeat_interleave(views, 0) + shifts.repeat(len(x))[:, None]
+                run.backward(losses(model, rows, y.repeat_interleave(views)).view(len(x), views).mean(1))
+            optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, truth[name], rtol=1e-5, atol=1e-7)
+
+
+def test_optimizers_with_closures_in_their_signature() -> None:
+    for kind in (SGD, Adam, AdamW, torch.optim.RMSprop, torch.optim.Adagrad):
+        model = small_model()
+        optimizer = kind(model.parameters(), lr=1e-3)
+        with small_run(model, optimizer, steps=1) as run:
+            for batch in run.batches():
+                process(run, batch)
+                optimizer.step(None)
+        assert run.steps_taken == 1
