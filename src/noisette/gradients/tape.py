@@ -193,7 +193,7 @@ class Tape:
         (args, kwargs), self._arguments = self._arguments, ((), {})
         returned = {
             place: Output(leaf, get_gradient_edge(leaf), leaf._version)
-            for place, leaf in enumerate(leaves(output))
+            for place, leaf in enumerate((output,) if isinstance(output, Tensor) else leaves(output))
             if isinstance(leaf, Tensor) and leaf.requires_grad
         }
         if returned:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from inspect import getattr_static
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.keystream import SecretKey
@@ -24,7 +25,7 @@ from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.validation import Call, check_no_batch_norm, checks
-from noisette.validation.checked_calls import CheckedCalls
+from noisette.validation.checked_calls import FUNCTIONS, MOST_ENTRIES, PLAIN, CheckedCalls
 from noisette.validation.optimizer import check_optimizer
 
 # Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much.
@@ -371,6 +372,7 @@ class ValidateOnFirstCall:
         self._example = example
         self._checked = CheckedCalls()
         self._checking = False
+        self._mark: list[Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> ValidateOnFirstCall:
         return ValidateOnFirstCall(None)
@@ -384,6 +386,10 @@ class ValidateOnFirstCall:
             return
         if current_level() is not None:  # a vectorised loss needs no check
             return
+        mark = _plain_mark(module, args, kwargs)
+        if mark is not None and mark == self._mark:
+            return
+        self._mark = mark
         call = Call(args, kwargs)
         covered, size = self._checked.covers(module, call), self._checked.larger_size(call)
         self._checking = True
@@ -394,6 +400,31 @@ class ValidateOnFirstCall:
                 checks.prove_size(bound, call, self._example, size)
         except BaseException:
             self._checked.forget()
+            self._mark = None
             raise
         finally:
             self._checking = False
+
+
+def _plain_mark(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """What is equal in two calls of which one check is enough, in one pass; ``None`` if an argument is a container."""
+    values = [*args, *kwargs.values()]
+    if not all(isinstance(value, Tensor) or type(value) in PLAIN for value in values):
+        return None
+    mark: list[Any] = [list(kwargs)]
+    mark += [(v.dtype, v.shape) if isinstance(v, Tensor) else v for v in values]
+    for part in model.modules():
+        mark += [id(part), id(type(part)), id(getattr_static(type(part), "forward", None))]
+        mark += map(id, part._forward_pre_hooks.values())
+        mark += map(id, part._forward_hooks.values())
+        for name, value in vars(part).items():
+            if type(value) in PLAIN:
+                mark += [name, value]
+            elif type(value) in FUNCTIONS:
+                mark += [name, id(value)]
+            elif type(value) in (list, tuple):
+                mark += [name, str(value) if len(value) <= MOST_ENTRIES else len(value)]
+        for name, buffer in part._buffers.items():
+            if buffer is not None and buffer.numel() == 1:
+                mark += [name, buffer.item() if buffer.device.type == "cpu" else buffer._version]
+    return mark

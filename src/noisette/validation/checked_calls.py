@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from noisette.validation.batch_size_independence import LARGE_BATCH
 from noisette.validation.probe_inputs import Call
 
-_PLAIN = (bool, int, float, complex, str, type(None))
-_CALLABLE = (FunctionType, BuiltinFunctionType, MethodType)
-_MOST_ENTRIES = 32  # of a list that is compared
+PLAIN = (bool, int, float, complex, str, type(None))
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+MOST_ENTRIES = 32  # of a list that is compared
 _ROOM = 1.25  # a batch is checked with so many times its examples, so that few later ones are larger
 
 
@@ -89,13 +89,11 @@ def _attributes(model: nn.Module) -> Iterator[tuple[Any, Any]]:
         own = id(part)
         for name, value in vars(part).items():
             kind = type(value)
-            if kind in _PLAIN:
+            if kind in PLAIN:
                 yield (own, name), value
-            elif kind in _CALLABLE:
+            elif kind in FUNCTIONS:
                 yield (own, name), id(value)
-            elif (
-                kind in (list, tuple) and len(value) <= _MOST_ENTRIES and all(type(entry) in _PLAIN for entry in value)
-            ):
+            elif kind in (list, tuple) and len(value) <= MOST_ENTRIES and all(type(entry) in PLAIN for entry in value):
                 yield (own, name), tuple(value)
         hooks = (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
         yield (own, "hooks"), tuple(map(id, hooks))
@@ -108,7 +106,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[Any, Any]]:
 @contextmanager
 def attributes_restored(model: nn.Module) -> Iterator[None]:
     """Plain attributes, such as counters of calls, have their values again afterwards."""
-    before = [(part, {k: v for k, v in vars(part).items() if type(v) in _PLAIN}) for part in model.modules()]
+    before = [(part, {k: v for k, v in vars(part).items() if type(v) in PLAIN}) for part in model.modules()]
     try:
         yield
     finally:
@@ -124,7 +122,7 @@ def _form(call: Call) -> tuple[Any, ...]:
 def _kind(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.dtype, value.dim()
-    return value if isinstance(value, _PLAIN) else type(value)
+    return value if isinstance(value, PLAIN) else type(value)
 
 
 def _axes(call: Call) -> tuple[int, ...]:
