@@ -213,6 +213,10 @@ class LipschitzBound:
         ]
         return bounded if count is None else [*bounded, count_within_norm(count, counted)]
 
+    def before_batch(self) -> None:
+        """Project weights that the user loaded or changed since the last step."""
+        self._project_if_changed()
+
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released.
 
