@@ -6,12 +6,14 @@ import bound_faults
 import clipless_faults
 import noise_faults
 import sampling_faults
+import seal_faults
 import spending_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS,
+    "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Ledger, price and resumed runs": spending_faults.MUTANTS,
 }

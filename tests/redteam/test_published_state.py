@@ -515,6 +515,21 @@ def test_public_norms_are_refreshed() -> None:
     torch.testing.assert_close(model[1].running_mean, hidden.mean(0))
 
 
+def test_weights_of_public_norms_are_sealed_too() -> None:
+    class Shifts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
+            self.layers = convert_batch_norm(layers, to=PublicBatchNorm, public=torch.randn(12, FEATURES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.layers[1].bias.data += x.mean()
+            return self.layers(x)
+
+    with pytest.raises(PrivacyError, match="layers.1.bias"):
+        train(Shifts())
+
+
 def averages(model: nn.Module, step: int) -> None:
     model.load_state_dict({name: 0.9 * value for name, value in model.state_dict().items()})
 

@@ -27,8 +27,9 @@ class ModelSnapshot:
     """The attributes of all modules, followed through lists, dictionaries, sets, deques, arrays and objects.
 
     Objects are followed if they are data classes, namespaces, or of a class of the package that defines the module;
-    objects of other packages, functions and hooks are not. Modules whose class says ``refreshed_from_public_data``,
-    and modules with parameters that have no shape yet, are left out.
+    objects of other packages, functions and hooks are not. Of modules whose class says
+    ``refreshed_from_public_data`` only the parameters are taken; modules with parameters that have no shape yet keep
+    their attributes.
 
     Args:
         model: walked now.
@@ -89,11 +90,12 @@ class ModelSnapshot:
             self._take(vars(value), _restore_dict, value)
 
     def _visit_module(self, module: nn.Module) -> None:
-        if getattr(type(module), "refreshed_from_public_data", False):
-            return
         # Parts in TorchScript have no dictionaries, but answer these questions.
         parameters = list(module.parameters(recurse=False))
-        self._open += [(tensor, module) for tensor in (*parameters, *module.buffers(recurse=False))]
+        self._open += [(parameter, module) for parameter in parameters]
+        if getattr(type(module), "refreshed_from_public_data", False):
+            return
+        self._open += [(buffer, module) for buffer in module.buffers(recurse=False)]
         if not type(module).__module__.startswith(_MACHINERY) and not any(map(is_lazy, parameters)):
             self._take(vars(module), _restore_dict, module)
 
