@@ -9,6 +9,7 @@ import loop_faults
 import noise_faults
 import preflight_faults
 import sampling_faults
+import seal_faults
 import spending_faults
 
 GROUPS = {
@@ -17,6 +18,7 @@ GROUPS = {
     "Bounds by clipping": bound_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
+    "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Ledger, price and resumed runs": spending_faults.MUTANTS,
 }

@@ -286,6 +286,10 @@ class LipschitzBound:
         finally:
             self._pending, self._call, self._held, self._at_scores = kept
 
+    def before_batch(self) -> None:
+        """Project weights that the user loaded or changed since the last step."""
+        self._project_if_changed()
+
     def after_step(self) -> None:
         """Project the weights onto their sets, and give adaptive logit clipping the count that was released.
 

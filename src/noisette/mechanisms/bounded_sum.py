@@ -50,6 +50,15 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class PreparesBatch(Protocol):
+    """A bound that moves the weights before the first microbatch of a batch."""
+
+    def before_batch(self) -> None:
+        """Called before the first records of a batch are read."""
+        ...
+
+
+@runtime_checkable
 class DerivedBound(Protocol):
     """A bound derived from the network and its weights, which a search for a worst-case example can test."""
 

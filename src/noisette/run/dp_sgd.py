@@ -26,6 +26,7 @@ from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.run.seal import Seal
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch, PoissonSampler
@@ -76,6 +77,7 @@ class DpSgdRun(ABC):
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         self._release = GaussianRelease(key, noise_multiplier, expected_batch_size)
         self._names = {id(p): name for name, p in bound.parameters.items()}
+        self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
         self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
         self._stepping: FrameType | None = None  # the call of ``optimizer.step`` that made the last release
@@ -119,7 +121,8 @@ class DpSgdRun(ABC):
         while self.steps_left:
             self._check_step_taken()
             self._reserve_step()
-            self._batch = Batch(self._sampler.indices(step=self.steps_taken), self._records, self._measured)
+            drawn = self._sampler.indices(step=self.steps_taken)
+            self._batch = Batch(drawn, self._records, self._measured, self._seal.before_microbatch)
             yield self._batch
         self._check_step_taken()
 
@@ -216,6 +219,7 @@ class DpSgdRun(ABC):
         batch.check_bounded(len(batch.indices))
         if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
             check_coverage(optimizer, self.bound)
+        self._seal.before_release()
         # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
         self._commit_step()
         step, self._batch = self.steps_taken, None
@@ -276,7 +280,8 @@ class DpSgdRun(ABC):
         return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
     def _remove_hooks(self) -> None:
-        """Remove every hook from model and optimizer."""
+        """Remove every hook from model and optimizer, and what a batch that was not released left in the model."""
+        self._seal.open_again()
         for handle in self._hooks:
             handle.remove()
 

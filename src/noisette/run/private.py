@@ -230,6 +230,7 @@ class PrivateRun(DpSgdRun):
                 "a run whose ledger is in memory cannot be resumed, because what it spent is forgotten with the "
                 "process; give privatize a Ledger(path)"
             )
+        self._seal.before_saving()
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed

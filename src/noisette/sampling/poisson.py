@@ -5,7 +5,7 @@ The size of a batch is private and random; it may be zero. Nothing public is com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -88,6 +88,7 @@ class Batch:
     indices: np.ndarray
     records: Records
     measured: MicrobatchSize  # chooses the sizes of ``microbatches("auto")``
+    before_each: Callable[[], None] = lambda: None  # called at the start, and before each microbatch is read
     current: int | None = None  # number of examples in the microbatch that awaits its backward pass
     bounded: int = 0  # number of examples that went through backward
     size: MicrobatchSize | None = None  # chooses the size of the microbatch under way
@@ -123,6 +124,7 @@ class Batch:
             start = self.bounded
             self._size_and_end(sizes, start)[0].halve(self.current)
         self.check_bounded(start)
+        self.before_each()
         with ThreadPoolExecutor(max_workers=1) as helper:  # its thread starts with the first prefetch
             fetch = Prefetch(self.records.gather, helper)
             while start < len(self.indices):
@@ -133,6 +135,7 @@ class Batch:
                 chosen.begin()
                 self.current = end - start
                 yield microbatch
+                self.before_each()
                 if self.current is None and self.bounded == start:
                     continue  # memory ran out: the same examples again, fewer at once
                 self.check_bounded(end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -9,6 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.utils._pytree import tree_flatten
 
 from noisette.errors import PrivacyError
 from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, map_batched, public_batch
@@ -16,6 +20,10 @@ from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, map_batched, 
 
 def check_buffers(model: nn.Module, example: Call) -> None:
     """The state that is published with the weights does not depend on the inputs or on their number.
+
+    A run puts such state back anyway (:class:`noisette.run.seal.Seal`), so a model that needs it would not learn it.
+    Floating-point state that each call advances, whatever the inputs, stands still for the same reason: a warning says
+    so. Counters may stand still.
 
     Raises:
         PrivacyError: naming the entries of the state that do.
@@ -31,9 +39,29 @@ def check_buffers(model: nn.Module, example: Call) -> None:
     ]:
         raise PrivacyError(
             f"the model stores information about its inputs in {', '.join(changed)}, which would be saved with the "
-            "weights without noise. Put the module that writes it into eval mode, or remove it from the model's state "
-            "(register_buffer(..., persistent=False))"
+            "weights without noise. Put the module that writes it into eval mode, compute it from public data between "
+            "batches, or remove it from the model"
         )
+    if moving := [
+        name
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point()
+        and buffer.dim() > 0  # a counter of calls may stand still
+        and not _same(reference.get(name, buffer), buffer)
+        and not _is_advanced(model.get_submodule(name.rpartition(".")[0]))
+    ]:
+        warnings.warn(
+            f"each call of the model changes {', '.join(moving)}. In a private run this is put back before each "
+            "microbatch and at each release, and so stands still: change it between batches, in your loop",
+            stacklevel=2,
+        )
+
+
+def _is_advanced(module: nn.Module) -> bool:
+    """Whether a run advances the state of this module once a step: a spectral norm of torch."""
+    return isinstance(module, _SpectralNorm) or any(
+        isinstance(hook, SpectralNorm) for hook in module._forward_pre_hooks.values()
+    )
 
 
 def _state_after(model: nn.Module, example: Call, seed: int, count: int) -> dict[str, Any]:
@@ -50,7 +78,12 @@ def _state_after(model: nn.Module, example: Call, seed: int, count: int) -> dict
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
-    return not isinstance(one, Tensor) and not isinstance(other, Tensor) and bool(one == other)
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return False
+    (leaves, form), (others, other_form) = tree_flatten(one), tree_flatten(other)
+    if leaves == [one]:  # no container
+        return bool(one == other)
+    return form == other_form and all(map(_same, leaves, others))
 
 
 @contextmanager

@@ -1,0 +1,166 @@
+"""What a model consists of as an object: its tensors, and the Python containers that a pickle of it would contain."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from noisette._internal.random_state import GENERATORS
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
+_HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
+# Wrappers that keep the state of a job in their attributes; the modules inside them are walked.
+_MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
+_NOT_OF_A_MODEL = {"torch", "noisette", "builtins"}
+
+
+class ModelSnapshot:
+    """The attributes of all modules, followed through lists, dictionaries, sets, deques, arrays and objects.
+
+    Objects are followed if they are data classes, namespaces, or of a class of the package that defines the module;
+    objects of other packages, functions and hooks are not. Of modules whose class says
+    ``refreshed_from_public_data`` only the parameters are taken; modules with parameters that have no shape yet keep
+    their attributes.
+
+    Args:
+        model: walked now.
+
+    ``tensors`` are all tensors that were found, also in ``torch`` modules written in C++, and ``generators`` the
+    random generators.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors: list[Tensor] = []
+        self.generators: list[object] = []
+        self._parts: list[tuple[Any, Any, Callable[[Any, Any], None]]] = []
+        self._seen: dict[int, object] = {}  # by id, which is unique only while the object exists
+        self._open: list[tuple[Any, object]] = [(part, part) for part in model.modules()]  # values and their holders
+        while self._open:
+            value, holder = self._open.pop()
+            if not isinstance(value, _PLAIN) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._visit(value, holder)
+        self._members = [(part, dict(part._modules), dict(part._parameters)) for part in model.modules()]
+
+    def put_back(self) -> None:
+        """Give every container the entries that it had; what they refer to is not touched."""
+        for container, entries, restore in self._parts:
+            restore(container, entries)
+
+    def exchanged(self) -> Iterator[str]:
+        """Names of parameters, and of modules with parameters, that were added, removed or replaced since."""
+        for module, modules, parameters in self._members:
+            for name in _changed_names(parameters, module._parameters):
+                yield f"{type(module).__name__}.{name}"
+            for name in _changed_names(modules, module._modules):
+                either = [part for part in (modules.get(name), module._modules.get(name)) if part is not None]
+                if any(next(part.parameters(), None) is not None for part in either):
+                    yield f"{type(module).__name__}.{name}"
+
+    def _visit(self, value: Any, holder: object) -> None:
+        """Take down a value that is reached from an attribute of ``holder``."""
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            self._take(vars(value), _restore_dict, holder)
+        elif isinstance(value, nn.Module):
+            self._visit_module(value)
+        elif isinstance(value, GENERATORS):
+            self.generators.append(value)
+        elif isinstance(value, np.ndarray):
+            if value.dtype != object and value.flags.writeable:
+                self._parts.append((value, value.copy(), _restore_array))
+        elif isinstance(value, dict):
+            self._take(value, _restore_dict, holder)
+        elif isinstance(value, set):
+            self._take(value, _restore_set, holder)
+        elif isinstance(value, list | deque | bytearray):
+            self._take(value, _restore_sequence, holder)
+        elif isinstance(value, tuple | frozenset):
+            self._open += [(entry, holder) for entry in value]
+        if not isinstance(value, Tensor | nn.Module) and hasattr(value, "__dict__") and _is_part(value, holder):
+            self._take(vars(value), _restore_dict, value)
+
+    def _visit_module(self, module: nn.Module) -> None:
+        # Parts in TorchScript have no dictionaries, but answer these questions.
+        parameters = list(module.parameters(recurse=False))
+        self._open += [(parameter, module) for parameter in parameters]
+        if getattr(type(module), "refreshed_from_public_data", False):
+            return
+        self._open += [(buffer, module) for buffer in module.buffers(recurse=False)]
+        if not type(module).__module__.startswith(_MACHINERY) and not any(map(is_lazy, parameters)):
+            self._take(vars(module), _restore_dict, module)
+
+    def _take(self, container: Any, restore: Callable[[Any, Any], None], holder: object) -> None:
+        """Take down the entries of a mutable container; they are visited later."""
+        entries = dict(container) if isinstance(container, dict) else list(container)
+        self._parts.append((container, entries, restore))
+        self._seen[id(container)] = container
+        if isinstance(entries, dict):
+            values = [entry for name, entry in entries.items() if not (isinstance(name, str) and name in _HOOKS)]
+        else:
+            values = entries
+        self._open += [(entry, holder) for entry in values if not isinstance(entry, _PLAIN)]
+
+
+def _is_part(value: object, holder: object) -> bool:
+    """Whether an object without a container's type belongs to the model: see :class:`ModelSnapshot`."""
+    if isinstance(value, SimpleNamespace):
+        return True
+    package = _package(value)
+    return package not in _NOT_OF_A_MODEL and (is_dataclass(value) or package == _package(holder))
+
+
+def _package(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def _changed_names(before: dict[str, Any], now: Any) -> list[str]:
+    if len(before) == len(now) and _are_same(before.values(), now.values()):
+        return []
+    return [name for name in sorted({*before, *now}) if before.get(name) is not now.get(name)]
+
+
+def _are_same(before: Iterable[Any], now: Iterable[Any]) -> bool:
+    """Whether two collections of one length hold the same objects in the same order."""
+    return all(map(operator.is_, before, now))
+
+
+# Methods of the built-in types, because a subclass may refuse to be changed (outputs of Hugging Face do).
+
+
+def _restore_dict(container: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    same = len(container) == len(entries) and _are_same(entries, container)
+    if not same or not _are_same(entries.values(), dict.values(container)):
+        kind: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        kind.clear(container)
+        for name, entry in entries.items():
+            kind.__setitem__(container, name, entry)
+
+
+def _restore_sequence(container: Any, entries: Any) -> None:
+    if len(container) == len(entries) and _are_same(entries, container):
+        return
+    if isinstance(container, deque):
+        deque.clear(container)
+        deque.extend(container, entries)
+    else:
+        container[:] = entries
+
+
+def _restore_set(container: set[Any], entries: list[Any]) -> None:
+    if len(container) != len(entries) or not container.issuperset(entries):
+        set.clear(container)
+        set.update(container, entries)
+
+
+def _restore_array(container: np.ndarray, entries: np.ndarray) -> None:
+    container[...] = entries

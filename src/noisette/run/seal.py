@@ -1,0 +1,291 @@
+"""The seal: while a batch is read, nothing of it stays in the model. Parameters move by the release alone."""
+
+from __future__ import annotations
+
+import os
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_flatten
+
+from noisette._internal.random_state import reseed_later
+from noisette.errors import PrivacyError
+from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
+from noisette.run.model_snapshot import ModelSnapshot
+
+_KEPT_BYTES = 2**24  # tensors that are not trained are copied up to this size; of larger ones the mark is kept
+_COLUMNS, _ROWS = 2**13, 64  # of the table that a mark reads at once
+
+
+class Seal:
+    """Keeps everything that a batch writes out of the model, from the first microbatch to the release.
+
+    Before each microbatch and at the release, all buffers, tensor attributes and Python attributes are put back to what
+    they were before the first microbatch: they serve within one microbatch. So counters, statistics and caches neither
+    tell the number of microbatches nor carry anything from one to the next. A spectral norm of torch then makes its
+    power iteration once for each step, by the weights alone. Random generators go on from seeds drawn before the first
+    microbatch. Parameters may not be written at all.
+
+    Args:
+        bound: whose model is sealed, and whose parameters are trained.
+
+    Guarantee: after the release, what ``state_dict`` and a pickle of the model contain does not depend on the batch
+    beside the released sums. Not seen: closures, hooks and globals, and objects that are no part of the model
+    (:class:`noisette.run.model_snapshot.ModelSnapshot`).
+    """
+
+    def __init__(self, bound: GradientBound) -> None:
+        self._bound = bound
+        self._trained = {id(p) for p in bound.parameters.values()}
+        self._before: _ModelState | None = None  # the first microbatch; None between batches
+        self._copies: dict[int, _Kept] = {}  # of parameters at the last batch, by id
+        self._refusal: PrivacyError | None = None
+
+    def before_microbatch(self) -> None:
+        """Called before records are read: the model is as before the first microbatch of the batch."""
+        if self._before is not None:
+            self._before.put_back()
+            return
+        if self._refusal is not None:
+            raise self._refusal
+        if isinstance(self._bound, PreparesBatch):
+            self._bound.before_batch()
+        self._before = _ModelState(self._bound.model, self._trained, self._copies)
+        self._copies = self._before.copies
+
+    def before_release(self) -> None:
+        """Put everything back before sums of the batch are released.
+
+        Raises:
+            PrivacyError: a parameter was written, exchanged, added or removed; the parameters are put back as well, and
+                the run cannot go on.
+        """
+        self.before_microbatch()  # also of an empty batch
+        if changed := self.open_again():
+            self._refusal = _refusal(changed)
+        if self._refusal is not None:
+            raise self._refusal
+        _advance_spectral_norms(self._bound.model)
+
+    def before_saving(self) -> None:
+        """Put back what the microbatches of a batch under way have left."""
+        if self._before is not None:
+            self._before.put_back()
+
+    def open_again(self) -> list[str]:
+        """Put everything back, and end the batch.
+
+        Returns:
+            What was written or exchanged though nothing but the release may do so.
+        """
+        before, self._before = self._before, None
+        return [] if before is None else before.finish()
+
+
+class _ModelState:
+    """The state of a model before the first microbatch of a batch."""
+
+    def __init__(self, model: nn.Module, trained: set[int], copies: dict[int, _Kept]) -> None:
+        self._snapshot = ModelSnapshot(model)
+        self._names = {id(p): name for name, p in model.named_parameters()} | {
+            id(b): name for name, b in model.named_buffers()
+        }
+        self.copies: dict[int, _Kept] = {}
+        self._exchanged: dict[str, None] = {}  # names of parameters, in order
+        self._fixed: list[_Kept | _Marked] = []  # may not be written
+        self._loose: list[_Kept] = []  # put back
+        for tensor in filter(_has_values, self._snapshot.tensors):
+            if id(tensor) in trained or (isinstance(tensor, nn.Parameter) and tensor.nbytes <= _KEPT_BYTES):
+                kept = self.copies[id(tensor)] = _Kept.of(tensor, copies.get(id(tensor)))
+                self._fixed.append(kept)
+            elif tensor.nbytes <= _KEPT_BYTES:
+                self._loose.append(_Kept.of(tensor))
+            else:
+                self._fixed.append(_Marked(tensor, _mark(tensor)))
+        self._extra = [
+            (part, deepcopy(part.get_extra_state()))
+            for part in model.modules()
+            if type(part).get_extra_state is not nn.Module.get_extra_state
+        ]
+        self._reseed = reseed_later(self._snapshot.generators)
+
+    def put_back(self) -> None:
+        """All but the values of parameters and of tensors too large for a copy."""
+        self._exchanged |= dict.fromkeys(self._snapshot.exchanged())
+        self._snapshot.put_back()
+        for kept in self._loose:
+            kept.put_back()
+
+    def finish(self) -> list[str]:
+        """Put back everything, also parameters; return the names of those that were not as before."""
+        self.put_back()
+        changed = list(self._exchanged)
+        flags = _as_bools([fixed.is_changed() for fixed in self._fixed])
+        for fixed in compress(self._fixed, flags):
+            fixed.put_back()
+            changed.append(self._names.get(id(fixed.tensor), "a tensor of an attribute"))
+        for part, state in self._extra:
+            if not _is_equal(part.get_extra_state(), state):
+                part.set_extra_state(state)
+                if not _is_equal(part.get_extra_state(), state):
+                    changed.append(f"the extra state of {type(part).__name__}")
+        self._reseed()
+        return changed
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A tensor and a copy of its values."""
+
+    tensor: Tensor
+    copy: Tensor
+
+    @classmethod
+    def of(cls, tensor: Tensor, last: _Kept | None = None) -> _Kept:
+        """A copy, in the memory of the last one if that fits: fresh memory takes several times as long."""
+        values = _without_repeats(tensor.detach())
+        if last is None or last.tensor is not tensor or not _fits(values, last.copy):
+            return cls(tensor, values.clone())
+        last.copy.copy_(values)
+        return last
+
+    def is_changed(self) -> bool | Tensor:
+        values = _without_repeats(self.tensor.detach())
+        if not _fits(values, self.copy):
+            return True
+        bits, copied = _bits(values), _bits(self.copy)
+        if bits.device.type != "cpu":
+            return (bits != copied).any()
+        return not np.array_equal(bits.numpy(), copied.numpy())  # half the time of torch.equal
+
+    def put_back(self) -> None:
+        with torch.inference_mode(self.tensor.is_inference()):
+            values = _without_repeats(self.tensor.data)  # writes that no version counter and no graph sees
+            if _fits(values, self.copy):
+                values.copy_(self.copy)
+            else:
+                self.tensor.data = self.copy.clone()
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """A tensor that is too large for a copy, and the mark of its bits."""
+
+    tensor: Tensor
+    mark: Tensor
+
+    def is_changed(self) -> bool | Tensor:
+        return (_mark(self.tensor) != self.mark).any()
+
+    def put_back(self) -> None:
+        """Its values are not known any more, and those of the batch must not stay."""
+        values = _without_repeats(self.tensor.data)
+        values.fill_(torch.nan if values.is_floating_point() else 0)
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether the tensor is an ordinary one, with memory of its own: not sparse, quantised, lazy or a wrapper."""
+    ordinary = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
+    return ordinary and not is_lazy(tensor) and not is_traceable_wrapper_subclass(tensor) and tensor.numel() > 0
+
+
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """An expanded tensor without its repetitions."""
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
+
+
+def _fits(values: Tensor, copy: Tensor) -> bool:
+    return values.shape == copy.shape and values.dtype == copy.dtype and values.device == copy.device
+
+
+def _bits(values: Tensor) -> Tensor:
+    """The bits as whole numbers, as wide as the memory allows; not-a-number equals itself."""
+    values = values.contiguous()
+    whole = (values.storage_offset() * values.element_size()) % 8 == 0 and values.nbytes % 8 == 0
+    return values.view(-1).view(torch.int64 if whole else torch.uint8)
+
+
+def _mark(tensor: Tensor) -> Tensor:
+    """A keyed checksum of the bits and their places: a change keeps it with probability below 1e-6.
+
+    The bits are read as a table of 32-bit numbers. Each row is multiplied by secret 64-bit keys and added up modulo
+    2**64, and so are the sums of the rows. Plain sums and parities would miss values that change places.
+    """
+    values = _without_repeats(tensor.detach()).contiguous()
+    if (values.storage_offset() * values.element_size()) % 4:
+        values = values.clone()
+    flat = values.view(-1).view(torch.uint8)
+    columns = _keys(0, 4 * _COLUMNS).to(flat.device)
+    end = len(flat) - len(flat) % (4 * _COLUMNS)
+    mark = (flat[end:] * columns[: len(flat) - end]).sum()
+    if end:
+        table = flat[:end].view(torch.int32).view(-1, _COLUMNS)
+        rows = torch.cat([(part * columns[:_COLUMNS]).sum(1) for part in table.split(_ROWS)])
+        mark = mark + (rows * _keys(1, len(rows)).to(flat.device)).sum()
+    return mark
+
+
+@cache
+def _keys(number: int, count: int) -> Tensor:
+    """Secret random numbers of this process, the same at each call."""
+    return torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+
+
+def _as_bools(flags: list[bool | Tensor]) -> list[bool]:
+    """Read flags on accelerators in one transfer."""
+    tensors = [flag for flag in flags if isinstance(flag, Tensor)]
+    values = iter(torch.stack([flag.to(tensors[0].device) for flag in tensors]).tolist() if tensors else [])
+    return [next(values) if isinstance(flag, Tensor) else flag for flag in flags]
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Whether two states have the same structure, tensors of the same bits, and otherwise equal leaves."""
+    (leaves, form), (others, other_form) = tree_flatten(one), tree_flatten(other)
+    return form == other_form and all(map(_is_equal_leaf, leaves, others))
+
+
+def _is_equal_leaf(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return _fits(one, other) and torch.equal(_bits(one.detach()), _bits(other.detach()))
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+@torch.no_grad()
+def _advance_spectral_norms(model: nn.Module) -> None:
+    """One power iteration of each spectral norm in training mode; other parametrizations with buffers likewise.
+
+    They read the weights alone, so this tells nothing about the batch. In the forward pass each microbatch starts from
+    the same vectors, so that the weights of a step are the same in all of them.
+    """
+    for module in model.modules():
+        if isinstance(module, ParametrizationList) and module.training and next(module.buffers(), None) is not None:
+            module()
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                hook.compute_weight(module, do_power_iteration=module.training)
+
+
+def _refusal(changed: list[str]) -> PrivacyError:
+    names = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+    return PrivacyError(
+        f"{names}: changed between the first microbatch of a batch and optimizer.step(), where only the release may "
+        "change weights, because the change would be published without noise. The values from before were put back "
+        f"(those above {_KEPT_BYTES >> 20} MiB that are not trained were erased), and this run cannot go on. "
+        "Change weights before the batch's first microbatch or after optimizer.step(); give an embedding max_norm=None "
+        "and rescale its weight there; keep what a call of the model computes in a buffer, which is put back after it"
+    )

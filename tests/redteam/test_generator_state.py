@@ -1,0 +1,99 @@
+"""The state of random generators after a step does not tell how often they were used in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from published_runs import CLASSES, FEATURES, SIZE, STEPS, differences, known_release, published, train
+
+
+@pytest.fixture(autouse=True)
+def _known_release(monkeypatch: pytest.MonkeyPatch):
+    with known_release(monkeypatch):
+        yield
+
+
+class Draws(nn.Module):
+    """Calls ``draw(self, x)`` in each forward pass."""
+
+    def __init__(self, draw: Callable[[Any, Tensor], object]) -> None:
+        super().__init__()
+        self.layer, self.draw = nn.Linear(FEATURES, CLASSES), draw
+        self.own = torch.Generator().manual_seed(1)
+        self.of_numpy, self.older, self.of_python = np.random.default_rng(2), np.random.RandomState(3), random.Random(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.draw(self, x)
+        return self.layer(x)
+
+
+DRAWS = {
+    "dropout": lambda m, x: F.dropout(x),
+    "torch": lambda m, x: torch.rand(3),
+    "torch, once for each example": lambda m, x: [torch.rand(1) for _ in x],
+    "torch, seeded by a record": lambda m, x: torch.manual_seed(int(x.abs().sum() * 1000)),
+    "NumPy": lambda m, x: np.random.rand(len(x)),
+    "Python": lambda m, x: random.random(),
+    "Python, seeded by a record": lambda m, x: random.seed(float(x.sum())),
+    "a generator of the model": lambda m, x: torch.rand(len(x), generator=m.own),
+    "a generator of NumPy": lambda m, x: m.of_numpy.random(len(x)),
+    "an older one": lambda m, x: m.older.rand(len(x)),
+    "one of Python": lambda m, x: m.of_python.random(),
+}
+
+
+def states(model: Draws) -> dict[str, Any]:
+    return {
+        "torch": torch.get_rng_state(),
+        "NumPy": str(np.random.get_state()),
+        "Python": str(random.getstate()),
+        "own": model.own.get_state(),
+        "of NumPy": str(model.of_numpy.bit_generator.state),
+        "older": str(model.older.get_state()),
+        "of Python": str(model.of_python.getstate()),
+    }
+
+
+NONE = {"records": 0}
+
+
+def after_each_step(draw: Callable[[Any, Tensor], object], **change: int) -> list[dict[str, Any]]:
+    torch.manual_seed(5)
+    np.random.seed(5)
+    random.seed(5)
+    model, found = Draws(draw), list[dict[str, Any]]()
+    train(model, between=lambda step: found.append(states(model) | published(model)), **change)
+    return found
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_no_generator_tells_the_batch(draw: Callable[[Any, Tensor], object]) -> None:
+    first, *others = [after_each_step(draw, **change) for change in ({}, {"records": SIZE - 1}, {"size": 1}, NONE)]
+    assert len(first) == STEPS
+    for other in others:
+        for one, two in zip(first, other, strict=True):
+            assert differences(one, two) == []
+
+
+def test_masks_differ_from_step_to_step_and_between_microbatches() -> None:
+    masks: list[tuple[float, ...]] = []
+    model = Draws(lambda m, x: masks.append(tuple(F.dropout(torch.ones(40)).tolist())))
+    train(model, size=3)
+    assert len(set(masks)) == len(masks) == 12
+
+
+def test_a_seed_still_repeats_a_run() -> None:
+    masks: list[Tensor] = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        train(Draws(lambda m, x: masks.append(F.dropout(x))))
+    first, second = torch.cat(masks).chunk(2)
+    assert torch.equal(first, second)
