@@ -14,7 +14,17 @@ from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import AdaptiveRule, Clipping, ClippingRule, Count, Engine, Group, clipping_factors
+from noisette.clipping.norms import (
+    EXAMPLES,
+    AdaptiveRule,
+    Clipping,
+    ClippingRule,
+    Count,
+    Engine,
+    Group,
+    check_real,
+    clipping_factors,
+)
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
@@ -41,8 +51,8 @@ class PerExampleClip:
     Source: Abadi et al. 2016, algorithm 1; Lee & Kifer 2020, eq. 2.
 
     Raises:
-        ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, or the model has
-            nothing to train.
+        ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, the model has
+            nothing to train, or it has a complex parameter.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -68,6 +78,7 @@ class PerExampleClip:
         self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
+        self.examples = EXAMPLES  # expected in a batch; a run sets it
         self._batch_axes = BatchAxisFinder()
         self._tape = Tape(model, rewrites())
         self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
@@ -79,6 +90,7 @@ class PerExampleClip:
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+            check_real(self.parameters)
             self._fresh_groups()
         except ValueError:
             self.close()
@@ -109,7 +121,9 @@ class PerExampleClip:
         graph = search(losses, recording.uses, self.parameters)
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         groups = self._batch_groups()
-        clipping = Clipping([group.names for group in groups], partial(clipping_factors, groups))
+        clipping = Clipping(
+            [group.names for group in groups], partial(clipping_factors, groups, examples=self.examples)
+        )
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
         with _without_autocast(losses.device.type):
             clipped = self.engine.clipped_sum(forward.pop(), self.parameters, clipping)

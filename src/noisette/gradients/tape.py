@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
+from torch.utils.hooks import RemovableHandle
 
 Operation = Callable[..., Any]
 
@@ -98,6 +99,7 @@ class Recording:
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
     calls: tuple[RootCall, ...]
     sorts: bool  # a tensor was sorted by its values, so the order of the examples may differ in each batch
+    hooked: bool  # a hook was registered since the first call began, perhaps on a tensor or a node of the graph
 
     @property
     def outputs(self) -> list[GradientEdge]:
@@ -113,6 +115,7 @@ class _Draft:
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
     sorts: bool = False
+    hooks_before: int | None = None  # number of hooks that had been registered when the first call began
 
 
 class Tape:
@@ -145,7 +148,8 @@ class Tape:
     def recording(self) -> Recording:
         """What was recorded since the last :meth:`pop`."""
         draft = self._draft
-        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), draft.sorts)
+        hooked = draft.hooks_before not in (None, RemovableHandle.next_id)
+        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), draft.sorts, hooked)
 
     def pop(self) -> Recording:
         """Return what was recorded and forget it."""
@@ -164,6 +168,8 @@ class Tape:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
+        if self._draft.hooks_before is None:
+            self._draft.hooks_before = RemovableHandle.next_id
         self._arguments = args, kwargs
         self._recorder = _Recorder(self._draft, self.parameters.values(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()

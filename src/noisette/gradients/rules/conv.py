@@ -94,8 +94,10 @@ class KernelGradients:
         size = self.weight.numel()
         plans = {f"{name}, dropped": _in_parts(partial(dropped, write), size) for name, write in EXPLICIT_PLANS.items()}
         if self.has_few_positions:
-            grams = {name: _in_parts(norms, gram_size(self)) for name, (norms, gram_size) in GRAM_PLANS.items()}
-            plans = grams | plans
+            sizes = {name: gram_size(self) for name, (_, gram_size) in GRAM_PLANS.items()}
+            affordable = max(size, _SMALL, self.factors_size // len(self.x))
+            fitting = [name for name in GRAM_PLANS if sizes[name] <= affordable]
+            plans = {name: _in_parts(GRAM_PLANS[name][0], sizes[name]) for name in fitting} | plans
         return _fastest_plan(self, plans, lambda plan: plan(self))(self)
 
     def explicit(self) -> Tensor:
@@ -104,7 +106,7 @@ class KernelGradients:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
 
-    def select(self, examples: Tensor) -> KernelGradients:
+    def select(self, examples: Tensor | slice) -> KernelGradients:
         return replace(self, x=self.x[examples], dy=self.dy[examples])
 
     def split(self, size: int) -> list[KernelGradients]:
