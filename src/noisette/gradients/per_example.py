@@ -205,7 +205,7 @@ def _apply_rule(use: Use, examples: Examples | None, dy: Any, found: Match, oper
     dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
     dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in found.arguments.items()}
     if operand.third_party:
-        check_custom_rule(operand.rule, examples, dy, use, operand.name, arguments)
+        check_custom_rule(operand.rule, examples, dy, use, operand.name, found.arguments)
     return operand.rule(examples, dy, **arguments)
 
 

@@ -54,8 +54,8 @@ class GaussianRelease:
             step: number of the step; each number is used once with one key.
 
         Raises:
-            ValueError: a bound or a share gives no noise above zero within the range of single precision, the shares do not add up to one, or two
-                tensors have the same name, so they would get the same noise.
+            ValueError: a bound or a share gives no noise above zero within the range of single precision, the shares
+                do not add up to one, or two tensors have the same name, so they would get the same noise.
         """
         shares = shares_of(sums)
         stds = [self.noise_multiplier * part.bound / math.sqrt(share) for part, share in zip(sums, shares, strict=True)]
