@@ -5,12 +5,14 @@ from __future__ import annotations
 import bound_faults
 import clipless_faults
 import noise_faults
+import rounding_faults
 import sampling_faults
 import spending_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
+    "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Ledger, price and resumed runs": spending_faults.MUTANTS,

@@ -36,7 +36,7 @@ class Net(nn.Module):
 
     def __init__(self, between: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.first, self.last, self.between = nn.Linear(5, 6), nn.Linear(6, 3), between
+        self.first, self.last, self.between = nn.Linear(5, 7), nn.Linear(7, 3), between
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.between(self.first(x).tanh()))

@@ -106,7 +106,7 @@ def test_norms_of_real_sizes_are_those_of_double_precision(name: str) -> None:
     for i in range(2):
         [alone] = [clipped_sum(model, x[i : i + 1], torch.full((1,), 1e3), 1.0, engines.BookKeeping())]
         slack = 1 - float(alone.norm())
-        assert 0 <= slack <= 1e-6 + 64 * 2**-24 + 1e-6
+        assert 0 <= slack <= 1e-6 + 64 * 2**-24 + 1.2e-6
 
 
 def test_preflight_accepts_a_feed_forward_block_of_real_size() -> None:
@@ -162,7 +162,8 @@ def test_noise_on_bfloat16_is_drawn_in_single_precision_and_rounded_once() -> No
     for parameter in (p, q):
         release = GaussianRelease(SecretKey(bytes(32)), 1.0, 4.0)
         release([BoundedSum((parameter,), (torch.full((1000,), 3.0),), 1.0)], {id(parameter): "p"}, step=1)
-    assert p.grad is not None and q.grad is not None
+    assert p.grad is not None
+    assert q.grad is not None
     assert torch.equal(p.grad, q.grad.bfloat16())
 
 

@@ -13,7 +13,7 @@ from noisette.gradients.rules.conv import GRAM_PLANS, KernelGradients
 LARGE = {
     "patch embedding": (lambda: nn.Conv2d(3, 768, 16, 16), (3, 224, 224)),
     "patches of 32": (lambda: nn.Conv2d(3, 768, 32, 32), (3, 256, 256)),
-    "large kernel": (lambda: nn.Conv2d(8, 8, 31, padding=15), (8, 64, 64)),
+    "large kernel": (lambda: nn.Conv2d(8, 8, 31, padding=15), (8, 24, 24)),
 }
 
 
