@@ -86,7 +86,7 @@ def search(losses: Tensor, uses: Sequence[Use], parameters: Mapping[str, Tensor]
 
 def _is_own(node: BackwardCFunction) -> bool:
     """Whether the node is of a function of this library, whose backward passes are linear."""
-    return type(node).__module__.startswith("noisette.") or node._forward_cls.__module__.startswith("noisette.")
+    return getattr(type(node), "_forward_cls", node).__module__.startswith("noisette.")
 
 
 def visit_output_gradients(
