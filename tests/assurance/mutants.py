@@ -8,6 +8,7 @@ import clipless_faults
 import loop_faults
 import noise_faults
 import preflight_faults
+import rounding_faults
 import sampling_faults
 import seal_faults
 import spending_faults
@@ -16,6 +17,7 @@ GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
     "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
+    "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,

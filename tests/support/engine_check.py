@@ -25,6 +25,7 @@ NOT_FOR_VMAP = {
     "checkpointed": "hooks on saved tensors",
 }
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+SLACK = {torch.float64: 0.0, torch.float32: 5e-6}  # about the part by which the library clips below the bound
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
@@ -74,7 +75,8 @@ def check(case: Case, *engines: Engine, b: int, dtype: torch.dtype) -> None:
         norms.median() + 1e-3,
         (norms[norms > 0].min() if norms.any() else 1) / 1000,
     )
-    truths = {bound: gradients.clipped(bound) for bound in (float(none), float(some), float(every))}
+    bounds = (float(none), float(some), float(every))
+    truths = {bound: gradients.clipped(bound * (1 - SLACK[dtype])) for bound in bounds}
     for engine in engines:
         if isinstance(engine, Vmap) and case.name in NOT_FOR_VMAP:
             with pytest.raises(PrivacyError, match=r"torch\.func cannot repeat"):
@@ -95,7 +97,7 @@ def _check_engine(
     for bound, truth in truths.items():
         found, sums = measured(model, loss, inputs, bound, engine)
         assert sums.keys() == truth.sums.keys(), engine
-        torch.testing.assert_close(found, truth.norms, rtol=tolerance, atol=0)
+        torch.testing.assert_close(found, truth.norms, rtol=tolerance, atol=1e-14)  # of a zero gradient: upper bounds
         scale = float(truth.norms.clamp(max=bound).norm())  # not the sum's own, in which examples may cancel
         for name, expected in truth.sums.items():
             error = float((sums[name] - expected).norm())

@@ -9,7 +9,11 @@ import torch
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette.clipping.norms import Count, Group
+from noisette.clipping.norms import SMALLEST_BOUND, Count, Group
+
+# C stays within this range of its first value. Where all gradients vanish C falls in every step, and the noise with it:
+# without a floor it would leave the range of single precision, in which norms and noise are zero.
+_RANGE = (1e-6, 1e6)
 
 
 class AdaptiveClip:
@@ -18,7 +22,7 @@ class AdaptiveClip:
     After each step C becomes C exp(-learning_rate (b - target_quantile)), where b is the noised fraction of examples
     whose norm is at most C: a count, divided by the expected batch size, released together with the gradient. Gradient
     and count share one release, so the privacy cost of a step is that of a step without the count; in exchange the
-    gradient gets 1 / sqrt(1 - count_share) times the noise.
+    gradient gets 1 / sqrt(1 - count_share) times the noise. C stays within a factor of a million of its first value.
 
     Args:
         initial_norm: the bound C of the first step.
@@ -49,6 +53,8 @@ class AdaptiveClip:
         self.learning_rate = float(learning_rate)
         self.count_share = float(count_share)
         self.max_grad_norm = float(initial_norm)
+        self._lowest = max(SMALLEST_BOUND, _RANGE[0] * self.max_grad_norm)
+        self._highest = _RANGE[1] * self.max_grad_norm
         self._count = Count(torch.zeros((), dtype=torch.float64), self.count_share)
         self._adapted_to: Tensor | None = None
 
@@ -62,7 +68,8 @@ class AdaptiveClip:
             return
         self._adapted_to = released_count
         within = float(released_count) + 0.5  # examples count +1/2 or -1/2, which puts the fraction one half too low
-        self.max_grad_norm *= math.exp(-self.learning_rate * (within - self.target_quantile))
+        moved = self.max_grad_norm * math.exp(-self.learning_rate * (within - self.target_quantile))
+        self.max_grad_norm = min(max(moved, self._lowest), self._highest)
 
     def groups(self, names: Sequence[str]) -> list[Group]:
         return [Group(tuple(names), self.max_grad_norm, count=self._count)]

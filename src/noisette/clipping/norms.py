@@ -16,18 +16,40 @@ from torch import Tensor
 
 from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
 from noisette.gradients.rules import ExampleGradients
-from noisette.gradients.rules.forms import weighted_sums
+from noisette.gradients.rules.forms import AT_LEAST_SINGLE, weighted_sums
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
 Sums = dict[str, Tensor]  # by name of the parameter
 
-_SLACK = {torch.float64: 1e-12, torch.float32: 1e-6}
-_SLACK_LOW_PRECISION = 1e-2
+# Norms of single examples are wrong by at most this part; the rest of the slack is for the sum.
+_NORM_SLACK = {torch.float64: 1e-12, torch.float32: 1e-6}
+# A clip that no run has told its expected batch size leaves slack for sums of so many examples.
+EXAMPLES = 64.0
+# Squares below the smallest normal number of single precision count as zero. A gradient of n numbers can lose a norm of
+# 1e-19 sqrt(n) by that, which for 1e10 numbers is 1e-4 of this bound, and less than 1e-8 of a norm that exceeds it.
+SMALLEST_BOUND = 1e-10
 
 
-def slack_of(dtype: torch.dtype) -> float:
-    """Norms carry rounding errors; clipping to this part less than C keeps the true norm within C."""
-    return _SLACK.get(dtype, _SLACK_LOW_PRECISION)
+def slack_of(dtype: torch.dtype, examples: float = EXAMPLES) -> float:
+    """By which part of C the clipped norms stay below C, so that sums of neighbouring batches differ by at most C.
+
+    Let u be the unit roundoff. Sums of n and of n + 1 vectors of norm at most C, each added one after the other, differ
+    by at most C + 2 n u n C: each addition rounds its partial sum, of norm at most n C, and one more example may turn
+    the direction of every rounding. Adding blocks of m examples, and the blocks in double precision, as the sums of
+    clipped gradients are, makes it C + 2 m u n C, with m at most 256. Both need all roundings of all elements to have
+    one direction with the example and the opposite one without. Orders chosen for the purpose (big before small, pairs
+    that cancel, equal gradients) reach a tenth of u n C above C at n = 256, and half of it at n = 4096. The slack is u
+    for each example that is expected.
+
+    It must not depend on how many examples the batch has. That number is private, and where it changed the factors, one
+    more example would change those of all n others by u, and the sum by u n C: as much as the slack itself.
+
+    Args:
+        dtype: of the norms.
+        examples: expected in a batch, a public number.
+    """
+    single = AT_LEAST_SINGLE.get(dtype, dtype)
+    return _NORM_SLACK[single] + torch.finfo(single).eps / 2 * examples
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,13 @@ class Group:
     bound: float
     factor: Factor | None = None  # None: the factor is 1 for gradients within the bound
     count: Count | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bound >= SMALLEST_BOUND:
+            raise ValueError(
+                f"expected a clipping norm of at least {SMALLEST_BOUND:g}, got {self.bound:g}: squares of smaller "
+                "gradients are zero in single precision; multiply the losses and the bound with a constant"
+            )
 
 
 class ClippingRule(Protocol):
@@ -104,31 +133,52 @@ class Engine(Protocol):
         ...
 
 
+def check_real(parameters: Mapping[str, Tensor]) -> None:
+    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part.
+
+    Raises:
+        ValueError: some are; all are listed.
+    """
+    if found := [name for name, p in parameters.items() if p.is_complex()]:
+        raise ValueError(
+            f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
+            "parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
+        )
+
+
 def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], losses: Tensor) -> Tensor:
-    """The norm of each example's gradient in each group, shape (groups, b).
+    """The norm of each example's gradient in each group, shape (groups, b), in single precision at least.
 
     Args:
         squared: squared norms by name of the parameter, each (b,); a parameter without gradient is left out.
         groups: the names of the parameters of each group.
-        losses: one value per example, for shape and dtype.
+        losses: one value per example, for shape and device.
     """
     group = group_of(groups)
     parts: list[list[Tensor]] = [[] for _ in groups]
     for name, of_parameter in squared.items():
         parts[group[name]].append(of_parameter)
+    # The norms have the precision of the least precise gradient.
+    dtypes = {AT_LEAST_SINGLE.get(of_parameter.dtype, of_parameter.dtype) for of_parameter in squared.values()}
+    dtype = torch.float64 if dtypes == {torch.float64} else torch.float32
     with torch.no_grad():
-        nothing = losses.new_zeros(losses.shape[0])
-        return torch.stack([torch.stack(part).sum(0) if part else nothing for part in parts]).sqrt_()
+        nothing = losses.new_zeros(losses.shape[0], dtype=torch.float64)
+        sums = [torch.stack(part).sum(0, dtype=torch.float64) if part else nothing for part in parts]
+        return torch.stack(sums).sqrt_().to(dtype)
 
 
-def clipping_factors(groups: Sequence[Group], norms: Tensor) -> Tensor:
+def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = EXAMPLES) -> Tensor:
     """What each gradient is multiplied with: norms (groups, b) -> factors (groups, b).
+
+    Args:
+        groups: the groups of parameters, with their bounds.
+        norms: of each group and example.
+        examples: expected in a batch, for the slack.
 
     Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
     Source: Lee & Kifer 2020, eq. 2.
     """
-    slack = slack_of(norms.dtype)
-    precise = norms if norms.dtype is torch.float64 else norms.float()
+    slack, precise = slack_of(norms.dtype, examples), norms.double()
     factors = precise.new_tensor([[group.bound * (1 - slack)] for group in groups]) / precise
     for factor, group, row in zip(factors.unbind(), groups, precise.unbind(), strict=True):
         factor.clamp_(max=1 if group.factor is None else group.factor(row).detach().to(row).clamp(min=0))

@@ -15,7 +15,17 @@ from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import AdaptiveRule, Clipping, ClippingRule, Count, Engine, Group, clipping_factors
+from noisette.clipping.norms import (
+    EXAMPLES,
+    AdaptiveRule,
+    Clipping,
+    ClippingRule,
+    Count,
+    Engine,
+    Group,
+    check_real,
+    clipping_factors,
+)
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
@@ -46,7 +56,7 @@ class PerExampleClip:
 
     Raises:
         ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, or the model has
-            nothing to train or lazy modules without shapes.
+            nothing to train, a complex parameter, or lazy modules without shapes.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -73,6 +83,7 @@ class PerExampleClip:
         self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
+        self.examples = EXAMPLES  # expected in a batch; a run sets it
         self._batch_axes = BatchAxisFinder()
         self._tape = Tape(model, rewrites())
         self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
@@ -86,6 +97,7 @@ class PerExampleClip:
         try:
             if not self.parameters:
                 raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
+            check_real(self.parameters)
             self._fresh_groups()
         except ValueError:
             self.close()
@@ -174,7 +186,7 @@ class PerExampleClip:
         groups = self._batch_groups()
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}  # without those frozen since
         names = [[name for name in group.names if name in trained] for group in groups]
-        clipping = Clipping(names, partial(clipping_factors, groups))
+        clipping = Clipping(names, partial(clipping_factors, groups, examples=self.examples))
         with _without_autocast(losses.device.type):
             clipped = self.engine.clipped_sum(forward.pop(), trained, clipping)
         counts = {

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from noisette.errors import PrivacyError
@@ -38,6 +39,7 @@ class LossGraph:
     uncovered: tuple[str, ...]  # names of trainable parameters that the losses reach otherwise than through a use
     reached: frozenset[Node]  # output nodes of the uses that the losses depend on
     above: frozenset[Node]  # those of the reached nodes from which the graph leads to another reached one
+    custom: bool  # a function written in Python or a module's backward hook lies on the way to a leaf
 
 
 def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Tensor]) -> LossGraph:
@@ -60,6 +62,7 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
             upstream.setdefault(edge.node, []).extend(use.upstream)
     above: set[Node] = set()
     children: dict[Node, list[Node]] = {}  # of the nodes met so far
+    custom = False
     leads: dict[Node, bool] = {}  # whether a use's node lies at or below a node; in the order in which nodes are done
     stack = [losses.grad_fn] if losses.grad_fn is not None else []
     while stack:
@@ -70,6 +73,7 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
                     "torch.utils.checkpoint with use_reentrant=True hides the parameters inside of it; pass "
                     "use_reentrant=False, which gives the same activations"
                 )
+            custom |= isinstance(node, BackwardCFunction) and not _is_own(node)
             children[node] = [child for child, _ in node.next_functions if child is not None]
             stack += [child for child in children[node] if child not in children]
             continue
@@ -91,7 +95,12 @@ def search(losses: Tensor, uses: Sequence[Covering], parameters: Mapping[str, Te
             if variable is not None and id(variable) in names:
                 uncovered.add(names[id(variable)])
             exposed.update(upstream[node] if node in upstream else children[node])
-    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & exposed), frozenset(above))
+    return LossGraph(tuple(sorted(uncovered)), frozenset(upstream.keys() & exposed), frozenset(above), custom)
+
+
+def _is_own(node: BackwardCFunction) -> bool:
+    """Whether the node is of a function of this library, whose backward passes are linear."""
+    return getattr(type(node), "_forward_cls", node).__module__.startswith("noisette.")
 
 
 def visit_output_gradients(

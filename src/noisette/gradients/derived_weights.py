@@ -17,6 +17,7 @@ from torch import Tensor
 
 from noisette.gradients.rules import Dense, ExampleGradients, Outer, PerExampleRow, add, compact
 from noisette.gradients.rules.embedding import touched_rows
+from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 from noisette.gradients.rules.public_statistics import OPERANDS
 from noisette.gradients.tape import DerivedWeight
 
@@ -69,7 +70,7 @@ class Slices:
             full.as_strided((full.shape[0], *at.size), (count, *at.stride), at.offset - start) for at, _ in self.parts
         ]
 
-    def select(self, examples: Tensor) -> Slices:
+    def select(self, examples: Tensor | slice) -> Slices:
         return Slices(self.parameter, tuple((at, part.select(examples)) for at, part in self.parts))
 
 
@@ -179,9 +180,17 @@ def _propagate(weight: DerivedWeight, form: ExampleGradients) -> list[tuple[Tens
     if terms := _terms(weight):
         return [(term, form) for term in terms]
     gradients = torch.autograd.grad(
-        weight.tensor, weight.parents, form.explicit(), is_grads_batched=True, retain_graph=True, materialize_grads=True
+        weight.tensor,
+        weight.parents,
+        form.explicit().to(weight.tensor.dtype),
+        is_grads_batched=True,
+        retain_graph=True,
+        materialize_grads=True,
     )
-    return [(parent, Dense(gradient)) for parent, gradient in zip(weight.parents, gradients, strict=True)]
+    return [
+        (parent, Dense(gradient.to(AT_LEAST_SINGLE.get(gradient.dtype, gradient.dtype))))
+        for parent, gradient in zip(weight.parents, gradients, strict=True)
+    ]
 
 
 def _terms(weight: DerivedWeight) -> list[Tensor]:

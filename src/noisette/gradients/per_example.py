@@ -16,6 +16,7 @@ from noisette.gradients.autograd_graph import LossGraph, visit_output_gradients
 from noisette.gradients.derived_weights import to_parameters
 from noisette.gradients.rule_check import check_custom_rule
 from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name
+from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 from noisette.gradients.rules.registry import Match, OperandMatch, match
 from noisette.gradients.tape import Recording, Use
 
@@ -201,11 +202,11 @@ def _apply_rule(use: Use, examples: Examples | None, dy: Any, found: Match, oper
         raise ValueError("no axis of its output holds the examples one by one")
     if found.unknown:
         raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
-    # An autocast forward pass has left the weights' precision; rules compute in it.
-    dtype = operand.weights[0].dtype
+    # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
+    dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
     dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in found.arguments.items()}
     if operand.third_party:
-        check_custom_rule(operand.rule, examples, dy, use, operand.name, arguments)
+        check_custom_rule(operand.rule, examples, dy, use, operand.name, found.arguments)
     return operand.rule(examples, dy, **arguments)
 
 

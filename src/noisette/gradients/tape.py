@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from noisette._internal.tensor_tree import leaves
 
@@ -102,6 +103,7 @@ class Recording:
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
     calls: tuple[RootCall, ...]
     sorts: bool  # a tensor was sorted by its values, so the order of the examples may differ in each batch
+    hooked: bool  # a hook was registered since the first call began, perhaps on a tensor or a node of the graph
 
     @property
     def outputs(self) -> list[GradientEdge]:
@@ -117,6 +119,7 @@ class Draft:
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
     sorts: bool = False
+    hooks_before: int | None = None  # number of hooks that had been registered when the first call began
 
 
 class Tape:
@@ -149,7 +152,8 @@ class Tape:
     def recording(self) -> Recording:
         """What was recorded since the last :meth:`pop`."""
         draft = self._draft
-        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), draft.sorts)
+        hooked = draft.hooks_before not in (None, RemovableHandle.next_id)
+        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), draft.sorts, hooked)
 
     def pop(self) -> Recording:
         """Return what was recorded and forget it."""
@@ -177,7 +181,7 @@ class Tape:
         self._depth += 1
         if self._depth > 1 or not torch.is_grad_enabled():
             return
-        parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
+        self._begin()
         self._arguments = args, kwargs
         self._recorder = Recorder(self._draft, self._weights(), _constants(self.root), self._rewrites)
         self._recorder.__enter__()
@@ -203,7 +207,7 @@ class Tape:
     @contextmanager
     def recording_by(self, make: Callable[..., AnyRecorder]) -> Iterator[AnyRecorder]:
         """Record everything within by a recorder made like :class:`Recorder`, also outside of calls of the root."""
-        parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
+        self._begin()
         recorder = make(self._draft, self._weights(), _constants(self.root), self._rewrites)
         with self.silent(), recorder:
             yield recorder
@@ -215,6 +219,12 @@ class Tape:
             yield
         finally:
             self._depth -= 1
+
+    def _begin(self) -> None:
+        """A call begins, of the root or of a recorder of one's own."""
+        parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
+        if self._draft.hooks_before is None:
+            self._draft.hooks_before = RemovableHandle.next_id
 
     def _weights(self) -> list[Tensor]:
         """The trainable parameters, without those that were frozen since."""

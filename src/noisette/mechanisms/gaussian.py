@@ -16,6 +16,11 @@ from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 
+# Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
+# zero, and the sum would be released as it is.
+_SMALLEST_STD = 1e-30
+_LARGEST_STD = 1e30
+
 
 class GaussianRelease:
     """Adds noise to bounded sums and writes the results to ``.grad``; a private run writes no other values there.
@@ -49,14 +54,20 @@ class GaussianRelease:
             step: number of the step; each number is used once with one key.
 
         Raises:
-            ValueError: a bound or a share gives no finite noise above zero, the shares do not add up to one, or two
-                tensors have the same name, so they would get the same noise.
+            ValueError: a bound or a share gives no noise above zero within the range of single precision, the shares
+                do not add up to one, or two tensors have the same name, so they would get the same noise.
         """
         shares = shares_of(sums)
         stds = [self.noise_multiplier * part.bound / math.sqrt(share) for part, share in zip(sums, shares, strict=True)]
         for std in stds:
             if not 0 < std < math.inf:
                 raise ValueError(f"expected a finite noise standard deviation above 0, got {std}")
+            if not _SMALLEST_STD < std / self.expected_batch_size < _LARGEST_STD:
+                raise ValueError(
+                    f"a noise standard deviation of {std:g} over an expected batch size of "
+                    f"{self.expected_batch_size:g} is out of range of single precision; multiply the losses and the "
+                    "bound with a constant"
+                )
         # Names of parameters do not start with a dot, so these cannot coincide with one.
         named = {id(p): names.get(id(p), f".{part.name}") for part in sums for p in part.params}
         tensors = sum(len(part.params) for part in sums)

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
+from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
@@ -66,6 +67,8 @@ class DpSgdRun(ABC):
         steps_lost: int = 0,
     ) -> None:
         self.bound = bound
+        if isinstance(bound, PerExampleClip):
+            bound.examples = max(bound.examples, float(expected_batch_size))
         self.optimizer = optimizer
         self.sampling_rate = sampling_rate
         self.steps = steps

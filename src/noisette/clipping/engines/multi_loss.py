@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from noisette.clipping.engines.linearity import adds_to_zero
 from noisette.clipping.engines.per_example_loop import by_rules_or_vmap, one_by_one
 from noisette.clipping.norms import ClippedSum, Clipping, clip_and_sum
 from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
@@ -16,7 +17,7 @@ class MultiLoss:
     """One backward pass for every example, stacked to (b, *parameter.shape), then clipped and added up at once.
 
     Needs no rule, and the memory of all per-example gradients. A batch in which some gradient is not finite goes
-    through rules, or through `Vmap` where one is missing.
+    through rules, or through `Vmap` where one is missing; so does one whose hooks add to the gradients of others.
 
     Source: Lee & Kifer 2020 (multiLoss).
     """
@@ -24,6 +25,8 @@ class MultiLoss:
     def clipped_sum(
         self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
+        if adds_to_zero(forward, parameters):
+            return by_rules_or_vmap(forward, parameters, clipping)
         found = PerExampleGradients.dense(_stacked(forward.losses, parameters))
         if not all(squared.isfinite().all() for squared in found.squared_norms.values()):
             return by_rules_or_vmap(forward, parameters, clipping)

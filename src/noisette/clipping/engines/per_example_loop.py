@@ -7,35 +7,39 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from noisette.clipping.engines.linearity import adds_to_zero
 from noisette.clipping.engines.vmap import Vmap
-from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum, group_of
+from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum, group_norms, group_of
 from noisette.errors import PrivacyError
 from noisette.gradients.per_example import LocatedRecording, per_example_gradients, user_hooks_disabled
+from noisette.gradients.rules import Dense
+from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 
 
 class PerExampleLoop:
     """One backward pass for every example, clipped and added up one after the other. Needs no rule; slow.
 
-    A batch in which some gradient is not finite goes through rules, or through `Vmap` where one is missing.
+    A batch in which some gradient is not finite goes through rules, or through `Vmap` where one is missing; so does one
+    whose hooks add to the gradients of other examples.
     """
 
     def clipped_sum(
         self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
+        if adds_to_zero(forward, parameters):
+            return by_rules_or_vmap(forward, parameters, clipping)
         group = group_of(clipping.groups)
         total: Sums = {}
         norms: list[Tensor] = []
         for gradients in one_by_one(forward.losses, parameters):
-            squared = forward.losses.new_zeros(len(clipping.groups), 1)
-            for name, g in gradients.items():
-                squared[group[name]] += torch.linalg.vector_norm(g).square()
-            norms.append(squared.sqrt())
+            squared = {name: Dense(g.unsqueeze(0)).squared_norms() for name, g in gradients.items()}
+            norms.append(group_norms(squared, clipping.groups, forward.losses[:1]))
             factors = clipping.factors(norms[-1])
             if not factors.isfinite().all():
                 return by_rules_or_vmap(forward, parameters, clipping)
             for name, g in gradients.items():
-                clipped = g * factors[group[name], 0]
-                total[name] = total[name] + clipped if name in total else clipped
+                clipped = g.to(AT_LEAST_SINGLE.get(g.dtype, g.dtype)) * factors[group[name], 0]
+                total[name] = total[name].add_(clipped) if name in total else clipped.double()
         return ClippedSum(total, torch.cat(norms, 1))
 
 

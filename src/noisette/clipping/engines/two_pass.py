@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.engines.linearity import may_be_nonlinear
 from noisette.clipping.norms import ClippedSum, Clipping, Sums, group_norms
 from noisette.gradients.per_example import LocatedRecording, per_example_gradients, user_hooks_disabled
+from noisette.gradients.rules.forms import EXAMPLES_IN_A_BLOCK
 
 # Their backward pass is wrong in PyTorch 2.13 on processors where the memory formats of input and gradient differ.
 _WRONG_BACKWARD = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm}
@@ -18,7 +20,9 @@ _WRONG_BACKWARD = {torch.nn.functional.batch_norm, torch.nn.functional.instance_
 class TwoPass:
     """A first backward pass for the norms, a second one of the re-weighted losses for the sum: less memory, more time.
 
-    With several clipping groups there is one second pass for each.
+    With several clipping groups there is one second pass for each. A second pass gives the weighted sum only where the
+    backward pass is linear, so a graph with hooks, or with functions written in Python, goes through `BookKeeping`. So
+    does a microbatch of more than 256 examples, whose sum would be too inexact.
 
     Source: Lee & Kifer 2020, algorithm 1 and eq. 3.
     """
@@ -26,8 +30,10 @@ class TwoPass:
     def clipped_sum(
         self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
-        if any(use.dtype.itemsize < 4 or use.operation in _WRONG_BACKWARD for use in forward.recording.uses):
-            # The gradients of a second pass would differ from those whose norms were taken.
+        wrong = any(use.dtype.itemsize < 4 or use.operation in _WRONG_BACKWARD for use in forward.recording.uses)
+        if wrong or may_be_nonlinear(forward) or len(forward.losses) > EXAMPLES_IN_A_BLOCK:
+            # The gradients of a second pass would differ from those whose norms were taken, or be added up in single
+            # precision over too many examples.
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         found = per_example_gradients(forward, parameters, keep=False, retain_graph=True)
         norms = group_norms(found.squared_norms, clipping.groups, forward.losses)

@@ -57,7 +57,7 @@ class Vmap:
             part = clip_and_sum(found, losses[rows], clipping)
             norms.append(part.norms)
             for name, total in part.sums.items():
-                sums[name] = sums[name] + total if name in sums else total
+                sums[name] = sums[name].add_(total) if name in sums else total.double()
         return ClippedSum(sums, torch.cat(norms, 1))
 
 

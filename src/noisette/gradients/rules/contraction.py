@@ -57,7 +57,7 @@ class GroupedOuter:
         left, right = (side.transpose(0, 1).flatten(1, 2) for side in (scale_rows(self.left, weights), self.right))
         return self._permuted(torch.bmm(left.transpose(1, 2), right).reshape(1, *self.sizes))[0]
 
-    def select(self, examples: Tensor) -> GroupedOuter:
+    def select(self, examples: Tensor | slice) -> GroupedOuter:
         return GroupedOuter(self.left[examples], self.right[examples], self.sizes, self.order)
 
 

@@ -88,23 +88,40 @@ class KernelGradients:
         """Gram matrices over positions are no larger than the gradients; where they are larger, they never pay off."""
         return self.geometry.groups * self.positions**2 <= self.weight.numel()
 
+    @property
+    def affordable(self) -> int:
+        """Number of temporary elements per example that a plan may need: that of the gradient, or of the factors.
+
+        A patch embedding of kernel and stride 16 on images of 224 x 224 would take a Gram matrix of pixels of 10 GB.
+        """
+        return max(self.weight.numel(), _SMALL, self.factors_size // max(len(self.x), 1))
+
+    def explicit_plans(self) -> dict[str, Write]:
+        """The plans for explicit gradients whose temporary memory is affordable."""
+        unfolded = self.x.shape[1] * self.geometry.offsets * self.positions
+        return {
+            name: write for name, write in EXPLICIT_PLANS.items() if name != "unfold" or unfolded <= self.affordable
+        }
+
     def squared_norms(self) -> Tensor:
         if len(self.x) == 0:
             return self.dy.new_zeros(0)
         size = self.weight.numel()
-        plans = {f"{name}, dropped": _in_parts(partial(dropped, write), size) for name, write in EXPLICIT_PLANS.items()}
+        explicit = self.explicit_plans()
+        plans = {f"{name}, dropped": _in_parts(partial(dropped, write), size) for name, write in explicit.items()}
         if self.has_few_positions:
-            grams = {name: _in_parts(norms, gram_size(self)) for name, (norms, gram_size) in GRAM_PLANS.items()}
-            plans = grams | plans
+            sizes = {name: gram_size(self) for name, (_, gram_size) in GRAM_PLANS.items()}
+            fitting = [name for name in GRAM_PLANS if sizes[name] <= self.affordable]
+            plans = {name: _in_parts(GRAM_PLANS[name][0], sizes[name]) for name in fitting} | plans
         return _fastest_plan(self, plans, lambda plan: plan(self))(self)
 
     def explicit(self) -> Tensor:
-        return written(by_unfold, self).gradients
+        return written(next(iter(self.explicit_plans().values())), self).gradients
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return backend_gradient(self.x, scale_rows(self.dy, weights), self.geometry).view(self.weight)
 
-    def select(self, examples: Tensor) -> KernelGradients:
+    def select(self, examples: Tensor | slice) -> KernelGradients:
         return replace(self, x=self.x[examples], dy=self.dy[examples])
 
     def split(self, size: int) -> list[KernelGradients]:
@@ -127,7 +144,7 @@ def _(form: KernelGradients) -> ExampleGradients:
     plans: dict[str, Callable[[KernelGradients], ExampleGradients]] = {}
     if form.has_few_positions or explicit_size > _KEEP_EXPLICIT * form.factors_size:
         plans["factors"] = lambda form: form
-    for name, write in EXPLICIT_PLANS.items():
+    for name, write in form.explicit_plans().items():
         plans[f"{name}, kept"] = partial(written, write)
 
     def rehearse(plan: Callable[[KernelGradients], ExampleGradients]) -> None:

@@ -27,6 +27,16 @@ _KEEP_EXPLICIT = 2
 _TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
 # Below this many positions, writing and reading an explicit gradient costs more than computing it twice.
 _MIN_POSITIONS_TO_KEEP = 16
+# The dtype in which gradients are computed where it is not that of the weight. In half precision neither the norms nor
+# the sums of clipped gradients keep to the bound: a sum of 4096 gradients in bfloat16 is wrong by 5 times the bound.
+AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+# Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
+# processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
+_NORM_BLOCK = 512
+# Examples are added up in single precision this many at a time, the blocks' sums in double precision.
+EXAMPLES_IN_A_BLOCK = 256
+# A sum of squares loses at most this many of the smallest normal numbers where squares are too small to be represented.
+_LOST_SQUARES = 2**24
 
 
 class ExampleGradients(Protocol):
@@ -44,19 +54,22 @@ class ExampleGradients(Protocol):
         """Sum over examples of weight times gradient, in the tensor's shape; ``weights`` has shape (b,)."""
         ...
 
-    def select(self, examples: Tensor) -> ExampleGradients:
-        """The gradients of the examples with these indices, in their order; ``examples`` has shape (n,)."""
+    def select(self, examples: Tensor | slice) -> ExampleGradients:
+        """The gradients of the examples with these indices, (n,), in their order, or of a slice of the examples."""
         ...
 
 
-def _norms(rows: Tensor) -> Tensor:
-    """Euclidean norm over all axes but the first, shape (b,)."""
-    return torch.linalg.vector_norm(rows, dim=tuple(range(1, rows.dim()))) if rows.dim() > 1 else rows.abs()
-
-
-def _squared_norms(rows: Tensor) -> Tensor:
-    """Sum of squares over all axes but the first, shape (b,)."""
-    return _norms(rows).square()
+def sums_of_squares(rows: Tensor) -> Tensor:
+    """Sum of squares over all axes but the first, shape (b,), in the precision of the rows, at least single."""
+    dtype = AT_LEAST_SINGLE.get(rows.dtype, rows.dtype)
+    flat = rows.reshape(len(rows), rows.shape[1:].numel())
+    blocks = flat.shape[1] // _NORM_BLOCK
+    if blocks < 2:
+        return torch.linalg.vector_norm(flat, dim=1, dtype=dtype).square()
+    end = blocks * _NORM_BLOCK
+    whole = torch.linalg.vector_norm(flat[:, :end].unflatten(1, (blocks, _NORM_BLOCK)), dim=2, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[:, end:], dim=1, dtype=dtype)
+    return (whole.double().square().sum(1) + rest.double().square()).to(whole.dtype)
 
 
 def scale_rows(rows: Tensor, weights: Tensor) -> Tensor:
@@ -71,7 +84,7 @@ class Dense:
     gradients: Tensor  # (b, *shape)
 
     def squared_norms(self) -> Tensor:
-        return _squared_norms(self.gradients)
+        return sums_of_squares(self.gradients)
 
     def explicit(self) -> Tensor:
         return self.gradients
@@ -79,9 +92,10 @@ class Dense:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         shape = self.gradients.shape[1:]
         rows = self.gradients.reshape(len(weights), shape.numel())  # (b, 1) for a scalar parameter
+        rows = rows.to(AT_LEAST_SINGLE.get(rows.dtype, rows.dtype))
         return (weights.to(rows.dtype) @ rows).view(shape)
 
-    def select(self, examples: Tensor) -> Dense:
+    def select(self, examples: Tensor | slice) -> Dense:
         return Dense(self.gradients[examples])
 
 
@@ -95,7 +109,7 @@ class PerExampleRow:
     axis: int = 0  # the tensor's axis of rows
 
     def squared_norms(self) -> Tensor:
-        return _squared_norms(self.rows)
+        return sums_of_squares(self.rows)
 
     def explicit(self) -> Tensor:
         count = self.rows.shape[0]
@@ -107,7 +121,7 @@ class PerExampleRow:
         total = self.rows.new_zeros(self.length, *self.rows.shape[1:])
         return total.index_add_(0, self.examples, scale_rows(self.rows, weights)).movedim(0, self.axis)
 
-    def select(self, examples: Tensor) -> PerExampleRow:
+    def select(self, examples: Tensor | slice) -> PerExampleRow:
         return PerExampleRow(self.rows[examples], self.examples[examples], self.length, self.axis)
 
 
@@ -131,14 +145,15 @@ class Outer:
         """
         (b, t, o), i = self.left.shape, self.right.shape[2]
         if t == 1:
-            return (_norms(self.left) * _norms(self.right)).square()
+            left, right = (sums_of_squares(side) + _lost(side.dtype) for side in (self.left, self.right))
+            return left * right
         if t * t <= o * i:
             return gram_product(*(torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)))
         if b == 0:
             return self.left.new_zeros(0)
         size = examples_at_once(o * i, b * t * (o + i))
         pairs = zip(self.left.split(size), self.right.split(size), strict=True)
-        return torch.cat([_squared_norms(Outer(left, right).explicit()) for left, right in pairs])
+        return torch.cat([sums_of_squares(Outer(left, right).explicit()) for left, right in pairs])
 
     def explicit(self) -> Tensor:
         return torch.bmm(self.left.transpose(1, 2), self.right)
@@ -146,7 +161,7 @@ class Outer:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return scale_rows(self.left, weights).flatten(0, 1).t() @ self.right.flatten(0, 1)
 
-    def select(self, examples: Tensor) -> Outer:
+    def select(self, examples: Tensor | slice) -> Outer:
         return Outer(self.left[examples], self.right[examples])
 
     def transposed(self) -> Outer:
@@ -187,17 +202,19 @@ class Rows:
         is_new = torch.ones_like(ids)
         is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
         slots = is_new.cumsum(1) - 1
-        return _squared_norms(torch.zeros_like(rows).scatter_add_(1, slots.unsqueeze(2).expand_as(rows), rows))
+        return sums_of_squares(torch.zeros_like(rows).scatter_add_(1, slots.unsqueeze(2).expand_as(rows), rows))
 
     def explicit(self) -> Tensor:
         full = self.rows.new_zeros(self.ids.shape[0], *self.table)
         return full.scatter_add_(1, self.ids.clamp(min=0).unsqueeze(2).expand_as(self.rows), self.rows)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        total = self.rows.new_zeros(self.table)
-        return total.index_add_(0, self.ids.clamp(min=0).flatten(), scale_rows(self.rows, weights).flatten(0, 1))
+        # In double precision, because every position of every example may add to the same row of the table.
+        total = self.rows.new_zeros(self.table, dtype=torch.float64)
+        rows = scale_rows(self.rows, weights).flatten(0, 1).double()
+        return total.index_add_(0, self.ids.clamp(min=0).flatten(), rows).to(self.rows.dtype)
 
-    def select(self, examples: Tensor) -> Rows:
+    def select(self, examples: Tensor | slice) -> Rows:
         return Rows(self.ids[examples], self.rows[examples], self.table)
 
 
@@ -211,7 +228,7 @@ class Total:
         """|A + B|^2 = |A|^2 + |B|^2 + 2 <A, B> where inner products are known, else norms of the written-out sum."""
         products = [find_inner_product(one, other) for one, other in combinations(self.parts, 2)]
         if not all(products):
-            return _squared_norms(self.explicit())
+            return sums_of_squares(self.explicit())
         squares = torch.stack([part.squared_norms() for part in self.parts]).sum(0)
         cross_terms = torch.stack([product() for product in products if product]).sum(0)
         # Parts may cancel, as the terms of a Gram product may.
@@ -223,7 +240,7 @@ class Total:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return torch.stack([part.weighted_sum(weights) for part in self.parts]).sum(0)
 
-    def select(self, examples: Tensor) -> Total:
+    def select(self, examples: Tensor | slice) -> Total:
         return Total(tuple(part.select(examples) for part in self.parts))
 
 
@@ -232,11 +249,22 @@ def examples_at_once(size: int, held: int) -> int:
     return max(1, int(max(_TEMPORARY_SIZE, _TEMPORARY_SHARE * held) / size))
 
 
+def _lost(dtype: torch.dtype) -> float:
+    """What a sum of squares may lack at most, because squares too small for the dtype are zero.
+
+    It matters where the sum is multiplied by another one. A gradient of 1e-24 at an output and an input of 1e19 make a
+    gradient of 1e-5 of the weight; without this term its norm would be zero times 1e19.
+    """
+    return _LOST_SQUARES * torch.finfo(dtype).tiny
+
+
 def gram_product(left: Tensor, right: Tensor) -> Tensor:
     """Sum over (s, t) of the product of two Gram matrices (b, t, t), plus a bound on its rounding error, (b,)."""
-    slack = _GRAM_SLACK * torch.finfo(left.dtype).eps
-    diagonal = (left.diagonal(dim1=1, dim2=2) * right.diagonal(dim1=1, dim2=2)).sum(1)
-    return (left * right).sum((1, 2)).clamp(min=0) + slack * diagonal
+    slack, lost = _GRAM_SLACK * torch.finfo(left.dtype).eps, _lost(left.dtype) * left.shape[1]
+    diagonals = left.diagonal(dim1=1, dim2=2), right.diagonal(dim1=1, dim2=2)
+    traces = torch.stack([diagonal.sum(1) for diagonal in diagonals]).sum(0)
+    total = (left * right).sum((1, 2)).clamp(min=0)
+    return total + slack * (diagonals[0] * diagonals[1]).sum(1) + lost * traces
 
 
 InnerProduct = Callable[[Any, Any], Tensor]  # of two forms, for each example: shape (b,)
@@ -303,5 +331,23 @@ def weighted_sums(
     sums: dict[str, Tensor] = {}
     for name in list(forms):
         form = forms.pop(name)  # its memory is free before the next sum is computed
-        sums[name] = (form if kept is None else form.select(kept)).weighted_sum(weights[name])
+        sums[name] = _sum_in_blocks(form, weights[name], kept)
     return sums
+
+
+def _sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
+    """The weighted sum over blocks of examples; the blocks are added up in double precision.
+
+    Args:
+        form: the gradients of b examples.
+        weights: of the kept examples.
+        kept: as in :func:`weighted_sums`.
+    """
+    if len(weights) <= EXAMPLES_IN_A_BLOCK:
+        return (form if kept is None else form.select(kept)).weighted_sum(weights)
+    blocks = [slice(start, start + EXAMPLES_IN_A_BLOCK) for start in range(0, len(weights), EXAMPLES_IN_A_BLOCK)]
+    parts = (form.select(at if kept is None else kept[at]).weighted_sum(weights[at]) for at in blocks)
+    total = next(parts).double()
+    for part in parts:
+        total += part
+    return total

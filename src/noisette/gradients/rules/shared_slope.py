@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules.conv import KernelGradients
-from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer, Total, compact, inner_product
+from noisette.gradients.rules.forms import (
+    Dense,
+    ExampleGradients,
+    Outer,
+    Total,
+    compact,
+    inner_product,
+    sums_of_squares,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +58,7 @@ class SharedSlope:
     channels: Channels
 
     def squared_norms(self) -> Tensor:
-        return self.scales.square() @ self.slope.square().sum(1)
+        return self.scales.square() @ sums_of_squares(self.slope)
 
     def explicit(self) -> Tensor:
         return self.channels.weights(self.scales.unsqueeze(2) * self.slope)
@@ -59,7 +67,7 @@ class SharedSlope:
         scales = weights.to(self.scales.dtype) @ self.scales
         return self.channels.weights((scales.unsqueeze(1) * self.slope).unsqueeze(0))[0]
 
-    def select(self, examples: Tensor) -> SharedSlope:
+    def select(self, examples: Tensor | slice) -> SharedSlope:
         return SharedSlope(self.scales[examples], self.slope, self.channels)
 
     @property

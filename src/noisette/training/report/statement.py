@@ -126,7 +126,8 @@ def _by_clipping(facts: Facts) -> list[str]:
     sensitivity = rule.sensitivity.format(**numbers)
     return [
         f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
-        f"{sensitivity}. As slack for rounding, the scaling aims below that norm, by a millionth in single precision. "
+        f"{sensitivity}. As slack for rounding, the scaling aims below that norm: in single precision by "
+        "a millionth, and by 6e-8 for each example that is expected in a batch. "
         f"The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine computes the "
         "same sum.",
         *_noise(facts, sensitivity),

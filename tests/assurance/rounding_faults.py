@@ -1,0 +1,119 @@
+"""Faults of rounding: norms and sums in too little precision, and backward passes taken for linear."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from noisette.clipping import norms
+from noisette.clipping.engines import two_pass
+from noisette.gradients.rules import forms
+from noisette.gradients.rules.conv import KernelGradients
+from planted import Mutant
+
+_ROUNDING = "redteam/test_rounding.py::"
+_NONLINEAR = "redteam/test_nonlinear_backward.py::"
+
+
+def _one_long_sum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forms, "_NORM_BLOCK", 2**40)
+
+
+def _half_precision(patch: pytest.MonkeyPatch) -> None:
+    """Sums in the dtype of the weights."""
+    patch.setattr("noisette.gradients.per_example.AT_LEAST_SINGLE", {})
+    patch.setattr("noisette.clipping.accumulator.AT_LEAST_SINGLE", {})
+    dense = forms.Dense.weighted_sum
+
+    def weighted_sum(self: forms.Dense, weights: Tensor) -> Tensor:
+        return dense(self, weights).to(self.gradients.dtype)
+
+    patch.setattr(forms.Dense, "weighted_sum", weighted_sum)
+
+
+def _no_slack(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(norms, "slack_of", lambda dtype, examples=0.0: 0.0)
+
+
+def _no_smallest_deviation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.mechanisms.gaussian._SMALLEST_STD", 0.0)
+
+
+def _lost_squares(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(forms, "_lost", lambda dtype: 0.0)
+
+
+def _always_linear(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(two_pass, "may_be_nonlinear", lambda forward: False)
+
+
+def _zero_stays_zero(patch: pytest.MonkeyPatch) -> None:
+    for engine in ("multi_loss", "per_example_loop"):
+        patch.setattr(f"noisette.clipping.engines.{engine}.adds_to_zero", lambda forward, parameters: False)
+
+
+def _any_plan(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(KernelGradients, "affordable", property(lambda self: 2**62))
+
+
+def _no_floor(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.clipping.adaptive._RANGE", (0.0, float("inf")))
+    patch.setattr("noisette.clipping.adaptive.SMALLEST_BOUND", 0.0)
+
+
+MUTANTS = [
+    Mutant(
+        "Squares added up in one long sum",
+        "norms of large layers are too small, and examples exceed the bound",
+        _one_long_sum,
+        (_ROUNDING + "test_norm_of_sixteen_million_numbers",),
+    ),
+    Mutant(
+        "Sums in the precision of the weights",
+        "the rounding of a large batch exceeds the bound",
+        _half_precision,
+        (_ROUNDING + "test_sums_of_half_precision_weights_are_in_single_precision",),
+    ),
+    Mutant(
+        "No slack for the rounding of sums",
+        "neighbouring sums differ by more than the bound",
+        _no_slack,
+        (_ROUNDING + "test_one_example_moves_a_large_sum_by_at_most_the_bound",),
+    ),
+    Mutant(
+        "Noise below the range of single precision",
+        "the sum is released without noise",
+        _no_smallest_deviation,
+        (_ROUNDING + "test_tiny_bounds_and_noise_that_would_vanish_are_refused",),
+    ),
+    Mutant(
+        "A factor too small to be squared counts as zero",
+        "a tiny gradient times a huge input is not clipped",
+        _lost_squares,
+        (_ROUNDING + "test_norm_of_a_product_of_tiny_and_huge_is_not_lost",),
+    ),
+    Mutant(
+        "An adaptive clipping norm without a floor",
+        "norms and noise leave the range of single precision",
+        _no_floor,
+        (_ROUNDING + "test_adaptive_clip_stays_above_a_floor",),
+    ),
+    Mutant(
+        "Every backward pass taken for linear",
+        "a hook undoes the weights of the second pass",
+        _always_linear,
+        (_NONLINEAR + "test_one_example_is_within_the_bound", _NONLINEAR + "test_sum_is_that_of_single_examples"),
+    ),
+    Mutant(
+        "Hooks that add to zero overlooked",
+        "the gradient of one example contains that of others",
+        _zero_stays_zero,
+        (_NONLINEAR + "test_sum_is_that_of_single_examples",),
+    ),
+    Mutant(
+        "Plans of convolutions tried whatever their memory",
+        "a patch embedding runs out of memory",
+        _any_plan,
+        ("gradients/rules/test_conv_memory.py::test_every_plan_that_is_tried_is_affordable",),
+    ),
+]
