@@ -9,7 +9,7 @@ weights and constants alone derives a new weight.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +20,9 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-Operation = Callable[..., Any]
+from noisette.gradients.reordering import MOVING, mark_of_move
 
-_SORTING = {
-    torch._VF._pack_padded_sequence,  # pyright: ignore[reportPrivateImportUsage]
-    *(torch.sort, torch.argsort, torch.msort, torch.topk, Tensor.sort, Tensor.argsort, Tensor.msort, Tensor.topk),
-}
+Operation = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class Recording:
     uses: tuple[Use, ...]
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
     calls: tuple[RootCall, ...]
-    sorts: bool  # a tensor was sorted by its values, so the order of the examples may differ in each batch
+    moves: tuple[Hashable, ...]  # the calls that may have moved examples along their axis; see ``reordering``
 
     @property
     def outputs(self) -> list[GradientEdge]:
@@ -112,7 +109,7 @@ class _Draft:
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
-    sorts: bool = False
+    moves: list[Hashable] = field(default_factory=list)
 
 
 class Tape:
@@ -145,7 +142,7 @@ class Tape:
     def recording(self) -> Recording:
         """What was recorded since the last :meth:`pop`."""
         draft = self._draft
-        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), draft.sorts)
+        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), tuple(draft.moves))
 
     def pop(self) -> Recording:
         """Return what was recorded and forget it."""
@@ -286,7 +283,8 @@ class _Recorder(TorchFunctionMode):
             elif not self._is_constant(tensor):
                 data.append(tensor)
         if not weights:
-            self._draft.sorts |= func in _SORTING
+            if data and func in MOVING:
+                self._draft.moves.append(mark_of_move(func, args, kwargs))
             output = func(*args, **kwargs)
             if not data:
                 self._record_constants(output)

@@ -110,7 +110,6 @@ class LipschitzBound:
         self._pending = Accumulator()
         self._counted: Tensor | None = None
         self._count: Count | None = None  # released with the last batch
-        self._checked: set[str] = set()
         self._scores: GradientEdge | None = None
         self._project_if_changed()
         self.allocation.parts(self.sensitivities(), self._parameters)
@@ -177,7 +176,8 @@ class LipschitzBound:
                 "before each backward"
             )
         self._refuse_changed_weights()
-        self._check_once_per_kind(losses, scores)
+        _check_only_through_scores(losses, scores, self._parameters)
+        check_independent(losses, [scores], one_row_each=True)
         gradient, twice_counted = self._clip_at_scores(losses, scores)
         with user_hooks_disabled(self._parameters.values()):
             grads = torch.autograd.grad([scores], list(self._parameters.values()), [gradient], allow_unused=True)
@@ -280,20 +280,6 @@ class LipschitzBound:
         shaped = (-1, *[1] * (gradient.dim() - 1))
         gradient = torch.where(kept.view(shaped), gradient * factors.to(gradient.dtype).view(shaped), 0)
         return gradient, None if group.count is None else twice_the_count(norms, group.bound)
-
-    def _check_once_per_kind(self, losses: Tensor, scores: GradientEdge) -> None:
-        """Check that the losses depend on their own scores only, once for each kind of loss.
-
-        The kind is the last operation of the loss; the check needs a batch of two examples or more.
-        """
-        kind = losses.grad_fn.name() if losses.grad_fn is not None else ""
-        if kind in self._checked:
-            return
-        _check_only_through_scores(losses, scores, self._parameters)
-        if losses.shape[0] > 1:
-            check_independent(losses, [scores])
-            if losses.isfinite().all():  # losses that are not finite prove nothing
-                self._checked.add(kind)
 
     def _versions(self) -> dict[str, tuple[Any, ...]]:
         """A fingerprint of each weight that a bound depends on; it changes if the weight is written, replaced or cast.

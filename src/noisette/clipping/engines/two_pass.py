@@ -26,8 +26,10 @@ class TwoPass:
     def clipped_sum(
         self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
-        if any(use.dtype.itemsize < 4 or use.operation in _WRONG_BACKWARD for use in forward.recording.uses):
-            # The gradients of a second pass would differ from those whose norms were taken.
+        moved = any(place is not None and place.order is not None for place in forward.examples)
+        if moved or any(use.dtype.itemsize < 4 or use.operation in _WRONG_BACKWARD for use in forward.recording.uses):
+            # The gradients of a second pass would differ from those whose norms were taken, as those of an example
+            # would whose place is not known and whose row the rules leave out.
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         found = per_example_gradients(forward, parameters, keep=False, retain_graph=True)
         norms = group_norms(found.squared_norms, clipping.groups, forward.losses)
