@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bound_faults
 import clipless_faults
+import coupling_faults
 import noise_faults
 import sampling_faults
 import spending_faults
@@ -11,6 +12,7 @@ import spending_faults
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
+    "Examples kept apart": coupling_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Ledger, price and resumed runs": spending_faults.MUTANTS,

@@ -54,9 +54,10 @@ def check_independent(losses: Tensor, outputs: Sequence[GradientEdge], *, one_ro
     plain = torch.autograd.grad(losses, outputs, torch.ones_like(losses), retain_graph=True, allow_unused=True)
     weighted = torch.autograd.grad(losses, outputs, weights, retain_graph=True, allow_unused=True)
     for straight, scaled in zip(plain, weighted, strict=True):
-        if straight is None or scaled is None or not (straight.any() or scaled.any()):
+        if straight is None or scaled is None:
             continue
-        if not any(_scaled_by(*compared) for compared in _layouts(straight, scaled, weights, one_row_each)):
+        layouts = _layouts(straight, scaled, weights, one_row_each)
+        if not any(_scaled_by(*layout) for layout in layouts) and (straight.any() or scaled.any()):
             raise PrivacyError(
                 "a loss depends on the output of another example, so one record would move the gradients of others; "
                 "compute each loss from its own example (no in-batch negatives, no normalisation over the batch), and "
@@ -89,6 +90,9 @@ def _layouts(
 
 def _scaled_by(factors: Tensor, plain: Tensor, scaled: Tensor) -> bool:
     """Whether the finite elements of the plain gradient were multiplied by these factors, compared row by row."""
+    expected = plain * factors
+    if torch.equal(expected, scaled):
+        return True
     finite = plain.isfinite()
     size = plain.abs().masked_fill_(~finite, 0)
     other = [axis for axis in range(plain.dim()) if factors.shape[axis] == 1]
@@ -96,5 +100,5 @@ def _scaled_by(factors: Tensor, plain: Tensor, scaled: Tensor) -> bool:
     precision = torch.finfo(plain.dtype)
     share = _TOLERANCE if plain.device.type == "cpu" else max(_TOLERANCE, 2 * precision.eps)
     smallest = 8 * precision.tiny * precision.eps  # results below the normal numbers are rounded
-    error = (scaled - plain * factors).abs_()
+    error = (scaled - expected).abs_()
     return bool(((error <= rows * share + smallest) | ~finite).all())

@@ -27,7 +27,7 @@ from noisette.gradients.tape import Recording, Use
 
 _BASE = 16  # factors of one pass: 2^-8 to 2^7
 _TOLERANCE = 1e-3  # of the largest element of a row
-_FEWEST_REUSED, _MOST_REUSED = 8, 24  # batches between two measurements of what is known already
+_FEWEST_REUSED, _MOST_REUSED = 24, 72  # batches between two measurements of what is known already
 _NOWHERE, _UNSEEN = -2, -1  # owners of a row: no example alone, or unknown
 
 
@@ -144,7 +144,7 @@ def _measure(
     b, by_values = losses.shape[0], BY_VALUES in recording.moves
     clear = [k for k in asked if recording.uses[k].several]  # the rules of such operations know their own layout
     found: dict[int, Examples | None] = dict.fromkeys(asked, Examples(b))
-    numbers, seed = secret_order(b), int.from_bytes(os.urandom(7))
+    numbers, seed = secret_order(b), int.from_bytes(os.urandom(8), signed=True)
     profiles_of = partial(_all_profiles, losses, recording.uses, graph, seed)
     plain = profiles_of(torch.ones_like(losses), [k for k in asked if k not in clear])
     # Without a row to measure, the first axis is assumed until a later batch has one.
@@ -195,8 +195,9 @@ def _profiles(dy: Tensor, b: int, seed: int) -> _Profiles:
     axes = [axis for axis, length in enumerate(dy.shape) if length and length % b == 0]
     if not axes or not dy.numel():
         return {}
-    signs = torch.randint(0, 2, dy.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.int8)
-    size, signed = dy.abs(), dy * (2 * signs.to(dy.device) - 1)
+    # The top bit of a product with a secret number, as in multiplicative hashing.
+    hashed = torch.arange(dy.numel(), device=dy.device).mul_(seed | 1).view(dy.shape)
+    size, signed = dy.abs(), torch.where(hashed < 0, -dy, dy)
     found: _Profiles = {}
     for axis in axes:
         others = [k for k in range(dy.dim()) if k != axis]
