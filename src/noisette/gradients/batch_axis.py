@@ -87,12 +87,13 @@ class BatchAxisFinder:
         unknown = [k for k, met in enumerate(reached) if met and (anew or k not in known)]
         if unknown:
             found, clear = _measure(losses, recording, graph, unknown)
-            before = {} if moving else {k: known[k] for k in clear if k in known}
-            self._compare(structure, before, found)
-            for k in clear:
-                if (place := found[k]) is None or place.order is None:
-                    known[k] = place
-            known = known | found
+            settled = {k: at for k, at in found.items() if k in clear or at is None or at.order is not None}
+            if moving:
+                known = found
+            else:
+                self._compare(structure, known, settled)
+                known |= {k: at for k, at in settled.items() if at is not None and at.order is None}
+                known = found | known | settled
         return [(place := known.get(k)) and replace(place, count=b) for k in range(len(uses))]
 
     def _is_due(self, b: int) -> bool:
@@ -105,18 +106,18 @@ class BatchAxisFinder:
         return True
 
     def _compare(
-        self, structure: tuple[Any, ...], before: dict[int, Examples | None], found: dict[int, Examples | None]
+        self, structure: tuple[Any, ...], known: dict[int, Examples | None], found: dict[int, Examples | None]
     ) -> None:
-        """Hold a new measurement against that of an earlier batch of the same structure."""
-        for k, place in before.items():
-            now = found[k]
-            if place is not None and now is None:
+        """Hold a new measurement against that of earlier batches of the same structure."""
+        for k, now in found.items():
+            before = known.get(k)
+            if before is not None and now is None:
                 raise PrivacyError(
                     "examples mix in the model, and did not in earlier batches: an operation on a trainable parameter "
                     "has an output of which no row belongs to one example alone. Keep the examples apart in every batch"
                 )
             if now is not None and (
-                now.order is not None or (place is not None and place != replace(now, count=place.count))
+                now.order is not None or (before is not None and before != replace(now, count=before.count))
             ):
                 self._changing.add(structure)
 
