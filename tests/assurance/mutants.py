@@ -5,6 +5,7 @@ from __future__ import annotations
 import bound_faults
 import clipless_call_faults
 import clipless_faults
+import coupling_faults
 import loop_faults
 import noise_faults
 import preflight_faults
@@ -19,6 +20,7 @@ GROUPS = {
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
+    "Examples kept apart": coupling_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,

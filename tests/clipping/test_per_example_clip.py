@@ -125,13 +125,13 @@ def ranked(out: Tensor) -> Tensor:
     return (out[:, 0] - out[:, 0].roll(1)).relu() + out.square().sum(1)
 
 
-def folded_by_view(out: Tensor) -> Tensor:
-    return (out[: len(out) // 2] - out[len(out) // 2 :]).square().sum(1)
+def half_of_the_next(out: Tensor) -> Tensor:
+    return out[:, 0].square() + out[:, 1:].roll(1, 0).square().sum(1)
 
 
 @every_engine
 @pytest.mark.parametrize(
-    "loss", [contrastive, centred, softmax_over_the_batch, sorted_by_value, ranked, folded_by_view]
+    "loss", [contrastive, centred, softmax_over_the_batch, sorted_by_value, ranked, half_of_the_next]
 )
 def test_losses_that_look_at_other_examples_are_refused(loss: Callable[[Tensor], Tensor], engine: Engine) -> None:
     model, x = mlp(), torch.randn(6, 6)

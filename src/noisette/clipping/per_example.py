@@ -34,7 +34,7 @@ from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.rules import Examples, rewrites
-from noisette.gradients.tape import Recording, Tape
+from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 
@@ -92,7 +92,6 @@ class PerExampleClip:
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
-        self._checked_losses: set[str] = set()
         self._closed = False
         try:
             if not self.parameters:
@@ -110,8 +109,8 @@ class PerExampleClip:
             losses: one value per example, shape (b,), computed from calls of the model.
 
         Raises:
-            PrivacyError: a scalar, a tensor that is not one value per example, (checked on the first batch) losses
-                that depend on each other's outputs, or a clip that was closed.
+            PrivacyError: a scalar, a tensor that is not one value per example, losses that depend on each other's
+                outputs, or a clip that was closed.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
         """
         self._check_open()
@@ -125,7 +124,7 @@ class PerExampleClip:
                 "the losses do not come from a call of the model: call the module itself (not its forward, not a part "
                 "of it), with gradients enabled, before each backward"
             )
-        self._check_kind_once(losses, recording)
+        check_independent(losses, recording.outputs)
         graph = search(losses, recording.uses, self.parameters)
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
@@ -196,14 +195,6 @@ class PerExampleClip:
         }
         self._sums.add(clipped.sums)
         self._twice_counted |= counts
-
-    def _check_kind_once(self, losses: Tensor, recording: Recording) -> None:
-        """Test each kind of loss, told by the operation it ends in, on its first batch of two or more."""
-        kind = losses.grad_fn.name() if losses.grad_fn is not None else ""
-        if losses.shape[0] > 1 and kind not in self._checked_losses:
-            check_independent(losses, recording.outputs)
-            if losses.isfinite().all():  # losses that are not finite prove nothing
-                self._checked_losses.add(kind)
 
     def _batch_groups(self) -> list[Group]:
         if self._groups is None:

@@ -15,7 +15,7 @@ from noisette.errors import MissingRuleError, PrivacyError
 from noisette.gradients.autograd_graph import LossGraph, visit_output_gradients
 from noisette.gradients.derived_weights import to_parameters
 from noisette.gradients.rule_check import check_custom_rule
-from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name
+from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name, placed
 from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 from noisette.gradients.rules.registry import Match, OperandMatch, match
 from noisette.gradients.tape import Recording, Use
@@ -156,7 +156,9 @@ class GradientCollector:
         for item, form in zip(operand.value, forms, strict=True) if several else ((operand.value, forms),):
             for weight in operand.weights:
                 if item is weight:
-                    self._arrived.setdefault(id(item), []).append((item, form if order is None else form.select(order)))
+                    self._arrived.setdefault(id(item), []).append(
+                        (item, form if order is None else placed(form, order.to(item.device)))
+                    )
 
     def finish(self) -> None:
         """Complete what is left: parameters that other weights are derived from, or with uses that no loss reached.

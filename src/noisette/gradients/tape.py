@@ -9,7 +9,7 @@ weights and constants alone derives a new weight.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,14 +22,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from noisette._internal.tensor_tree import leaves
+from noisette.gradients.reordering import MOVING, mark_of_move
 
-Operation = Callable[..., Any]
 AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
 
-_SORTING = {
-    torch._VF._pack_padded_sequence,  # pyright: ignore[reportPrivateImportUsage]
-    *(torch.sort, torch.argsort, torch.msort, torch.topk, Tensor.sort, Tensor.argsort, Tensor.msort, Tensor.topk),
-}
+Operation = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -102,8 +99,8 @@ class Recording:
     uses: tuple[Use, ...]
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
     calls: tuple[RootCall, ...]
-    sorts: bool  # a tensor was sorted by its values, so the order of the examples may differ in each batch
     hooked: bool  # a hook was registered since the first call began, perhaps on a tensor or a node of the graph
+    moves: tuple[Hashable, ...]  # the calls that may have moved examples along their axis; see ``reordering``
 
     @property
     def outputs(self) -> list[GradientEdge]:
@@ -118,8 +115,8 @@ class Draft:
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
-    sorts: bool = False
     hooks_before: int | None = None  # number of hooks that had been registered when the first call began
+    moves: list[Hashable] = field(default_factory=list)
 
 
 class Tape:
@@ -153,7 +150,7 @@ class Tape:
         """What was recorded since the last :meth:`pop`."""
         draft = self._draft
         hooked = draft.hooks_before not in (None, RemovableHandle.next_id)
-        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), draft.sorts, hooked)
+        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), hooked, tuple(draft.moves))
 
     def pop(self) -> Recording:
         """Return what was recorded and forget it."""
@@ -323,7 +320,8 @@ class Recorder(TorchFunctionMode):
             elif not self._is_constant(tensor):
                 data.append(tensor)
         if not weights:
-            self._draft.sorts |= func in _SORTING
+            if data and func in MOVING:
+                self._draft.moves.append(mark_of_move(func, args, kwargs))
             output = func(*args, **kwargs)
             if not data:
                 self._record_constants(output)

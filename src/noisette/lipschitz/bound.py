@@ -112,7 +112,6 @@ class LipschitzBound:
             raise ValueError("the model has no trainable parameter: every one has requires_grad=False")
         self._projected: WeightFingerprint | None = None
         self._pending = Accumulator()
-        self._checked: set[str] = set()
         self._outside = OutsideTensors()
         self._call: ModelCall | None = None  # the last one that no backward has used
         self._random: RandomState | None = None  # before the call in progress, if hooks of the user run in it
@@ -185,7 +184,8 @@ class LipschitzBound:
                 "examples with one row and one loss each. Give one loss for each row"
             )
         self._refuse_changed_weights()
-        self._check_once_per_kind(losses, call.scores)
+        _check_only_through_scores(losses, call.scores, self._parameters)
+        check_independent(losses, [call.scores], one_row_each=True)
         self._add_gradients(losses, call)
 
     def before_first_batch(self) -> None:
@@ -358,20 +358,6 @@ class LipschitzBound:
                     f"the sensitivity of {name} has grown from {held:.6g} to {grown:.6g} since the first microbatch of "
                     "this batch: change the mode and the settings of model, loss and bound between batches"
                 )
-
-    def _check_once_per_kind(self, losses: Tensor, scores: GradientEdge) -> None:
-        """Check that the losses depend on their own scores only, once for each kind of loss.
-
-        The kind is the last operation of the loss; the check needs a batch of two examples or more.
-        """
-        kind = losses.grad_fn.name() if losses.grad_fn is not None else ""
-        if kind in self._checked:
-            return
-        _check_only_through_scores(losses, scores, self._parameters)
-        if losses.shape[0] > 1:
-            check_independent(losses, [scores])
-            if losses.isfinite().all():  # losses that are not finite prove nothing
-                self._checked.add(kind)
 
     def _project_if_changed(self) -> None:
         """Project weights that the user loaded or changed since the last projection.

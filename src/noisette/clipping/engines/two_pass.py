@@ -31,9 +31,10 @@ class TwoPass:
         self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
         wrong = any(use.dtype.itemsize < 4 or use.operation in _WRONG_BACKWARD for use in forward.recording.uses)
-        if wrong or may_be_nonlinear(forward) or len(forward.losses) > EXAMPLES_IN_A_BLOCK:
-            # The gradients of a second pass would differ from those whose norms were taken, or be added up in single
-            # precision over too many examples.
+        moved = any(place is not None and place.order is not None for place in forward.examples)
+        if wrong or moved or may_be_nonlinear(forward) or len(forward.losses) > EXAMPLES_IN_A_BLOCK:
+            # The gradients of a second pass would differ from those whose norms were taken, as those of an example
+            # would whose place is not known, or be added up in single precision over too many examples.
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         found = per_example_gradients(forward, parameters, keep=False, retain_graph=True)
         norms = group_norms(found.squared_norms, clipping.groups, forward.losses)

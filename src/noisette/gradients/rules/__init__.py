@@ -11,6 +11,7 @@ from noisette.gradients.rules.forms import PerExampleRow as PerExampleRow
 from noisette.gradients.rules.forms import Rows as Rows
 from noisette.gradients.rules.forms import add as add
 from noisette.gradients.rules.forms import compact as compact
+from noisette.gradients.rules.forms import placed as placed
 from noisette.gradients.rules.registry import find_rule as find_rule
 from noisette.gradients.rules.registry import match as match
 from noisette.gradients.rules.registry import named_arguments as named_arguments

@@ -17,7 +17,8 @@ class Examples:
     - A0 B0 A1 B1 A2 B2 if ``inner`` is true, as after flattening a (time, example, ...) tensor.
 
     A model may also permute its examples, as packing by length does. ``order`` then holds the place of each example
-    along the axis. Rules ignore it: the gradients that they return are reordered afterwards.
+    along the axis, or -1 where it is not known; that example's gradient is zero there. Rules ignore it: the gradients
+    that they return are reordered afterwards.
     """
 
     count: int

@@ -244,6 +244,41 @@ class Total:
         return Total(tuple(part.select(examples) for part in self.parts))
 
 
+@dataclass(frozen=True)
+class Scattered:
+    """Gradients of some of b examples; those of all others are zero."""
+
+    form: ExampleGradients  # of m examples
+    examples: Tensor  # (m,): their numbers
+    count: int  # b
+
+    def squared_norms(self) -> Tensor:
+        norms = self.form.squared_norms()
+        return norms.new_zeros(self.count).index_copy_(0, self.examples, norms)
+
+    def explicit(self) -> Tensor:
+        gradients = self.form.explicit()
+        return gradients.new_zeros(self.count, *gradients.shape[1:]).index_copy_(0, self.examples, gradients)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.form.weighted_sum(weights[self.examples])
+
+    def select(self, examples: Tensor | slice) -> Scattered:
+        place = torch.full((self.count,), -1, device=self.examples.device)
+        place[self.examples] = torch.arange(len(self.examples), device=place.device)
+        return _scattered(self.form, place[examples])
+
+
+def _scattered(form: ExampleGradients, order: Tensor) -> Scattered:
+    examples = (order >= 0).nonzero().flatten()
+    return Scattered(form.select(order[examples]), examples, len(order))
+
+
+def placed(form: ExampleGradients, order: Tensor) -> ExampleGradients:
+    """The gradients at these places, in their order; zero for an example whose place is -1, whatever is there."""
+    return form.select(order) if bool((order >= 0).all()) else _scattered(form, order)
+
+
 def examples_at_once(size: int, held: int) -> int:
     """How many examples to compute together: ``size`` temporary elements each, ``held`` elements in all factors."""
     return max(1, int(max(_TEMPORARY_SIZE, _TEMPORARY_SHARE * held) / size))
