@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = 2
 _REFUSED = 1
+_VERDICTS = {True: "accepted", False: "refused"}
 _RESULTS = {True: "passed", False: "[bold]refused[/bold]", None: "not checked"}
 _MAX_GRAD_NORM = 1.0  # arbitrary: the checks scale losses so that half of the gradients exceed it
 
@@ -49,8 +50,9 @@ def doctor(
 ) -> None:
     """Check that a model can be trained privately, and list what to change where it cannot.
 
-    These are the checks that every run makes before its first step, on random inputs. Only the shapes of a data set are
-    used. Exit code 0 if the model is accepted, 1 if it is refused, 2 for invalid input.
+    The first line is for run.accumulate, which sees each example alone. The others are the checks that a run makes
+    before run.backward, on random inputs. Only the shapes of a data set are used. Exit code 0 if one of the two accepts the
+    model, 1 if both refuse it, 2 for invalid input.
     """
     import torch
 
@@ -61,13 +63,16 @@ def doctor(
     bound, inputs = _bound_and_inputs(target, made_by(target, shape, classes), shape, sample)
     device = next(iter(bound.parameters.values())).device.type
     with torch.autocast(device, torch.bfloat16) if bf16 else nullcontext():
-        lines = _checked(target, bound, inputs)
+        batched = _checked(target, bound, inputs)
+        vectorised = _line("run.accumulate: examples are seen alone", lambda: _vectorised(bound, inputs))
     bound.close()
-    _show(lines)
-    if refused := sum(line.passed is False for line in lines):
-        typer.echo(f"\nRefused: {refused} of {len(lines)} checks failed.")
+    _show([vectorised, *batched])
+    refused = sum(line.passed is False for line in batched)
+    typer.echo(f"\nrun.accumulate: {_VERDICTS[bool(vectorised.passed)]}")
+    of_checks = f" ({refused} of {len(batched)} checks failed)" if refused else ", where you assert separability"
+    typer.echo(f"run.backward: {_VERDICTS[not refused]}{of_checks}")
+    if refused and not vectorised.passed:
         raise typer.Exit(_REFUSED)
-    typer.echo("\nAccepted. A run repeats these checks, with its own bound, in the first call of the model.")
 
 
 def _of_data(name: str, data_dir: Path | None) -> tuple[Any, int]:
@@ -129,6 +134,18 @@ def _checked(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list
         else:
             lines.append(_Line(check.name, None, "made once the refused checks pass"))
     return lines
+
+
+def _vectorised(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
+    """An empty remark, after checking that the loss of one example can be vectorised.
+
+    Raises:
+        PrivacyError: it cannot.
+    """
+    from noisette.validation import Call, check_vectorized
+
+    check_vectorized(bound, Call(inputs, {}))
+    return ""
 
 
 def _line(name: str, look: Callable[[], str]) -> _Line:

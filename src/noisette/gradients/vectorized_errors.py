@@ -8,6 +8,10 @@ from torch import nn
 
 from noisette.errors import PrivacyError
 
+_WRITES = (
+    "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
+    "examples, and other tensors can be made from the input, as x.new_zeros(...)"
+)
 _CAUSES = {  # a part of PyTorch's message -> what it means
     ".item()": "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
     "data-dependent control flow": "branches on the values of an example; write the choice with torch.where",
@@ -15,10 +19,8 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
         "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
     ),
-    "inplace": (
-        "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
-        "examples, and other tensors can be made from the input, as x.new_zeros(...)"
-    ),
+    "match the broadcast shape": _WRITES,
+    "inplace": _WRITES,
     "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
     "autograd.Function": (
         "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True"

@@ -126,6 +126,11 @@ class LipschitzBound:
         return self._at_scores.rule
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example, without the batch axis."""
+        return self.input.shape
+
+    @property
     def parameters(self) -> Mapping[str, Tensor]:
         """The trainable parameters, by name."""
         return self._parameters

@@ -62,6 +62,11 @@ class PreparesBatch(Protocol):
 class DerivedBound(Protocol):
     """A bound derived from the network and its weights, which a search for a worst-case example can test."""
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one example."""
+        ...
+
     def score_gradient_bound(self) -> float:
         """Bound on one example's gradient with respect to its scores."""
         ...

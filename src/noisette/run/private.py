@@ -19,12 +19,12 @@ from noisette.accounting.budget import PrivacyBudget, delta_left_for_noise
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
 from noisette.gradients.vmap_internals import current_level
-from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.mechanisms.bounded_sum import DerivedBound, GradientBound
 from noisette.mechanisms.gaussian import parts_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
-from noisette.validation import Call, check_no_batch_norm, checks
+from noisette.validation import Call, check_no_batch_norm, check_worst_case, checks
 from noisette.validation.checked_calls import FUNCTIONS, MOST_ENTRIES, PLAIN, CheckedCalls
 from noisette.validation.optimizer import check_optimizer
 
@@ -105,6 +105,9 @@ def privatize(
     accountant = accountant if accountant is not None else PldAccountant()
     check_no_batch_norm(bound.model)
     check_optimizer(optimizer, bound)
+    if separability is None and isinstance(bound, DerivedBound):
+        dtype = next(iter(bound.parameters.values())).dtype
+        check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
     ledger = ledger if ledger is not None else Ledger()
     given = noise_multiplier is not None
     if noise_multiplier is None:

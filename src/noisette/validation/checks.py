@@ -57,7 +57,7 @@ def prove_size(bound: GradientBound, example: Call, public: object, size: int) -
         check_batch_size_independence(bound.model, call, size, exact=exact)
 
 
-def _check_worst_case(bound: GradientBound, example: Call) -> None:
+def check_worst_case(bound: GradientBound, example: Call) -> None:
     """If the bound is derived from the network, a short search finds no example that exceeds it.
 
     Raises:
@@ -94,6 +94,6 @@ CHECKS = (
             bound.model, example, exact=not isinstance(bound, DerivedBound)
         ),
     ),
-    Check("no example found by search exceeds the bound", _check_worst_case),
+    Check("no example found by search exceeds the bound", check_worst_case),
     Check("no buffer stores information about inputs", lambda bound, example: check_buffers(bound.model, example)),
 )

@@ -1,0 +1,32 @@
+"""A check that the loss of one example can be vectorised, with public inputs and a loss in the place of the user's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisette._internal.tensor_tree import tensors
+from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.validation.batch_norm import check_no_batch_norm
+from noisette.validation.buffers import buffers_restored
+from noisette.validation.checked_calls import attributes_restored
+from noisette.validation.probe_inputs import Call
+
+
+def check_vectorized(bound: GradientBound, example: Call) -> None:
+    """The model can be called inside of ``run.accumulate``, with inputs like these.
+
+    Raises:
+        PrivacyError: it cannot; names the module and what to do.
+    """
+    check_no_batch_norm(bound.model)
+    with bound.set_aside(), attributes_restored(bound.model), buffers_restored(bound.model), torch.random.fork_rng():
+        bound.accumulate(_sum_of_outputs, *example.args, **example.kwargs, public=())
+        bound.pop_sums()
+
+
+def _sum_of_outputs(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    outputs = [output for output in tensors(model(*args, **kwargs)) if output.is_floating_point()]
+    return torch.stack([output.float().sum() for output in outputs]).sum()
