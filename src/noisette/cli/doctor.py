@@ -51,8 +51,8 @@ def doctor(
     """Check that a model can be trained privately, and list what to change where it cannot.
 
     The first line is for run.accumulate, which sees each example alone. The others are the checks that a run makes
-    before run.backward, on random inputs. Only the shapes of a data set are used. Exit code 0 if one of the two accepts the
-    model, 1 if both refuse it, 2 for invalid input.
+    before run.backward, on random inputs. Only the shapes of a data set are used. Exit code 0 if one of the two
+    accepts the model, 1 if both refuse it, 2 for invalid input.
     """
     import torch
 
