@@ -205,7 +205,8 @@ def _profiles(dy: Tensor, b: int, seed: int) -> _Profiles:
         return {}
     # The top bit of a product with a secret number, as in multiplicative hashing.
     hashed = torch.arange(dy.numel(), device=dy.device).mul_(seed | 1).view(dy.shape)
-    size, signed = dy.abs(), torch.where(hashed < 0, -dy, dy)
+    size, real = dy.abs(), dy.real + dy.imag if dy.is_complex() else dy
+    signed = torch.where(hashed < 0, -real, real)
     found: _Profiles = {}
     for axis in axes:
         others = [k for k in range(dy.dim()) if k != axis]
