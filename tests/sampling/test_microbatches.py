@@ -100,6 +100,7 @@ class Training:
 
     def piece(self, x: Tensor, y: Tensor, at: Tensor) -> None:
         self.tried.append(len(x))
+        self.given = x
         self.room.at_work = len(x)
         losses, before = self.losses(x, y), self.run._batch.bounded
         self.run.backward(losses)
@@ -185,7 +186,7 @@ def test_memory_that_runs_out_in_the_models_call_can_be_met_by_going_on() -> Non
     whole, training = Training(Room(1e9)).go(1000), Training(Room(1e9))
 
     def model_needs_memory(module: nn.Module, args: tuple[Tensor]) -> None:
-        if len(args[0]) > 6:
+        if len(args[0]) > 6 and args[0] is training.given:  # not in a check of the model
             training.tried.append(-len(args[0]))
             raise torch.OutOfMemoryError("out of memory")
 

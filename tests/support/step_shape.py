@@ -1,7 +1,7 @@
 """How one step of a private run moves through the files of noisette: ``python -m tests.support.step_shape``.
 
-One step is the whole round of a private training loop: the batch of 128 examples is drawn, the model is called,
-``run.backward`` and ``optimizer.step`` follow, with the default engine and a ledger in memory. The model has two linear
+One step is the whole round of a private training loop: the batch of 128 examples is drawn, ``run.accumulate`` and
+``optimizer.step`` follow, with the default engine and a ledger in memory. The model has two linear
 layers with biases. Two steps before it are not counted.
 
 Only functions written in files of noisette count; those of torch, numpy and the standard library, and methods that
@@ -76,6 +76,10 @@ def shape_of(action: Callable[[], object]) -> StepShape:
     return StepShape(deepest, len(files), moves)
 
 
+def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(x), y)
+
+
 def mlp_step() -> StepShape:
     """The shape of the third step of a run."""
     torch.manual_seed(0)
@@ -90,13 +94,12 @@ def mlp_step() -> StepShape:
         steps=3,
         noise_multiplier=1.0,
         accountant=noisette.RdpAccountant(),
-        separability="asserted",
     )
     batches = run.batches()
 
     def step() -> None:
         for x, y in next(batches).microbatches(BATCH):
-            run.backward(F.cross_entropy(model(x), y, reduction="none"))
+            run.accumulate(_loss, x, y)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -316,7 +316,7 @@ def test_parameters_that_were_not_checked_are_named() -> None:
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 def test_lazy_modules_are_called_once_first() -> None:
     model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3))
-    with pytest.raises(ValueError, match=r"0\.weight, .* have no shape yet: call the model once"):
+    with pytest.raises(ValueError, match=r"0\.weight, .* a lazy module has no parameters before its first input"):
         PerExampleClip(model, 1.0)
     model(torch.zeros(1, 8))
     assert max(AssertedLoop(model, records(8)).train(compare=True).errors) < 1e-4

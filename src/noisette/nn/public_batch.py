@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 from torch.nn.utils import parametrize
 
+from noisette.gradients.vmap_internals import is_wrapped, outside
 from noisette.nn.channel_norm import PublicNorm, Weighted
 
 _WEIGHTED = (
@@ -58,7 +58,7 @@ class PublicBatch:
         Raises:
             ValueError: the shape of the inputs differs from that of the public ones.
         """
-        if any(map(is_functorch_wrapped_tensor, model.parameters())):
+        if any(map(is_wrapped, model.parameters())):
             return  # a call repeated by torch.func, after the statistics were computed
         self._check_shapes(args)
         versions = _versions(model)
@@ -81,7 +81,7 @@ class PublicBatch:
         with ExitStack() as stack:
             for norm in norms_of(model):
                 stack.enter_context(norm.measuring())
-            with torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), no_modes:
+            with torch.inference_mode(False), torch.enable_grad(), parametrize.cached(), no_modes, outside():
                 model.forward(*inputs)
         self._measured = self._seen = _versions(model)
         self._age = 0

@@ -103,7 +103,11 @@ def buffers_restored(model: nn.Module) -> Iterator[Callable[[], None]]:
     def restore() -> None:
         with torch.no_grad():
             for module, name, buffer, value in before:
-                module._buffers[name] = buffer.copy_(value)
+                now = module._buffers.get(name)
+                if now is not None and now.dtype is not buffer.dtype and now.shape == value.shape:
+                    now.copy_(value)  # a copy in another precision, for as long as the model computes in that
+                else:
+                    module._buffers[name] = buffer.copy_(value)
 
     try:
         yield restore
