@@ -177,7 +177,7 @@ class VectorizedRecorder(Recorder):
         """A copy of the weight for each example, recorded as the weight's use when it is made."""
         key = id(weight)
         if key not in self._copies:
-            with internals.outside():
+            with internals.outside(), torch.enable_grad():  # a later use may need its gradient
                 copy = own_copies(weight, self._count)
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
                 self._copies[key] = internals.batched(copy, self._level)
