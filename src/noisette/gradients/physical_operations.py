@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisette.errors import PrivacyError
 from noisette.gradients.rules import named_arguments
 from noisette.gradients.rules.public_statistics import normalise_channels
 from noisette.gradients.tape import Operation
@@ -58,15 +59,24 @@ def _only_batched(arguments: Mapping[str, Any], name: str) -> bool:
 def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Operations on the last axes of ``input``, whatever its other axes are: the examples are one more of these."""
     arguments = named_arguments(func, args, kwargs)
-    if not _only_batched(arguments, "input"):
+    if not _only_batched(arguments, "input") or arguments.get("scale_grad_by_freq"):
         return NotImplemented
+    if arguments.get("max_norm") is not None:
+        raise PrivacyError(
+            "max_norm rescales the rows of an embedding that an example looks up, which are then saved without noise; "
+            "leave max_norm out"
+        )
     input = physical(arguments["input"])
-    if func is F.linear and input.dim() == 3 and input.shape[1] == 1:  # the rule is quicker without the axis of one
-        return run(func, (), arguments | {"input": input.squeeze(1)}).unsqueeze(1)
+    if func is F.linear:
+        bias = arguments.get("bias")
+        if bias is not None and not 1 == bias.dim() < input.dim():
+            return NotImplemented  # the first axis of the bias must not meet that of the examples
+        if input.dim() == 3 and input.shape[1] == 1:  # the rule is quicker without the axis of one
+            return run(func, (), arguments | {"input": input.squeeze(1)}).unsqueeze(1)
     return run(func, (), arguments | {"input": input})
 
 
-@leaves(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv, Tensor.__matmul__)
+@leaves(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv)
 def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """x @ W with one matrix or vector W for all examples."""
     arguments = named_arguments(torch.matmul, args, kwargs)
@@ -123,8 +133,11 @@ def convolution(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs
     arguments = named_arguments(func, args, kwargs)
     if not _only_batched(arguments, "input"):
         return NotImplemented
-    if arguments["input"].dim() == _CONVOLUTIONS[func] + 1:
-        return run(func, (), arguments | {"input": physical(arguments["input"])})
+    input = arguments["input"]
+    if input.dim() == _CONVOLUTIONS[func] + 1:
+        return run(func, (), arguments | {"input": physical(input)})
+    if _CONVOLUTIONS[func] == 3 and input.shape[0] > 1:
+        return NotImplemented  # the rule takes one volume of each example
     return _merged(run, b, func, arguments)
 
 
@@ -161,6 +174,8 @@ def attention(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: 
     sizes = {tensor.shape[0] for tensor in inputs.values()} if axes == 4 else {1}
     if len({tensor.dim() for tensor in inputs.values()}) > 1 or len(sizes) > 1 or not 2 <= axes <= 4:
         return NotImplemented
+    if mask is not None and mask.dim() > axes:
+        return NotImplemented
     n = sizes.pop()
     rows = {name: _one_for_each(tensor, b) for name, tensor in inputs.items()}
     if mask is not None and (axes == 4 or is_wrapped(mask)):
@@ -178,7 +193,7 @@ def _one_for_each(tensor: Tensor, b: int) -> Tensor:
     return physical(tensor) if is_wrapped(tensor) else tensor.expand(b, *tensor.shape)
 
 
-@leaves(torch.rnn_tanh, torch.rnn_relu, torch.lstm, torch.gru, data=(1,))
+@leaves(torch.rnn_tanh, torch.rnn_relu, torch.lstm, torch.gru, data=(0, 1))
 def recurrence(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Sequences (n, t, features) or (t, n, features) and states (layers, n, features) as those of b n sequences."""
     if kwargs or not isinstance(args[3], bool) or any(is_wrapped(weight) for weight in args[2]):
@@ -208,8 +223,8 @@ def _split_at(tensor: Tensor, axis: int, b: int, n: int) -> Tensor:
 def dropout(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Each number is dropped by a coin of its own, wherever the examples are."""
     arguments: dict[str, Any] = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
-    if arguments.get("inplace"):
-        return NotImplemented  # the result must be the same object
+    if arguments.get("inplace") or not is_wrapped(arguments["input"]):
+        return NotImplemented  # the result must be the same object, or the weight of another model
     return run(func, (), arguments | {"input": physical(arguments["input"])})
 
 

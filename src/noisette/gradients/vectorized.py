@@ -111,7 +111,7 @@ def vectorized_losses(
             raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
         return value.reshape(())
 
-    with internals.no_branches_on_values(), warnings.catch_warnings():
+    with internals.as_if_compiled(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
         try:
             return torch.func.vmap(of_one, randomness="different")(batch.tensors)
@@ -156,17 +156,20 @@ def _repeatable(tape: Tape, loss: Loss, batch: Microbatch, losses: Tensor) -> tu
     if not losses.requires_grad:
         return ()
     output = Output(losses, get_gradient_edge(losses), losses._version)
-    module = _LossModule(tape.root, loss)
-    return (RootCall(module, batch.args, batch.kwargs, {0: output}, autocast_of([losses]), tape.silent, "model."),)
+    module = _LossModule(tape.root, loss, batch)
+    return (RootCall(module, tuple(batch.tensors), {}, {0: output}, autocast_of([losses]), tape.silent, "model."),)
 
 
 class _LossModule(nn.Module):
-    """The loss as a module."""
+    """The loss as a module, which takes the tensors among its arguments."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, batch: Microbatch) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
+        self.batch = batch
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.loss(self.model, *args, **kwargs).reshape(1)
+    def forward(self, *tensors: Tensor) -> Tensor:
+        one = self.batch.with_tensors(tensors)
+        with internals.as_if_compiled():
+            return self.loss(self.model, *one.args, **one.kwargs).reshape(1)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from noisette._internal.nested import map_tensors
+from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leave
@@ -96,10 +97,10 @@ class VectorizedRecorder(Recorder):
                 output = rewritten(*args, **kwargs)
             if output is not NotImplemented:
                 return output
+        if args and _writes(func):
+            self._check_written(args[0])
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
-        elif args and _writes(func):
-            self._check_written(args[0])
         return func(*args, **kwargs)
 
     def _without_examples(
@@ -131,11 +132,31 @@ class VectorizedRecorder(Recorder):
         return output
 
     def _check_written(self, target: Any) -> None:
-        """Start again where values of examples would be written into a constant that was made inside."""
-        if isinstance(target, Tensor) and not internals.is_wrapped(target):
+        """Before values of examples are written into a tensor that does not depend on them.
+
+        Raises:
+            WrittenIntoError: it is a constant that was made inside.
+            PrivacyError: it is a parameter, or a view of one.
+        """
+        if not isinstance(target, Tensor) or internals.is_wrapped(target):
+            return
+        if self._is_weight(target):
+            root = target if target._base is None else target._base
+            if root.is_leaf:
+                raise PrivacyError(
+                    f"the loss writes values of an example into a parameter of shape {tuple(root.shape)}; parameters "
+                    "change by optimizer steps alone"
+                )
+            self._copies[id(target)] = self._own_memory(self._own_copy(target))
+        else:
             root = target if id(target) in self._made else target._base
             if root is not None and id(root) in self._made:
                 raise WrittenIntoError(self._made[id(root)])
+
+    def _own_memory(self, copy: Tensor) -> Tensor:
+        """Copies of a weight that can be written into."""
+        with internals.outside(), torch.enable_grad():
+            return internals.batched(internals.physical(copy).clone(), self._level)
 
     def _leave_vmap(self, leave: Leave, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The operation on physical tensors, its outputs wrapped again."""
@@ -177,7 +198,7 @@ class VectorizedRecorder(Recorder):
         """A copy of the weight for each example, recorded as the weight's use when it is made."""
         key = id(weight)
         if key not in self._copies:
-            with internals.outside():
+            with internals.outside(), torch.enable_grad():  # a later use may need its gradient
                 copy = own_copies(weight, self._count)
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
                 self._copies[key] = internals.batched(copy, self._level)

@@ -6,11 +6,12 @@ the *physical* one, has one more axis for the examples. A tensor that depends on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
@@ -65,11 +66,32 @@ def outside() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def no_branches_on_values() -> Iterator[None]:
-    """Within it ``torch.compiler.is_compiling()`` is true, which asks code not to branch on the values of tensors."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+def as_if_compiled() -> Iterator[None]:
+    """Within it code is told that it is being compiled, and ``torch.utils.checkpoint`` keeps activations.
+
+    ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. A checkpoint would run its
+    function again after ``vmap`` has returned.
+    """
+    compiler, checkpoints = torch.compiler, torch.utils.checkpoint
+    before = compiler._is_compiling_flag
+    generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
+    compiler._is_compiling_flag = True
+    checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = _run_once, _RunOnce
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = before
+        compiler._is_compiling_flag = before
+        checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
+
+
+def _run_once(*arguments: object, **keywords: object) -> Iterator[None]:
+    """The part of a checkpoint before the function runs, and the part after it: nothing."""
+    yield
+
+
+class _RunOnce:
+    """In place of the autograd function of a checkpoint."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        return function(*args)
