@@ -46,7 +46,11 @@ def accumulated(
 
 
 def assert_exact(
-    model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, engine: Engine | None = None, tolerance: float = 1e-10
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    *batch: Tensor,
+    engine: Engine | None = None,
+    tolerance: float = 1e-10,
 ) -> None:
     """Norms and sums are the oracle's with some examples clipped; the model is left as it was."""
     gradients = example_gradients(model, loss, batch)
@@ -107,7 +111,10 @@ class Record:
 
 
 NESTED: dict[str, tuple[Callable[..., tuple[tuple[Any, ...], dict[str, Any]]], Callable[..., Tensor]]] = {
-    "dictionary": (lambda x, y: (({"x": x, "y": y, "none": None, "flag": True},), {}), lambda m, d: entropy(m, d["x"], d["y"])),
+    "dictionary": (
+        lambda x, y: (({"x": x, "y": y, "none": None, "flag": True},), {}),
+        lambda m, d: entropy(m, d["x"], d["y"]),
+    ),
     "mapping": (lambda x, y: ((Encoding(x=x, y=y),), {}), lambda m, d: entropy(m, d["x"], d["y"])),
     "attributes": (lambda x, y: ((Record(x, y),), {}), lambda m, d: entropy(m, d.x, d.y)),
     "named tuple": (lambda x, y: ((Pair(x, y),), {}), lambda m, d: entropy(m, d.x, d.y)),
@@ -195,16 +202,28 @@ def scripted_model() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "branch on a value": (lambda: Part(lambda m, x: m.layer(x) if x.sum() > 0 else m.layer(-x)), r"the model \(Part\).*torch\.where"),
+    "branch on a value": (
+        lambda: Part(lambda m, x: m.layer(x) if x.sum() > 0 else m.layer(-x)),
+        r"the model \(Part\).*torch\.where",
+    ),
     "item": (lambda: Part(lambda m, x: m.layer(x) * x.sum().item()), "as a Python number"),
     "tolist": (lambda: Part(lambda m, x: m.layer(x) * sum(x[0].tolist())), "as a Python number|cannot be vectorised"),
     "numpy": (lambda: Part(lambda m, x: m.layer(x) * float(x.detach().numpy().sum())), "cannot be vectorised|Python"),
     "nonzero": (lambda: Part(lambda m, x: m.layer(x) * x.nonzero().shape[0]), "shape depends on the values"),
     "unique": (lambda: Part(lambda m, x: m.layer(x) * x.unique().shape[0]), "cannot be vectorised|shape depends"),
     "boolean selection": (lambda: Part(lambda m, x: m.layer(x)[x[:, :2] > 0]), "shape depends on the values"),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(), r"1 \(BatchNorm1d\).*convert_batch_norm"),
-    "buffer": (lambda: Part(writes_into_buffer, seen=torch.zeros((), dtype=torch.float64)), "a buffer or parameter must not depend"),
-    "rows of a buffer": (lambda: Part(writes_rows_into_buffer, seen=torch.zeros(2, dtype=torch.float64)), "a buffer or parameter must not depend"),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(),
+        r"1 \(BatchNorm1d\).*convert_batch_norm",
+    ),
+    "buffer": (
+        lambda: Part(writes_into_buffer, seen=torch.zeros((), dtype=torch.float64)),
+        "a buffer or parameter must not depend",
+    ),
+    "rows of a buffer": (
+        lambda: Part(writes_rows_into_buffer, seen=torch.zeros(2, dtype=torch.float64)),
+        "a buffer or parameter must not depend",
+    ),
     "parameter": (lambda: Part(writes_into_parameter), "into a parameter"),
     "view of a parameter": (lambda: Part(writes_into_view_of_parameter), "into a parameter"),
     "autograd function": (lambda: Part(lambda m, x: Cube.apply(m.layer(x))), r"autograd\.Function"),

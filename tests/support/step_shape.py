@@ -1,7 +1,7 @@
-"""How one step of a private run moves through the files of noisette: ``python -m tests.support.step_shape``.
+"""How one step of a private run moves through the files of noisette: ``python tests/support/step_shape.py accumulate``.
 
-One step is the whole round of a private training loop: the batch of 128 examples is drawn, ``run.accumulate`` and
-``optimizer.step`` follow, with the default engine and a ledger in memory. The model has two linear
+One step is the whole round of a private training loop: the batch of 128 examples is drawn, ``run.accumulate`` or
+``run.backward`` and ``optimizer.step`` follow, with the default engine and a ledger in memory. The model has two linear
 layers with biases. Two steps before it are not counted.
 
 Only functions written in files of noisette count; those of torch, numpy and the standard library, and methods that
@@ -80,8 +80,8 @@ def _loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def mlp_step() -> StepShape:
-    """The shape of the third step of a run."""
+def mlp_step(way: str) -> StepShape:
+    """The shape of the third step of a run, by ``accumulate`` or by ``backward``."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -94,12 +94,16 @@ def mlp_step() -> StepShape:
         steps=3,
         noise_multiplier=1.0,
         accountant=noisette.RdpAccountant(),
+        separability="asserted",
     )
     batches = run.batches()
 
     def step() -> None:
         for x, y in next(batches).microbatches(BATCH):
-            run.accumulate(_loss, x, y)
+            if way == "accumulate":
+                run.accumulate(_loss, x, y)
+            else:
+                run.backward(F.cross_entropy(model(x), y, reduction="none"))
         optimizer.step()
         optimizer.zero_grad()
 
@@ -107,4 +111,4 @@ def mlp_step() -> StepShape:
 
 
 if __name__ == "__main__":
-    print(mlp_step())
+    print(mlp_step(sys.argv[1]))
