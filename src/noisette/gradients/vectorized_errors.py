@@ -9,11 +9,15 @@ from torch import nn
 from noisette.errors import PrivacyError
 
 _CAUSES = {  # a part of PyTorch's message -> what it means
-    ".item()": "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
+    **dict.fromkeys(
+        (".item()", "Cannot access data pointer of Tensor"),
+        "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
+    ),
     "data-dependent control flow": "branches on the values of an example; write the choice with torch.where",
-    "Batch norm got a batched tensor": (
+    **dict.fromkeys(
+        ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"),
         "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
-        "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
+        "with noisette.nn.convert_batch_norm, or put these modules into eval mode",
     ),
     "inplace": (
         "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
