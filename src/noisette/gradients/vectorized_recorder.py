@@ -98,6 +98,8 @@ class VectorizedRecorder(Recorder):
                 is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
         if not is_batched:
             return self._without_examples(func, types, args, kwargs, weights)
+        if func is Tensor.requires_grad_:
+            return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
         if (leave := PHYSICAL.get(func)) and internals.current_level() == self._level:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(args, kwargs, weights, data)
