@@ -1,4 +1,4 @@
-"""Time of a clipped sum by the loss of one example (``accumulate``), against the batched way (``backward``), in one run.
+"""Time of a clipped sum by the loss of one example (``accumulate``), against the batched way (``backward``).
 
     python -m benchmarks.ways [--rounds 30] [--threads 1] [--out DIR]
 

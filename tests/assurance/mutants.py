@@ -13,6 +13,7 @@ import rounding_faults
 import sampling_faults
 import seal_faults
 import spending_faults
+import vectorized_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
@@ -20,7 +21,7 @@ GROUPS = {
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
-    "Examples kept apart": coupling_faults.MUTANTS,
+    "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,

