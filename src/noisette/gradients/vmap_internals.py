@@ -72,7 +72,8 @@ def as_if_compiled() -> Iterator[None]:
     ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. A checkpoint would run its
     function again after ``vmap`` has returned.
     """
-    compiler, checkpoints = torch.compiler, torch.utils.checkpoint
+    compiler: Any = torch.compiler
+    checkpoints: Any = torch.utils.checkpoint
     before = compiler._is_compiling_flag
     generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
     compiler._is_compiling_flag = True
