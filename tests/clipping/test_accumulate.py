@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine_check import ENGINES, TOLERANCE, Watched, cast
-from model_cases import CASES, Case
+from model_cases import CASES, Case, Forward
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, TwoPass, Vmap
 from noisette.clipping.norms import Engine
 from oracle import example_gradients
 
@@ -46,7 +46,11 @@ def accumulated(
 
 
 def assert_exact(
-    model: nn.Module, loss: Callable[..., Tensor], *batch: Tensor, engine: Engine | None = None, tolerance: float = 1e-10
+    model: nn.Module,
+    loss: Callable[..., Tensor],
+    *batch: Tensor,
+    engine: Engine | None = None,
+    tolerance: float = 1e-10,
 ) -> None:
     """Norms and sums are the oracle's with some examples clipped; the model is left as it was."""
     gradients = example_gradients(model, loss, batch)
@@ -107,7 +111,10 @@ class Record:
 
 
 NESTED: dict[str, tuple[Callable[..., tuple[tuple[Any, ...], dict[str, Any]]], Callable[..., Tensor]]] = {
-    "dictionary": (lambda x, y: (({"x": x, "y": y, "none": None, "flag": True},), {}), lambda m, d: entropy(m, d["x"], d["y"])),
+    "dictionary": (
+        lambda x, y: (({"x": x, "y": y, "none": None, "flag": True},), {}),
+        lambda m, d: entropy(m, d["x"], d["y"]),
+    ),
     "mapping": (lambda x, y: ((Encoding(x=x, y=y),), {}), lambda m, d: entropy(m, d["x"], d["y"])),
     "attributes": (lambda x, y: ((Record(x, y),), {}), lambda m, d: entropy(m, d.x, d.y)),
     "named tuple": (lambda x, y: ((Pair(x, y),), {}), lambda m, d: entropy(m, d.x, d.y)),
@@ -195,16 +202,25 @@ def scripted_model() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "branch on a value": (lambda: Part(lambda m, x: m.layer(x) if x.sum() > 0 else m.layer(-x)), r"the model \(Part\).*torch\.where"),
+    "branch on a value": (
+        lambda: Part(lambda m, x: m.layer(x) if x.sum() > 0 else m.layer(-x)),
+        r"the model \(Part\).*torch\.where",
+    ),
     "item": (lambda: Part(lambda m, x: m.layer(x) * x.sum().item()), "as a Python number"),
     "tolist": (lambda: Part(lambda m, x: m.layer(x) * sum(x[0].tolist())), "as a Python number|cannot be vectorised"),
     "numpy": (lambda: Part(lambda m, x: m.layer(x) * float(x.detach().numpy().sum())), "cannot be vectorised|Python"),
     "nonzero": (lambda: Part(lambda m, x: m.layer(x) * x.nonzero().shape[0]), "shape depends on the values"),
     "unique": (lambda: Part(lambda m, x: m.layer(x) * x.unique().shape[0]), "cannot be vectorised|shape depends"),
     "boolean selection": (lambda: Part(lambda m, x: m.layer(x)[x[:, :2] > 0]), "shape depends on the values"),
-    "batch norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(), r"1 \(BatchNorm1d\).*convert_batch_norm"),
+    "batch norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double(),
+        r"1 \(BatchNorm1d\).*convert_batch_norm",
+    ),
     "buffer": (lambda: Part(writes_into_buffer, seen=torch.zeros((), dtype=torch.float64)), "a buffer must not depend"),
-    "rows of a buffer": (lambda: Part(writes_rows_into_buffer, seen=torch.zeros(2, dtype=torch.float64)), "a buffer must not depend"),
+    "rows of a buffer": (
+        lambda: Part(writes_rows_into_buffer, seen=torch.zeros(2, dtype=torch.float64)),
+        "a buffer must not depend",
+    ),
     "parameter": (lambda: Part(writes_into_parameter), "into a parameter"),
     "view of a parameter": (lambda: Part(writes_into_view_of_parameter), "into a parameter"),
     "autograd function": (lambda: Part(lambda m, x: Cube.apply(m.layer(x))), r"autograd\.Function"),
@@ -269,3 +285,210 @@ def test_an_error_of_the_loss_itself_is_not_explained_away() -> None:
         accumulated(net(), lambda m, x: {}[x.shape], rows()[0])
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         accumulated(net(), lambda m, x: m(x[:, :2]).sum(), rows()[0])
+
+
+# Tensors from outside
+
+
+def squares_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
+def test_a_table_of_constants_may_be_used_and_stays() -> None:
+    model, table = net(), torch.tensor([2.0, 0.5]).double()
+    loss = lambda m, x: (m(x) * table).square().sum()  # noqa: E731
+    clip = PerExampleClip(model, 1e6)
+    x = rows()[0]
+    for _ in range(2):
+        clip.accumulate(loss, x)
+    table.mul_(2)
+    with pytest.raises(PrivacyError, match=r"\(2,\).*written to since"):
+        clip.accumulate(loss, x)
+    clip.close()
+
+
+def test_class_weights_of_the_batch_are_refused() -> None:
+    """They are a new tensor in each call; in a run they are refused in the first call too."""
+    model, (x, y) = net(), rows()
+
+    def weighted(clip: PerExampleClip, **public: Any) -> None:
+        weights = torch.bincount(y, minlength=2).double() + len(x)
+        clip.accumulate(
+            lambda m, x, y: (F.cross_entropy(m(x), y, reduction="none") * weights[y]).sum(),
+            *(x, y),
+            public=[weights] if public else (),
+        )
+
+    clip = PerExampleClip(model, 1.0)
+    weighted(clip)
+    with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+        weighted(clip)
+    weighted(clip, public=True)
+    clip.close()
+    clip = PerExampleClip(model, 1.0)
+    clip.before_first_batch()
+    with pytest.raises(PrivacyError, match="made after the first batch was drawn"):
+        weighted(clip)
+    clip.close()
+
+
+def test_a_constant_that_a_module_makes_in_the_first_call_is_kept() -> None:
+    """As a table of rotary positions is, made when it is first needed."""
+
+    def forward(m: Part, x: Tensor) -> Tensor:
+        if not hasattr(m, "table"):
+            m.table = torch.arange(3, dtype=torch.float64).cos()
+        return m.layer(x * m.table)
+
+    model, x = Part(forward), rows()[0]
+    clip = PerExampleClip(model, 1.0)
+    clip.before_first_batch()
+    for _ in range(3):
+        clip.accumulate(squares_of, x)
+    clip.close()
+
+
+def test_a_teacher_is_part_of_what_is_outside() -> None:
+    """Frozen or not, with dropout or not; nothing is added to its gradients."""
+    teacher, model, x = net(), net(), rows()[0]
+    distil = lambda m, x: (m(x) - teacher(x).detach()).square().sum()  # noqa: E731
+    for _ in range(2):
+        truth = example_gradients(model, distil, (x,)).clipped(0.1)
+        _, sums = accumulated(model, distil, x, bound=0.1)
+        for name, value in sums.items():
+            torch.testing.assert_close(value, truth.sums[name])
+        teacher.requires_grad_(False)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+# What an earlier call has kept
+
+
+class Remembers(nn.Module):
+    """Adds what it keeps of the last call, detached or not."""
+
+    def __init__(self, kept: list[Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2).double()
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.kept[-1] if self.kept else torch.zeros(3, dtype=torch.float64)
+        self.kept.append((2 * x).detach())
+        return self.layer(x + before)
+
+
+def test_values_of_the_examples_of_an_earlier_call_are_refused() -> None:
+    clip = PerExampleClip(Remembers([]), 1.0)
+    clip.accumulate(squares_of, rows()[0])
+    for _ in range(2):
+        with pytest.raises(PrivacyError, match="an earlier call has computed from other examples"):
+            clip.accumulate(squares_of, rows()[0])
+    clip.close()
+
+
+def test_values_of_the_same_call_may_be_kept() -> None:
+    kept: list[Tensor] = []
+
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        kept.clear()
+        return sum([m(x).square().sum() for _ in range(3)], torch.zeros(()))
+
+    clip = PerExampleClip(Remembers(kept), 1.0)
+    for _ in range(3):
+        clip.accumulate(loss, rows()[0])
+    clip.close()
+
+
+# Sizes, and records that are not numbers
+
+
+def test_no_example_adds_nothing() -> None:
+    norms, sums = accumulated(net(), entropy, *rows(0))
+    assert not norms.numel()
+    assert all(not value.any() for value in sums.values())
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e200])
+def test_an_example_that_is_not_finite_adds_nothing(engine: Engine, value: float) -> None:
+    model, (x, y) = net(), rows()
+    _, without = accumulated(model, entropy, torch.cat([x[:2], x[3:]]), torch.cat([y[:2], y[3:]]), bound=0.1)
+    x[2] = value
+    loss = lambda m, x, y: entropy(m, x, y) + x.sum() * m[0].bias.sum() * x.sum()  # noqa: E731
+    _, without = accumulated(model, loss, torch.cat([x[:2], x[3:]]), torch.cat([y[:2], y[3:]]), bound=0.1)
+    _, found = accumulated(model, loss, x, y, bound=0.1, engine=engine)
+    for name in found:
+        torch.testing.assert_close(found[name], without[name], rtol=1e-12, atol=1e-14)
+
+
+def test_the_split_into_microbatches_changes_nothing() -> None:
+    model, (x, y) = net(), rows(7)
+    whole = accumulated(model, entropy, x, y, bound=0.1)[1]
+    clip = PerExampleClip(model, 0.1)
+    for k in (slice(0, 1), slice(1, 4), slice(4, 7), slice(7, 7)):
+        clip.accumulate(entropy, x[k], y[k])
+    [total] = clip.pop_sums()
+    clip.close()
+    for expected, got in zip(whole.values(), total.grads, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+# Randomness
+
+
+def test_each_example_has_a_mask_of_its_own_and_its_gradient_has_it_too() -> None:
+    """One layer without bias under dropout: the gradient of each example is its input under its mask."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)).double()
+    x = torch.ones(6, 40, dtype=torch.float64)
+    masks: list[Tensor] = []
+    for engine in (BookKeeping(), TwoPass(), MultiLoss()):
+        torch.manual_seed(3)
+        _, sums = accumulated(model, lambda m, x: m(x).sum(), x, bound=1e6, engine=engine)
+        masks.append(sums["1.weight"])
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[2])
+    counts = masks[0] / 2
+    assert torch.equal(counts, counts.round())
+    assert len(counts.unique()) > 2  # with one mask for all examples the counts would be 0 and 6 alone
+
+
+NOISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rand": lambda x: torch.rand(3, dtype=x.dtype),
+    "rand_like": torch.rand_like,
+    "rand of a weight": lambda x: torch.rand_like(torch.ones(3, dtype=x.dtype)),
+    "uniform_": lambda x: torch.empty(3, dtype=x.dtype).uniform_(),
+    "normal": lambda x: torch.normal(0.0, torch.ones(3, dtype=x.dtype)),
+    "gumbel": lambda x: F.gumbel_softmax(x[:1]),
+    "multinomial": lambda x: torch.multinomial(torch.ones(50), 3).to(x.dtype),
+    "randperm": lambda x: torch.randperm(50)[:3].to(x.dtype),
+    "randint": lambda x: torch.randint(0, 50, (3,)).to(x.dtype),
+    "rrelu": lambda x: F.rrelu(-x[0], training=True),
+    "rsample": lambda x: torch.distributions.Normal(x.new_zeros(3), 1.0).rsample(),
+    "bernoulli": lambda x: torch.bernoulli(torch.full((30,), 0.5, dtype=x.dtype)).view(3, 10) @ x.new_ones(10),
+    "empty_like": lambda x: torch.empty_like(torch.ones(3, dtype=x.dtype)).exponential_(),
+    "feature dropout": lambda x: F.dropout2d(x.view(3, 1, 1, 1).expand(3, 20, 2, 2)).sum((1, 2, 3)),
+    "alpha dropout": lambda x: F.alpha_dropout(x.view(3, 1).expand(3, 20), training=True).sum(1),
+    "dropout of a constant": lambda x: F.dropout(torch.ones(3, 30, dtype=x.dtype)).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_random_numbers_are_drawn_for_each_example(name: str) -> None:
+    """The gradient of the weight that the noise multiplies is the noise: it is another one in each example."""
+    model = Forward(lambda m, x: (m.p * NOISE[name](x)).sum() + 0 * x.sum(), p=nn.Parameter(torch.ones(3).double()))
+    norms, _ = accumulated(model, lambda m, x: m(x), torch.ones(8, 3, dtype=torch.float64))
+    assert len(norms.unique()) > 2
+
+
+def test_one_value_for_all_examples_is_refused() -> None:
+    """``vmap`` itself reduces over the examples in one private operation that distributions check values with."""
+    loss = lambda m, x: m(x).sum() * (2.0 if torch._is_any_true(x > 1e3) else 1.0)  # noqa: E731
+    with pytest.raises(PrivacyError):
+        accumulated(net(), loss, rows()[0])
+    x = rows()[0]
+    checked = lambda m, x: torch.distributions.Exponential(x.square()).log_prob(m(x).square().sum()).sum()  # noqa: E731
+    _, one = accumulated(net(), checked, x[:2])
+    x[2] = torch.nan
+    assert one
+    accumulated(net(), checked, x)  # nor does it stop at a value that a distribution does not allow

@@ -229,13 +229,18 @@ def _split_at(tensor: Tensor, axis: int, b: int, n: int) -> Tensor:
     return tensor.unflatten(axis, (b, n)).movedim(axis, 0)
 
 
-@leaves(F.dropout)
-def dropout(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Each number is dropped by a coin of its own, wherever the examples are."""
-    arguments: dict[str, Any] = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
-    if arguments.get("inplace") or not is_wrapped(arguments["input"]):
-        return NotImplemented  # the result must be the same object, or the weight of another model
-    return run(func, (), arguments | {"input": physical(arguments["input"])})
+@leaves(F.dropout, F.rrelu)
+def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Each number is dropped, or scaled, by a random number of its own, wherever the examples are."""
+    input, *others = args if args else (kwargs["input"],)
+    rest = {name: value for name, value in kwargs.items() if name != "input"}
+    inplace = len(args) > _PLACE_OF_INPLACE[func] and args[-1] or kwargs.get("inplace")
+    if inplace or not is_wrapped(input):
+        return NotImplemented  # the result must be the same object, or this is a weight of another model
+    return run(func, (physical(input), *others), rest)
+
+
+_PLACE_OF_INPLACE = {F.dropout: 3, F.rrelu: 4}
 
 
 _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")

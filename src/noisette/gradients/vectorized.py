@@ -138,10 +138,10 @@ def record_losses(
     Raises:
         PrivacyError: the loss cannot be vectorised, or uses a tensor from outside that is not constant.
     """
-    declared, own_for_each = list(public), set[int]()
+    own_for_each = set[int]()
+    outside.begin(public)
     while True:
         tape.pop()
-        outside.begin(declared)
         make = partial(VectorizedRecorder, count=batch.count, outside=outside, own_for_each=own_for_each)
         try:
             with tape.recording_by(make) as recorder:
