@@ -7,6 +7,7 @@ other, each example gets its own copy of the weight (``rules.own_copies``).
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -70,11 +71,11 @@ class VectorizedRecorder(Recorder):
         self._level = 0
         self._is_physical = False  # an operation has left vmap
 
-    def begin(self) -> None:
-        """The code inside of ``vmap`` begins."""
-        level = internals.current_level()
-        assert level is not None
+    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+        """The code inside of ``vmap`` begins, at this level and with these tensors of the examples."""
         self._level = level
+        for tensor in tensors:
+            setattr(tensor, _CALL, self._call)
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -268,6 +269,7 @@ def _has_own_memory(output: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, 
     )
 
 
+@cache
 def _writes(func: Operation) -> bool:
     """Whether an operation writes into its first argument."""
     name = func.__name__
