@@ -492,3 +492,131 @@ def test_one_value_for_all_examples_is_refused() -> None:
     x[2] = torch.nan
     assert one
     accumulated(net(), checked, x)  # nor does it stop at a value that a distribution does not allow
+
+
+# What models do
+
+
+class Double(torch.autograd.Function):
+    """With a rule for vmap that PyTorch generates."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x.square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
+        return dy[0] * 4 * ctx.saved_tensors[0]
+
+
+def filled_table(m: Part, x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape[0], 4, dtype=x.dtype)
+    out[:, 0] = x[:, 0]
+    out[:, 1:3] += m.layer(x)
+    other = torch.ones(2, dtype=x.dtype) * 3
+    other[1] = x[0, 0]
+    return out * 2 + other.sum()
+
+
+def marked(m: Part, x: Tensor) -> Tensor:
+    h = m.layer(x)
+    h[h > 0] = 0.5
+    y = m.layer(-x)
+    y[x[:, :2] < 0] = torch.tensor(-2.0, dtype=x.dtype)
+    rows = m.layer(x)
+    rows[x[:, 0] < 0] = m.layer.bias
+    filled = torch.zeros(1, 2, dtype=x.dtype)
+    filled[x[:, 0] > 0] = 1
+    return h * y + m.layer(x) * rows + filled
+
+
+def in_place(m: Part, x: Tensor) -> Tensor:
+    h = F.relu_(m.layer(x)).clone()
+    h.add_(x[:, :2]).mul_(2).clamp_(max=3)
+    h.masked_fill_(x[:, :2] > 1, 0.1)
+    h += m.layer(x)
+    return h.sub_(m.layer.bias)
+
+
+def inner_gradient(m: Part, x: Tensor) -> Tensor:
+    """The gradient of the score at the input, as in a penalty or a diffusion model."""
+    return m.layer(x) * torch.func.grad(lambda v: v.sin().sum())(x).sum()
+
+
+def inner_vmap(m: Part, x: Tensor) -> Tensor:
+    return torch.func.vmap(lambda row: row.cos() * 2)(m.layer(x)) + torch.vmap(m.layer)(x)
+
+
+def penalty(m: Part, x: Tensor) -> Tensor:
+    y = m.layer(x.requires_grad_()).tanh()
+    return y
+
+
+FEATURES: dict[str, Callable[..., Tensor]] = {
+    "factories": filled_table,
+    "boolean masks": marked,
+    "in place": in_place,
+    "autograd function": lambda m, x: Double.apply(m.layer(x)),
+    "inner gradient": inner_gradient,
+    "inner vmap": inner_vmap,
+    "autocast off": lambda m, x: m.layer(x) if not torch.is_autocast_enabled("cpu") else x,
+    "weights under no_grad first": lambda m, x: (
+        m.layer(x) * (m.layer.weight @ x.detach().T).sum().detach() + no_grad_first(m, x)
+    ),
+    "weight on the left": lambda m, x: (m.layer.weight @ x.T).T.tanh() + m.layer.bias,
+    "outer product": lambda m, x: torch.outer(m.layer.bias, x[0]).sum(0, keepdim=True) + m.layer(x).sum(),
+    "weight in cdist": lambda m, x: torch.cdist(x, m.layer.weight).exp(),
+    "weight indexed by data": lambda m, x: m.layer.weight[(x[0, 0] > 0).long()] * x + m.layer(x).sum(),
+    "weight gathered": lambda m, x: torch.gather(m.layer.weight, 0, (x > 0).long()) + m.layer(x).sum(),
+    "softmax of weights": lambda m, x: x @ m.layer.weight.softmax(1).T,
+    "norm of weights": lambda m, x: m.layer(x) / m.layer.weight.norm(),
+    "weights in a stack": lambda m, x: torch.stack([m.layer(x), m.layer.bias[None] * x[:, :1]]),
+    "sorted": lambda m, x: m.layer(x.sort(-1).values) + m.layer(x).topk(1).values,
+    "cumulative": lambda m, x: m.layer(x).cumsum(-1).logsumexp(-1),
+    "scatter": lambda m, x: torch.zeros(1, 5, dtype=x.dtype).scatter_add(1, (x[:, :2] > 0).long() * 3, m.layer(x)),
+    "index_add": lambda m, x: torch.zeros(5, dtype=x.dtype).index_add(0, (x[0, :2] > 0).long(), m.layer(x)[0]),
+    "fft": lambda m, x: torch.fft.rfft(m.layer(x)).abs(),
+    "split and unbind": lambda m, x: sum(m.layer(x).unbind(1)) * m.layer(x).split(1, 1)[0].squeeze(1),
+    "where": lambda m, x: torch.where(x[:, :2] > 0, m.layer(x), m.layer.bias),
+    "grid": lambda m, x: F.grid_sample(
+        m.layer(x).view(1, 1, 1, 2).expand(1, 1, 2, 2), x.view(1, 1, 1, 3)[..., :2], align_corners=False
+    ),
+    "interpolated": lambda m, x: F.interpolate(m.layer(x).view(1, 1, 2), scale_factor=2, mode="linear"),
+    "pooled": lambda m, x: F.max_pool1d(m.layer(x).view(1, 1, 2), 2) + F.adaptive_avg_pool1d(x.view(1, 1, 3), 1),
+    "unfolded": lambda m, x: F.unfold(m.layer(x).view(1, 1, 1, 2), (1, 1)),
+    "decomposition": lambda m, x: torch.linalg.norm(torch.outer(m.layer(x)[0], x[0]), ord="fro")[None],
+    "solve": lambda m, x: torch.linalg.solve(
+        torch.eye(2, dtype=x.dtype) + torch.outer(*[m.layer(x)[0].tanh()] * 2), x[0, :2]
+    ),
+    "bilinear": lambda m, x: F.bilinear(x, x, torch.ones(1, 3, 3, dtype=x.dtype)) + m.layer(x),
+    "ctc": lambda m, x: F.log_softmax(m.layer(x), -1) + F.one_hot((x[:, 0] > 0).long(), 2),
+    "binary cross entropy": lambda m, x: F.binary_cross_entropy_with_logits(
+        m.layer(x), x[:, :2].sigmoid(), reduction="none"
+    ),
+    "cosine": lambda m, x: F.cosine_similarity(m.layer(x), x[:, :2]) + F.pairwise_distance(m.layer(x), x[:, :2]),
+    "losses": lambda m, x: (
+        F.smooth_l1_loss(m.layer(x), x[:, :2])
+        + F.huber_loss(m.layer(x), x[:, :2])
+        + F.kl_div(m.layer(x).log_softmax(1), x[:, :2].softmax(1), reduction="batchmean")
+    ),
+}
+
+
+def no_grad_first(m: Part, x: Tensor) -> Tensor:
+    """The same operation without a rule twice, first without gradients."""
+    with torch.no_grad():
+        scale = torch.cdist(x, m.layer.weight).sum()
+    return torch.cdist(x, m.layer.weight) * scale
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_models_do_is_exact(name: str) -> None:
+    torch.manual_seed(0)
+    assert_exact(Part(FEATURES[name]), of_model, rows()[0])
+    assert_exact(Part(FEATURES[name]), of_model, rows(1)[0])

@@ -25,6 +25,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
         "examples, and other tensors can be made from the input, as x.new_zeros(...)"
     ),
+    "does not require grad": "asks autograd for a gradient inside of the loss; use torch.func.grad, which nests",
     "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
     "autograd.Function": (
         "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True"

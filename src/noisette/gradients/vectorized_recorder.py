@@ -104,9 +104,12 @@ class VectorizedRecorder(Recorder):
                 is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
         if not is_batched:
             return self._without_examples(func, types, args, kwargs, weights)
-        if func is Tensor.requires_grad_:
+        is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
+        if func is Tensor.requires_grad_ and not is_inner:
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
-        if (leave := PHYSICAL.get(func)) and internals.current_level() == self._level:
+        if func is Tensor.__setitem__ and _selects_by_mask(*args):
+            return self._write_by_mask(*args)
+        if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(args, kwargs, weights, data)
             output = self._leave_vmap(leave, func, args, kwargs)
@@ -126,6 +129,15 @@ class VectorizedRecorder(Recorder):
         output = func(*args, **kwargs)
         self._check_separate(func, args, kwargs, output)
         return output
+
+    def _write_by_mask(self, target: Tensor, mask: Tensor, value: object) -> None:
+        """``target[mask] = value`` for one value, or one row, that is written in each selected place.
+
+        ``vmap`` refuses the selection, whose size depends on an example.
+        """
+        with self:
+            wide = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
+            target.copy_(torch.where(wide, value, target))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def _check_separate(
         self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
@@ -267,6 +279,14 @@ def _has_own_memory(output: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, 
     return output._base is None and all(
         output is not tensor and (output.is_meta or output.data_ptr() != tensor.data_ptr()) for tensor in given
     )
+
+
+def _selects_by_mask(target: object, index: object, value: object) -> bool:
+    """Whether ``target[index] = value`` writes the same in each place that a mask of an example selects."""
+    if not (isinstance(target, Tensor) and isinstance(index, Tensor) and index.dtype is torch.bool):
+        return False
+    axes = value.dim() if isinstance(value, Tensor) else 0
+    return target.shape[: index.dim()] == index.shape and axes <= target.dim() - index.dim()
 
 
 @cache
