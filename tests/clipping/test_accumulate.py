@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine_check import ENGINES, TOLERANCE, Watched, cast
-from model_cases import CASES, Case
+from model_cases import CASES, Case, Forward
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, TwoPass, Vmap
 from noisette.clipping.norms import Engine
 from oracle import example_gradients
 
@@ -285,3 +285,337 @@ def test_an_error_of_the_loss_itself_is_not_explained_away() -> None:
         accumulated(net(), lambda m, x: {}[x.shape], rows()[0])
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         accumulated(net(), lambda m, x: m(x[:, :2]).sum(), rows()[0])
+
+
+# Tensors from outside
+
+
+def squares_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
+def test_a_table_of_constants_may_be_used_and_stays() -> None:
+    model, table = net(), torch.tensor([2.0, 0.5]).double()
+    loss = lambda m, x: (m(x) * table).square().sum()  # noqa: E731
+    clip = PerExampleClip(model, 1e6)
+    x = rows()[0]
+    for _ in range(2):
+        clip.accumulate(loss, x)
+    table.mul_(2)
+    with pytest.raises(PrivacyError, match=r"\(2,\).*written to since"):
+        clip.accumulate(loss, x)
+    clip.close()
+
+
+def test_class_weights_of_the_batch_are_refused() -> None:
+    """They are a new tensor in each call; in a run they are refused in the first call too."""
+    model, (x, y) = net(), rows()
+
+    def weighted(clip: PerExampleClip, **public: Any) -> None:
+        weights = torch.bincount(y, minlength=2).double() + len(x)
+        clip.accumulate(
+            lambda m, x, y: (F.cross_entropy(m(x), y, reduction="none") * weights[y]).sum(),
+            *(x, y),
+            public=[weights] if public else (),
+        )
+
+    clip = PerExampleClip(model, 1.0)
+    weighted(clip)
+    with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+        weighted(clip)
+    weighted(clip, public=True)
+    clip.close()
+    clip = PerExampleClip(model, 1.0)
+    clip.before_first_batch()
+    with pytest.raises(PrivacyError, match="made after the first batch was drawn"):
+        weighted(clip)
+    clip.close()
+
+
+def test_a_constant_that_a_module_makes_in_the_first_call_is_kept() -> None:
+    """As a table of rotary positions is, made when it is first needed."""
+
+    def forward(m: Part, x: Tensor) -> Tensor:
+        if not hasattr(m, "table"):
+            m.table = torch.arange(3, dtype=torch.float64).cos()
+        return m.layer(x * m.table)
+
+    model, x = Part(forward), rows()[0]
+    clip = PerExampleClip(model, 1.0)
+    clip.before_first_batch()
+    for _ in range(3):
+        clip.accumulate(squares_of, x)
+    clip.close()
+
+
+def test_a_teacher_is_part_of_what_is_outside() -> None:
+    """Frozen or not, with dropout or not; nothing is added to its gradients."""
+    teacher, model, x = net(), net(), rows()[0]
+    distil = lambda m, x: (m(x) - teacher(x).detach()).square().sum()  # noqa: E731
+    for _ in range(2):
+        truth = example_gradients(model, distil, (x,)).clipped(0.1)
+        _, sums = accumulated(model, distil, x, bound=0.1)
+        for name, value in sums.items():
+            torch.testing.assert_close(value, truth.sums[name])
+        teacher.requires_grad_(False)
+    assert all(p.grad is None for p in teacher.parameters())
+
+
+# What an earlier call has kept
+
+
+class Remembers(nn.Module):
+    """Adds what it keeps of the last call, detached or not."""
+
+    def __init__(self, kept: list[Tensor]) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2).double()
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = self.kept[-1] if self.kept else torch.zeros(3, dtype=torch.float64)
+        self.kept.append((2 * x).detach())
+        return self.layer(x + before)
+
+
+def test_values_of_the_examples_of_an_earlier_call_are_refused() -> None:
+    clip = PerExampleClip(Remembers([]), 1.0)
+    clip.accumulate(squares_of, rows()[0])
+    for _ in range(2):
+        with pytest.raises(PrivacyError, match="an earlier call has computed from other examples"):
+            clip.accumulate(squares_of, rows()[0])
+    clip.close()
+
+
+def test_values_of_the_same_call_may_be_kept() -> None:
+    kept: list[Tensor] = []
+
+    def loss(m: nn.Module, x: Tensor) -> Tensor:
+        kept.clear()
+        return sum([m(x).square().sum() for _ in range(3)], torch.zeros(()))
+
+    clip = PerExampleClip(Remembers(kept), 1.0)
+    for _ in range(3):
+        clip.accumulate(loss, rows()[0])
+    clip.close()
+
+
+# Sizes, and records that are not numbers
+
+
+def test_no_example_adds_nothing() -> None:
+    norms, sums = accumulated(net(), entropy, *rows(0))
+    assert not norms.numel()
+    assert all(not value.any() for value in sums.values())
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e200])
+def test_an_example_that_is_not_finite_adds_nothing(engine: Engine, value: float) -> None:
+    model, (x, y) = net(), rows()
+    _, without = accumulated(model, entropy, torch.cat([x[:2], x[3:]]), torch.cat([y[:2], y[3:]]), bound=0.1)
+    x[2] = value
+    loss = lambda m, x, y: entropy(m, x, y) + x.sum() * m[0].bias.sum() * x.sum()  # noqa: E731
+    _, without = accumulated(model, loss, torch.cat([x[:2], x[3:]]), torch.cat([y[:2], y[3:]]), bound=0.1)
+    _, found = accumulated(model, loss, x, y, bound=0.1, engine=engine)
+    for name in found:
+        torch.testing.assert_close(found[name], without[name], rtol=1e-12, atol=1e-14)
+
+
+def test_the_split_into_microbatches_changes_nothing() -> None:
+    model, (x, y) = net(), rows(7)
+    whole = accumulated(model, entropy, x, y, bound=0.1)[1]
+    clip = PerExampleClip(model, 0.1)
+    for k in (slice(0, 1), slice(1, 4), slice(4, 7), slice(7, 7)):
+        clip.accumulate(entropy, x[k], y[k])
+    [total] = clip.pop_sums()
+    clip.close()
+    for expected, got in zip(whole.values(), total.grads, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+# Randomness
+
+
+def test_each_example_has_a_mask_of_its_own_and_its_gradient_has_it_too() -> None:
+    """One layer without bias under dropout: the gradient of each example is its input under its mask."""
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)).double()
+    x = torch.ones(6, 40, dtype=torch.float64)
+    masks: list[Tensor] = []
+    for engine in (BookKeeping(), TwoPass(), MultiLoss()):
+        torch.manual_seed(3)
+        _, sums = accumulated(model, lambda m, x: m(x).sum(), x, bound=1e6, engine=engine)
+        masks.append(sums["1.weight"])
+    assert torch.equal(masks[0], masks[1])
+    assert torch.equal(masks[0], masks[2])
+    counts = masks[0] / 2
+    assert torch.equal(counts, counts.round())
+    assert len(counts.unique()) > 2  # with one mask for all examples the counts would be 0 and 6 alone
+
+
+NOISE: dict[str, Callable[[Tensor], Tensor]] = {
+    "rand": lambda x: torch.rand(3, dtype=x.dtype),
+    "rand_like": torch.rand_like,
+    "rand of a weight": lambda x: torch.rand_like(torch.ones(3, dtype=x.dtype)),
+    "uniform_": lambda x: torch.empty(3, dtype=x.dtype).uniform_(),
+    "normal": lambda x: torch.normal(0.0, torch.ones(3, dtype=x.dtype)),
+    "gumbel": lambda x: F.gumbel_softmax(x[:1]),
+    "multinomial": lambda x: torch.multinomial(torch.ones(50), 3).to(x.dtype),
+    "randperm": lambda x: torch.randperm(50)[:3].to(x.dtype),
+    "randint": lambda x: torch.randint(0, 50, (3,)).to(x.dtype),
+    "rrelu": lambda x: F.rrelu(-x[0], training=True),
+    "rsample": lambda x: torch.distributions.Normal(x.new_zeros(3), 1.0).rsample(),
+    "bernoulli": lambda x: torch.bernoulli(torch.full((30,), 0.5, dtype=x.dtype)).view(3, 10) @ x.new_ones(10),
+    "empty_like": lambda x: torch.empty_like(torch.ones(3, dtype=x.dtype)).exponential_(),
+    "feature dropout": lambda x: F.dropout2d(x.view(3, 1, 1, 1).expand(3, 20, 2, 2)).sum((1, 2, 3)),
+    "alpha dropout": lambda x: F.alpha_dropout(x.view(3, 1).expand(3, 20), training=True).sum(1),
+    "dropout of a constant": lambda x: F.dropout(torch.ones(3, 30, dtype=x.dtype)).sum(1),
+}
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_random_numbers_are_drawn_for_each_example(name: str) -> None:
+    """The gradient of the weight that the noise multiplies is the noise: it is another one in each example."""
+    model = Forward(lambda m, x: (m.p * NOISE[name](x)).sum() + 0 * x.sum(), p=nn.Parameter(torch.ones(3).double()))
+    norms, _ = accumulated(model, lambda m, x: m(x), torch.ones(8, 3, dtype=torch.float64))
+    assert len(norms.unique()) > 2
+
+
+def test_one_value_for_all_examples_is_refused() -> None:
+    """``vmap`` itself reduces over the examples in one private operation that distributions check values with."""
+    loss = lambda m, x: m(x).sum() * (2.0 if torch._is_any_true(x > 1e3) else 1.0)  # noqa: E731
+    with pytest.raises(PrivacyError):
+        accumulated(net(), loss, rows()[0])
+    x = rows()[0]
+    checked = lambda m, x: torch.distributions.Exponential(x.square()).log_prob(m(x).square().sum()).sum()  # noqa: E731
+    _, one = accumulated(net(), checked, x[:2])
+    x[2] = torch.nan
+    assert one
+    accumulated(net(), checked, x)  # nor does it stop at a value that a distribution does not allow
+
+
+# What models do
+
+
+class Double(torch.autograd.Function):
+    """With a rule for vmap that PyTorch generates."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x.square()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: Tensor) -> Tensor:
+        return dy[0] * 4 * ctx.saved_tensors[0]
+
+
+def filled_table(m: Part, x: Tensor) -> Tensor:
+    out = torch.zeros(x.shape[0], 4, dtype=x.dtype)
+    out[:, 0] = x[:, 0]
+    out[:, 1:3] += m.layer(x)
+    other = torch.ones(2, dtype=x.dtype) * 3
+    other[1] = x[0, 0]
+    return out * 2 + other.sum()
+
+
+def marked(m: Part, x: Tensor) -> Tensor:
+    h = m.layer(x)
+    h[h > 0] = 0.5
+    y = m.layer(-x)
+    y[x[:, :2] < 0] = torch.tensor(-2.0, dtype=x.dtype)
+    rows = m.layer(x)
+    rows[x[:, 0] < 0] = m.layer.bias
+    filled = torch.zeros(1, 2, dtype=x.dtype)
+    filled[x[:, 0] > 0] = 1
+    return h * y + m.layer(x) * rows + filled
+
+
+def in_place(m: Part, x: Tensor) -> Tensor:
+    h = F.relu_(m.layer(x)).clone()
+    h.add_(x[:, :2]).mul_(2).clamp_(max=3)
+    h.masked_fill_(x[:, :2] > 1, 0.1)
+    h += m.layer(x)
+    return h.sub_(m.layer.bias)
+
+
+def inner_gradient(m: Part, x: Tensor) -> Tensor:
+    """The gradient of the score at the input, as in a penalty or a diffusion model."""
+    return m.layer(x) * torch.func.grad(lambda v: v.sin().sum())(x).sum()
+
+
+def inner_vmap(m: Part, x: Tensor) -> Tensor:
+    return torch.func.vmap(lambda row: row.cos() * 2)(m.layer(x)) + torch.vmap(m.layer)(x)
+
+
+def penalty(m: Part, x: Tensor) -> Tensor:
+    return m.layer(x.requires_grad_()).tanh()
+
+
+FEATURES: dict[str, Callable[..., Tensor]] = {
+    "factories": filled_table,
+    "boolean masks": marked,
+    "in place": in_place,
+    "autograd function": lambda m, x: Double.apply(m.layer(x)),
+    "inner gradient": inner_gradient,
+    "inner vmap": inner_vmap,
+    "autocast off": lambda m, x: m.layer(x) if not torch.is_autocast_enabled("cpu") else x,
+    "weights under no_grad first": lambda m, x: (
+        m.layer(x) * (m.layer.weight @ x.detach().T).sum().detach() + no_grad_first(m, x)
+    ),
+    "weight on the left": lambda m, x: (m.layer.weight @ x.T).T.tanh() + m.layer.bias,
+    "outer product": lambda m, x: torch.outer(m.layer.bias, x[0]).sum(0, keepdim=True) + m.layer(x).sum(),
+    "weight in cdist": lambda m, x: torch.cdist(x, m.layer.weight).exp(),
+    "weight indexed by data": lambda m, x: m.layer.weight[(x[0, 0] > 0).long()] * x + m.layer(x).sum(),
+    "weight gathered": lambda m, x: torch.gather(m.layer.weight, 0, (x > 0).long()) + m.layer(x).sum(),
+    "softmax of weights": lambda m, x: x @ m.layer.weight.softmax(1).T,
+    "norm of weights": lambda m, x: m.layer(x) / m.layer.weight.norm(),
+    "weights in a stack": lambda m, x: torch.stack([m.layer(x), m.layer.bias[None] * x[:, :1]]),
+    "sorted": lambda m, x: m.layer(x.sort(-1).values) + m.layer(x).topk(1).values,
+    "cumulative": lambda m, x: m.layer(x).cumsum(-1).logsumexp(-1),
+    "scatter": lambda m, x: torch.zeros(1, 5, dtype=x.dtype).scatter_add(1, (x[:, :2] > 0).long() * 3, m.layer(x)),
+    "index_add": lambda m, x: torch.zeros(5, dtype=x.dtype).index_add(0, (x[0, :2] > 0).long(), m.layer(x)[0]),
+    "fft": lambda m, x: torch.fft.rfft(m.layer(x)).abs(),
+    "split and unbind": lambda m, x: sum(m.layer(x).unbind(1)) * m.layer(x).split(1, 1)[0].squeeze(1),
+    "where": lambda m, x: torch.where(x[:, :2] > 0, m.layer(x), m.layer.bias),
+    "grid": lambda m, x: F.grid_sample(
+        m.layer(x).view(1, 1, 1, 2).expand(1, 1, 2, 2), x.view(1, 1, 1, 3)[..., :2], align_corners=False
+    ),
+    "interpolated": lambda m, x: F.interpolate(m.layer(x).view(1, 1, 2), scale_factor=2, mode="linear"),
+    "pooled": lambda m, x: F.max_pool1d(m.layer(x).view(1, 1, 2), 2) + F.adaptive_avg_pool1d(x.view(1, 1, 3), 1),
+    "unfolded": lambda m, x: F.unfold(m.layer(x).view(1, 1, 1, 2), (1, 1)),
+    "decomposition": lambda m, x: torch.linalg.norm(torch.outer(m.layer(x)[0], x[0]), ord="fro")[None],
+    "solve": lambda m, x: torch.linalg.solve(
+        torch.eye(2, dtype=x.dtype) + torch.outer(*[m.layer(x)[0].tanh()] * 2), x[0, :2]
+    ),
+    "bilinear": lambda m, x: F.bilinear(x, x, torch.ones(1, 3, 3, dtype=x.dtype)) + m.layer(x),
+    "ctc": lambda m, x: F.log_softmax(m.layer(x), -1) + F.one_hot((x[:, 0] > 0).long(), 2),
+    "binary cross entropy": lambda m, x: F.binary_cross_entropy_with_logits(
+        m.layer(x), x[:, :2].sigmoid(), reduction="none"
+    ),
+    "cosine": lambda m, x: F.cosine_similarity(m.layer(x), x[:, :2]) + F.pairwise_distance(m.layer(x), x[:, :2]),
+    "losses": lambda m, x: (
+        F.smooth_l1_loss(m.layer(x), x[:, :2])
+        + F.huber_loss(m.layer(x), x[:, :2])
+        + F.kl_div(m.layer(x).log_softmax(1), x[:, :2].softmax(1), reduction="batchmean")
+    ),
+}
+
+
+def no_grad_first(m: Part, x: Tensor) -> Tensor:
+    """The same operation without a rule twice, first without gradients."""
+    with torch.no_grad():
+        scale = torch.cdist(x, m.layer.weight).sum()
+    return torch.cdist(x, m.layer.weight) * scale
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_models_do_is_exact(name: str) -> None:
+    torch.manual_seed(0)
+    assert_exact(Part(FEATURES[name]), of_model, rows()[0])
+    assert_exact(Part(FEATURES[name]), of_model, rows(1)[0])

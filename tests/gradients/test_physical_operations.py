@@ -610,6 +610,18 @@ def loss_forms() -> list[Form]:
             ((2, 4),),
             False,
         ),
+        Form("rrelu, off", F.rrelu, lambda p, x: F.rrelu(x, 0.1, 0.3), (), ((2, 4),)),
+        Form(
+            "rrelu, one slope", F.rrelu, lambda p, x: F.rrelu(input=x, lower=0.2, upper=0.2, training=True), (), ((4,),)
+        ),
+        Form(
+            "dropout, in place by position",
+            F.dropout,
+            lambda p, x: F.dropout(x * 1, 0.0, True, True),
+            (),
+            ((4,),),
+            False,
+        ),
         Form("dropout, off", F.dropout, lambda p, x: F.dropout(x, 0.5, False), (), ((2, 4),)),
         Form("dropout, of nothing", F.dropout, lambda p, x: F.dropout(input=x, p=0.0), (), ((2, 4),)),
         Form("dropout, in place", F.dropout, lambda p, x: F.dropout(x * 1, 0.0, inplace=True), (), ((2, 4),), False),

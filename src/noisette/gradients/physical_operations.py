@@ -229,13 +229,18 @@ def _split_at(tensor: Tensor, axis: int, b: int, n: int) -> Tensor:
     return tensor.unflatten(axis, (b, n)).movedim(axis, 0)
 
 
-@leaves(F.dropout)
-def dropout(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Each number is dropped by a coin of its own, wherever the examples are."""
-    arguments: dict[str, Any] = {**dict(zip(("input", "p", "training", "inplace"), args, strict=False)), **kwargs}
-    if arguments.get("inplace") or not is_wrapped(arguments["input"]):
-        return NotImplemented  # the result must be the same object, or the weight of another model
-    return run(func, (), arguments | {"input": physical(arguments["input"])})
+@leaves(F.dropout, F.rrelu)
+def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Each number is dropped, or scaled, by a random number of its own, wherever the examples are."""
+    input, *others = args if args else (kwargs["input"],)
+    rest = {name: value for name, value in kwargs.items() if name != "input"}
+    inplace = (len(args) > _PLACE_OF_INPLACE[func] and args[-1]) or kwargs.get("inplace")
+    if inplace or not is_wrapped(input):
+        return NotImplemented  # the result must be the same object, or this is a weight of another model
+    return run(func, (physical(input), *others), rest)
+
+
+_PLACE_OF_INPLACE = {F.dropout: 3, F.rrelu: 4}
 
 
 _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
@@ -254,12 +259,19 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
         return NotImplemented
     scores, labels = physical(input), physical(target)
     reduction = arguments.pop("reduction", "mean")
-    given = {"input": scores.flatten(0, 1), "target": labels.flatten(0, 1), "reduction": "none"}
-    losses = run(func, (), arguments | given).unflatten(0, scores.shape[:2])
+    several = scores.shape[1] > 1
+    given = {"input": _rows(scores), "target": _rows(labels), "reduction": "none"}
+    losses = run(func, (), arguments | given)
+    losses = losses.unflatten(0, scores.shape[:2]) if several else losses.unsqueeze(1)
     if reduction == "none":
         return losses
-    total = losses.sum(1)
+    total = losses.sum(1) if several else losses.squeeze(1)
     if reduction == "sum":
         return total
     counted = (labels != arguments.get("ignore_index", -100)).sum(1) if target.dim() == 1 else scores.shape[1]
     return total / counted if reduction == "mean" else NotImplemented
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(b, n, ...) as (b n, ...)."""
+    return tensor.flatten(0, 1) if tensor.shape[1] > 1 else tensor.squeeze(1)

@@ -353,7 +353,7 @@ class Recorder(TorchFunctionMode):
         return id(tensor) in self._constants and not tensor.requires_grad  # no weight was written into it
 
     def _record_constants(self, output: object) -> None:
-        for tensor in _outputs(output):
+        for tensor in outputs_of(output):
             self._constants[id(tensor)] = tensor
 
     def _record_derived(
@@ -365,7 +365,7 @@ class Recorder(TorchFunctionMode):
         output: object,
     ) -> None:
         parents = tuple({id(p): p for weight in weights for p in self._weights[id(weight)].parents}.values())
-        for tensor in _outputs(output):
+        for tensor in outputs_of(output):
             if not tensor.requires_grad:
                 self._constants[id(tensor)] = tensor
             elif not self._is_weight(tensor):
@@ -382,7 +382,7 @@ class Recorder(TorchFunctionMode):
         upstream: tuple[Any, ...],
         output: object,
     ) -> None:
-        tensors = list(_outputs(output))
+        tensors = list(outputs_of(output))
         derived = [weight for weight in weights if not weight.is_leaf]
         versions = tuple(
             (tensor, tensor._version)
@@ -409,7 +409,8 @@ class Recorder(TorchFunctionMode):
             )
 
 
-def _outputs(output: object) -> Iterator[Tensor]:
+def outputs_of(output: object) -> Iterator[Tensor]:
+    """Each tensor among the results of a torch call."""
     if isinstance(output, Tensor):
         yield output
     elif isinstance(output, list | tuple):

@@ -82,8 +82,20 @@ class VectorizedLoss:
     recording: Recording
 
 
-def vectorized_losses(
-    loss: Loss, model: nn.Module, batch: Microbatch, begin: Callable[[], None] | None = None
+def _one_value(value: object) -> Tensor:
+    """The loss of one example as a scalar.
+
+    Raises:
+        PrivacyError: it is not a tensor with one value.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
+    return value.reshape(())
+
+
+def _vectorized_losses(
+    loss: Loss, model: nn.Module, batch: Microbatch, begin: Callable[[int, Sequence[Tensor]], None]
 ) -> Tensor:
     """The loss of each example of the batch, computed for all at once, shape (b,).
 
@@ -92,7 +104,7 @@ def vectorized_losses(
             It returns a scalar, or a vector of one.
         model: given to the loss.
         batch: the arguments of b examples.
-        begin: called inside of ``vmap``, before the loss.
+        begin: called inside of ``vmap``, before the loss, with the level of ``vmap`` and the tensors of the examples.
 
     Guarantee: the loss of an example depends on that example, the weights, and what the code reaches otherwise than by
     its arguments.
@@ -100,21 +112,17 @@ def vectorized_losses(
     Raises:
         PrivacyError: the loss cannot be vectorised, or returns something else.
     """
-
-    def of_one(tensors: list[Tensor]) -> Tensor:
-        if begin is not None:
-            begin()
-        one = batch.with_tensors([tensor.unsqueeze(0) for tensor in tensors])
-        value = loss(model, *one.args, **one.kwargs)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise PrivacyError(f"expected the loss of one example, a tensor with one value, got {got}")
-        return value.reshape(())
-
+    count = batch.count
     with internals.as_if_compiled(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
         try:
-            return torch.func.vmap(of_one, randomness="different")(batch.tensors)
+            physical = [tensor.unsqueeze(1) for tensor in batch.tensors]
+            with internals.vmap_level(count) as level:
+                tensors = [internals.batched(tensor, level) for tensor in physical]
+                begin(level, tensors)
+                one = batch.with_tensors(tensors)
+                value = _one_value(loss(model, *one.args, **one.kwargs))
+                return internals.physical(value) if internals.is_wrapped(value) else value.expand(count)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError) as error:
@@ -138,14 +146,14 @@ def record_losses(
     Raises:
         PrivacyError: the loss cannot be vectorised, or uses a tensor from outside that is not constant.
     """
-    declared, own_for_each = list(public), set[int]()
+    own_for_each = set[int]()
+    outside.begin(public)
     while True:
         tape.pop()
-        outside.begin(declared)
         make = partial(VectorizedRecorder, count=batch.count, outside=outside, own_for_each=own_for_each)
         try:
             with tape.recording_by(make) as recorder:
-                losses = vectorized_losses(loss, tape.root, batch, recorder.begin)
+                losses = _vectorized_losses(loss, tape.root, batch, recorder.begin)
             return VectorizedLoss(losses, replace(tape.pop(), calls=_repeatable(tape, loss, batch, losses)))
         except WrittenIntoError as written:
             own_for_each.add(written.factory)

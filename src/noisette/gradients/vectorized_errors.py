@@ -27,6 +27,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
     ),
     "match the broadcast shape": _WRITES,
     "inplace": _WRITES,
+    "does not require grad": "asks autograd for a gradient inside of the loss; use torch.func.grad, which nests",
     "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
     "autograd.Function": (
         "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True"

@@ -7,6 +7,7 @@ other, each example gets its own copy of the weight (``rules.own_copies``).
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,12 +19,17 @@ from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leave
 from noisette.gradients.rules.own_copies import own_copies
-from noisette.gradients.tape import Draft, Operation, Recorder, tensors_among
+from noisette.gradients.tape import Draft, Operation, Recorder, outputs_of, tensors_among
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
 
 _CALL = "_noisette_call"  # the attribute that tells of which call of a loss a batched tensor is
+
+_RANDOM_IN_PLACE = {
+    *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_, Tensor.cauchy_),
+    *(Tensor.log_normal_, Tensor.geometric_),
+}
 
 
 class WrittenIntoError(Exception):
@@ -65,11 +71,11 @@ class VectorizedRecorder(Recorder):
         self._level = 0
         self._is_physical = False  # an operation has left vmap
 
-    def begin(self) -> None:
-        """The code inside of ``vmap`` begins."""
-        level = internals.current_level()
-        assert level is not None
+    def begin(self, level: int, tensors: Sequence[Tensor]) -> None:
+        """The code inside of ``vmap`` begins, at this level and with these tensors of the examples."""
         self._level = level
+        for tensor in tensors:
+            setattr(tensor, _CALL, self._call)
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -78,8 +84,8 @@ class VectorizedRecorder(Recorder):
         if self._is_physical or not self._level:
             return super().__torch_function__(func, types, args, kwargs)
         output = self._inside(func, types, args, kwargs)
-        for tensor in (output,) if isinstance(output, Tensor) else output if isinstance(output, tuple | list) else ():
-            if isinstance(tensor, Tensor) and internals.is_wrapped(tensor):
+        for tensor in outputs_of(output):
+            if internals.is_wrapped(tensor):
                 setattr(tensor, _CALL, self._call)
         return output
 
@@ -98,9 +104,12 @@ class VectorizedRecorder(Recorder):
                 is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
         if not is_batched:
             return self._without_examples(func, types, args, kwargs, weights)
-        if func is Tensor.requires_grad_:
+        is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
+        if func is Tensor.requires_grad_ and not is_inner:
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
-        if (leave := PHYSICAL.get(func)) and internals.current_level() == self._level:
+        if func is Tensor.__setitem__ and _selects_by_mask(*args):
+            return self._write_by_mask(*args)
+        if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(args, kwargs, weights, data)
             output = self._leave_vmap(leave, func, args, kwargs)
@@ -115,7 +124,34 @@ class VectorizedRecorder(Recorder):
             self._check_written(args[0])
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
-        return func(*args, **kwargs)
+        if func is torch._is_all_true:  # arguments of a distribution: no branch may depend on whether they are valid
+            return torch.ones((), dtype=torch.bool)
+        output = func(*args, **kwargs)
+        self._check_separate(func, args, kwargs, output)
+        return output
+
+    def _write_by_mask(self, target: Tensor, mask: Tensor, value: object) -> None:
+        """``target[mask] = value`` for one value, or one row, that is written in each selected place.
+
+        ``vmap`` refuses the selection, whose size depends on an example.
+        """
+        with self:
+            wide = mask.reshape(*mask.shape, *[1] * (target.dim() - mask.dim()))
+            target.copy_(torch.where(wide, value, target))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    def _check_separate(
+        self, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: object
+    ) -> None:
+        """Check that an operation on examples has not given one tensor for all of them, but for constants it was given.
+
+        Raises:
+            PrivacyError: it looked at more than one example.
+        """
+        for tensor in outputs_of(output):
+            if not internals.is_wrapped(tensor):
+                if func is not Tensor.new_tensor and _has_own_memory(tensor, args, kwargs):
+                    raise PrivacyError(f"{func.__name__} gives one value for all examples; leave it out of the loss")
+                self._constants[id(tensor)] = tensor
 
     def _check_of_this_call(self, tensor: Tensor) -> None:
         """Check that a batched tensor is not one that was kept since another call.
@@ -138,6 +174,8 @@ class VectorizedRecorder(Recorder):
         weights: Mapping[int, Tensor],
     ) -> Any:
         """An operation on weights and constants alone, which gives another; a random one may differ by example."""
+        if func in _RANDOM_IN_PLACE:
+            self._check_written(args[0])
         output = super().__torch_function__(func, types, args, kwargs)
         if not isinstance(output, Tensor):
             return output
@@ -145,15 +183,14 @@ class VectorizedRecorder(Recorder):
             if weights:
                 args, kwargs = self._with_own_copies(args, kwargs, weights)
                 output = func(*args, **kwargs)
-            return output
-        if not weights and not any(True for _ in tensors_among(args, kwargs)):
-            number = len(self._made)
-            self._made[id(output)] = number
-            if number in self._own_for_each:
-                with internals.outside():
-                    own = output.expand(self._count, *output.shape).clone()
-                return internals.batched(own, self._level)
-        if not weights:
+        elif not output.requires_grad:
+            if _has_own_memory(output, args, kwargs):
+                number = len(self._made)
+                self._made[id(output)] = number
+                if number in self._own_for_each:
+                    with internals.outside():
+                        own = output.expand(self._count, *output.shape).clone()
+                    return internals.batched(own, self._level)
             self._outside.made(output)
         return output
 
@@ -236,6 +273,23 @@ class VectorizedRecorder(Recorder):
         return self._copies[key]
 
 
+def _has_own_memory(output: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the output of an operation shares no memory with its arguments."""
+    given = [tensor for tensor in tensors_among(args, kwargs) if not internals.is_wrapped(tensor)]
+    return output._base is None and all(
+        output is not tensor and (output.is_meta or output.data_ptr() != tensor.data_ptr()) for tensor in given
+    )
+
+
+def _selects_by_mask(target: object, index: object, value: object) -> bool:
+    """Whether ``target[index] = value`` writes the same in each place that a mask of an example selects."""
+    if not (isinstance(target, Tensor) and isinstance(index, Tensor) and index.dtype is torch.bool):
+        return False
+    axes = value.dim() if isinstance(value, Tensor) else 0
+    return target.shape[: index.dim()] == index.shape and axes <= target.dim() - index.dim()
+
+
+@cache
 def _writes(func: Operation) -> bool:
     """Whether an operation writes into its first argument."""
     name = func.__name__

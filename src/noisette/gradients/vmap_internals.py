@@ -7,14 +7,13 @@ the *physical* one, has one more axis for the examples. A tensor that depends on
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from noisette.errors import PrivacyError
 
@@ -60,9 +59,27 @@ def batched(tensor: Tensor, level: int) -> Tensor:
     return _functorch._add_batch_dim(tensor, 0, level)
 
 
-def outside() -> AbstractContextManager[Any]:
+@contextmanager
+def vmap_level(count: int) -> Iterator[int]:
+    """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
+    level = _functorch._vmap_increment_nesting(count, "different")
+    try:
+        yield level
+    finally:
+        _functorch._vmap_decrement_nesting()
+
+
+class outside:  # noqa: N801
     """Within it, operations run on physical tensors as if there were no transformation."""
-    return temporarily_clear_interpreter_stack()
+
+    def __enter__(self) -> None:
+        self._layers: list[Any] = []
+        while _functorch.peek_interpreter_stack() is not None:
+            self._layers.append(_functorch.pop_dynamic_layer_stack())
+
+    def __exit__(self, *raised: object) -> None:
+        while self._layers:
+            _functorch.push_dynamic_layer_stack(self._layers.pop())
 
 
 @contextmanager
