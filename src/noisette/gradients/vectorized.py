@@ -94,8 +94,11 @@ def _one_value(value: object) -> Tensor:
     return value.reshape(())
 
 
-def _vectorized_losses(
-    loss: Loss, model: nn.Module, batch: Microbatch, begin: Callable[[int, Sequence[Tensor]], None]
+def vectorized_losses(
+    loss: Loss,
+    model: nn.Module,
+    batch: Microbatch,
+    begin: Callable[[int, Sequence[Tensor]], None] = lambda level, tensors: None,
 ) -> Tensor:
     """The loss of each example of the batch, computed for all at once, shape (b,).
 
@@ -153,7 +156,7 @@ def record_losses(
         make = partial(VectorizedRecorder, count=batch.count, outside=outside, own_for_each=own_for_each)
         try:
             with tape.recording_by(make) as recorder:
-                losses = _vectorized_losses(loss, tape.root, batch, recorder.begin)
+                losses = vectorized_losses(loss, tape.root, batch, recorder.begin)
             return VectorizedLoss(losses, replace(tape.pop(), calls=_repeatable(tape, loss, batch, losses)))
         except WrittenIntoError as written:
             own_for_each.add(written.factory)

@@ -21,6 +21,7 @@ from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leav
 from noisette.gradients.rules.own_copies import own_copies
 from noisette.gradients.tape import Draft, Operation, Recorder, outputs_of, tensors_among
 
+_IS_VALID = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
 
@@ -124,7 +125,7 @@ class VectorizedRecorder(Recorder):
             self._check_written(args[0])
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
-        if func is torch._is_all_true:  # arguments of a distribution: no branch may depend on whether they are valid
+        if func is _IS_VALID:  # arguments of a distribution: no branch may depend on whether they are valid
             return torch.ones((), dtype=torch.bool)
         output = func(*args, **kwargs)
         self._check_separate(func, args, kwargs, output)
