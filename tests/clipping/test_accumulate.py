@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint as checkpointing
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from engine_check import ENGINES, TOLERANCE, Watched, cast
 from model_cases import CASES, Case, Forward
@@ -619,3 +621,106 @@ def test_what_models_do_is_exact(name: str) -> None:
     torch.manual_seed(0)
     assert_exact(Part(FEATURES[name]), of_model, rows()[0])
     assert_exact(Part(FEATURES[name]), of_model, rows(1)[0])
+
+
+def assert_sum_of_single_calls(make: Callable[[], nn.Module], loss: Callable[..., Tensor], *batch: Tensor) -> None:
+    """The sum of a batch is that of its examples by themselves, each no longer than the bound."""
+    torch.manual_seed(0)
+    model = make()
+    _, whole = accumulated(model, loss, *batch, bound=0.5)
+    total = dict.fromkeys(whole, torch.zeros(()).double())
+    for i in range(len(batch[0])):
+        _, one = accumulated(model, loss, *[x[i : i + 1] for x in batch], bound=0.5)
+        assert sum(float(value.square().sum()) for value in one.values()) ** 0.5 <= 0.5 * (1 + 1e-2)
+        total = {name: total[name] + value for name, value in one.items()}
+    for name, value in whole.items():
+        torch.testing.assert_close(value, total[name], rtol=2e-2, atol=2e-2)
+    assert any(value.any() for value in whole.values())
+
+
+def test_lower_precision() -> None:
+    x, y = torch.randn(5, 3), torch.randint(0, 2, (5,))
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(m(x), y)
+
+    assert_sum_of_single_calls(lambda: net().float(), loss, x, y)
+    assert_sum_of_single_calls(lambda: net().bfloat16(), entropy, x.bfloat16(), y)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert_sum_of_single_calls(lambda: net().float(), entropy, x, y)
+
+
+def test_models_with_hooks() -> None:
+    """Hooks see batched tensors and may change them; those of tensors run in the backward pass."""
+    seen: list[tuple[int, ...]] = []
+
+    def make() -> nn.Module:
+        model = net()
+        model[0].register_forward_hook(lambda module, args, output: output * 2)
+        model[1].register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+        model.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
+        model[2].register_full_backward_hook(lambda module, given, out: None)
+        return model
+
+    assert_sum_of_single_calls(make, entropy, *rows())
+    assert set(seen) == {(1, 2)}
+
+
+def test_compiled_parts() -> None:
+    def make() -> nn.Module:
+        model = net()
+        model[1] = torch.compile(model[1], backend="eager")
+        return model
+
+    assert_sum_of_single_calls(make, entropy, *rows())
+
+
+def test_a_compiled_model() -> None:
+    assert_sum_of_single_calls(lambda: torch.compile(net(), backend="eager"), entropy, *rows())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_both_kinds(reentrant: bool) -> None:
+    """Activations are kept instead: the sum is that without a checkpoint."""
+
+    def forward(m: Part, x: Tensor) -> Tensor:
+        return checkpoint(lambda v: m.layer(v).tanh(), x, use_reentrant=reentrant)
+
+    model, plain, (x, _) = Part(forward), Part(lambda m, x: m.layer(x).tanh()), rows()
+    plain.load_state_dict(model.state_dict())
+    _, expected = accumulated(plain, of_model, x, bound=0.1)
+    _, found = accumulated(model, of_model, x, bound=0.1)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value)
+
+
+def test_what_is_told_to_code_is_taken_back_after_an_error() -> None:
+    generator = checkpointing._checkpoint_without_reentrant_generator
+    with pytest.raises(PrivacyError):
+        accumulated(Part(lambda m, x: m.layer(x) * x.sum().item()), of_model, rows()[0])
+    assert checkpointing._checkpoint_without_reentrant_generator is generator
+    assert not torch.compiler.is_compiling()
+    assert torch._C._functorch.maybe_current_level() is None
+
+
+BYPASSES: dict[str, Callable[[Part, Tensor], Tensor]] = {
+    "operators by their full names": lambda m, x: torch.ops.aten.linear(x, m.layer.weight, m.layer.bias),
+    "inner functional gradient at the weights": lambda m, x: (
+        m.layer(x) + torch.func.grad(lambda w: (x @ w.T).square().sum())(m.layer.weight).sum()
+    ),
+    "disabled torch functions": lambda m, x: without_modes(m, x),
+}
+
+
+def without_modes(m: Part, x: Tensor) -> Tensor:
+    with torch._C.DisableTorchFunction():
+        return m.layer(x) + m.layer.bias
+
+
+@pytest.mark.parametrize("name", BYPASSES)
+def test_what_the_tape_does_not_see_is_exact_or_refused(name: str) -> None:
+    try:
+        assert_exact(Part(BYPASSES[name]), of_model, rows()[0])
+    except PrivacyError as refused:
+        assert str(refused)

@@ -6,8 +6,9 @@ the *physical* one, has one more axis for the examples. A tensor that depends on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,19 +85,21 @@ class outside:  # noqa: N801
 
 @contextmanager
 def as_if_compiled() -> Iterator[None]:
-    """Within it code is told that it is being compiled, and ``torch.utils.checkpoint`` keeps activations.
+    """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
 
-    ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. A checkpoint would run its
-    function again after ``vmap`` has returned.
+    ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
+    batched tensors. A checkpoint would run its function again after ``vmap`` has returned.
     """
     compiler: Any = torch.compiler
     checkpoints: Any = torch.utils.checkpoint
+    eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
     before = compiler._is_compiling_flag
     generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
     compiler._is_compiling_flag = True
     checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = _run_once, _RunOnce
     try:
-        yield
+        with eager:
+            yield
     finally:
         compiler._is_compiling_flag = before
         checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
