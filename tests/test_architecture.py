@@ -36,7 +36,7 @@ ORDER = [
 LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in folders}
 MOST_ENTRIES, MOST_EDGES = 20, 100
 # Folders of tests that have no counterpart in the package: helpers, planted faults, pages, and what is not installed.
-OTHER_TESTS = {"support", "assurance", "docs", "papers"}
+OTHER_TESTS = {"support", "assurance", "docs", "papers", "redteam"}
 NOT_INSTALLED = {"papers", "experiments", "benchmarks", "tests"}
 CATCH_ALL = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base_utils"}
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml"}

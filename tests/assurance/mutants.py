@@ -7,10 +7,12 @@ import clipless_faults
 import noise_faults
 import sampling_faults
 import spending_faults
+import vectorised_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
+    "Bounds by clipping, of a vectorised loss": vectorised_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Ledger, price and resumed runs": spending_faults.MUTANTS,

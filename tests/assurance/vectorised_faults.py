@@ -1,0 +1,95 @@
+"""Faults of the vectorised loss: values of one example that reach another one past ``vmap``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from noisette.gradients import physical_operations, vectorized_recorder
+from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.physical_operations import PHYSICAL
+from noisette.gradients.vectorized_recorder import VectorizedRecorder
+from planted import Mutant
+
+_MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py::test_no_value_reaches_another_example"
+_SEPARATE = "gradients/test_physical_operations.py::test_equal_to_single_examples_and_separate"
+_ACCUMULATE = "clipping/test_accumulate.py"
+
+
+def shared_mask(patch: pytest.MonkeyPatch) -> None:
+    """Attention takes the mask of the first example for all."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    leave = PHYSICAL[attend]
+
+    def of_first(run: Any, b: int, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        def shared(tensor: Tensor, count: int) -> Tensor:
+            inner = physical_operations.__dict__["_real_one_for_each"](tensor, count)
+            return inner[:1].expand_as(inner) if tensor.dim() < 3 else inner
+
+        patch.setattr(physical_operations, "_one_for_each", shared)
+        return leave(run, b, func, args, kwargs)
+
+    patch.setattr(physical_operations, "_real_one_for_each", physical_operations._one_for_each, raising=False)
+    patch.setitem(PHYSICAL, attend, of_first)
+
+
+def joint_values(patch: pytest.MonkeyPatch) -> None:
+    """Neither where it is made nor where it is used."""
+    patch.setattr(VectorizedRecorder, "_check_separate", lambda *_: None)
+    patch.setattr(OutsideTensors, "check", lambda *_: None)
+
+
+def rows_as_one_example(patch: pytest.MonkeyPatch) -> None:
+    """Group norm centres its output over the examples."""
+    norm = torch.nn.functional.group_norm
+    leave = PHYSICAL[norm]
+
+    def mixed(*arguments: Any) -> Any:
+        output = leave(*arguments)
+        return output - output.mean(0, keepdim=True)
+
+    patch.setitem(PHYSICAL, norm, mixed)
+
+
+MUTANTS = [
+    Mutant(
+        "values of an earlier call's examples are taken",
+        "a record of one batch changes the gradients of other records in the next",
+        lambda patch: patch.setattr(VectorizedRecorder, "_check_of_this_call", lambda *_: None),
+        (f"{_MEET}[carries_detached]", f"{_ACCUMULATE}::test_values_of_the_examples_of_an_earlier_call_are_refused"),
+    ),
+    Mutant(
+        "one value for all examples is taken",
+        "a branch on it lets one record scale all gradients",
+        joint_values,
+        (f"{_MEET}[branches_on_any]",),
+    ),
+    Mutant(
+        "any tensor from outside is taken",
+        "class weights of the batch couple its examples",
+        lambda patch: patch.setattr(OutsideTensors, "check", lambda *_: None),
+        (f"{_ACCUMULATE}::test_class_weights_of_the_batch_are_refused",),
+    ),
+    Mutant(
+        "a write is not told from other operations",
+        "with a batch of one, values of an example are written into the weights, past the noise",
+        lambda patch: patch.setattr(vectorized_recorder, "_writes", lambda func: False),
+        (f"{_ACCUMULATE}::test_what_cannot_be_vectorised_is_refused_in_words",),
+        seen_as=(RuntimeError,),
+    ),
+    Mutant(
+        "attention takes the mask of the first example",
+        "where one record is padded decides what is seen of the others",
+        shared_mask,
+        (_SEPARATE,),
+    ),
+    Mutant(
+        "a norm is taken over the examples",
+        "each record moves the gradients of all others",
+        rows_as_one_example,
+        (_SEPARATE,),
+    ),
+]
