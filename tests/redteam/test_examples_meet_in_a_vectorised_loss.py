@@ -87,7 +87,7 @@ def carries_the_argument(m: Model, x: Tensor) -> Tensor:
 
 
 def branches_on_any(m: Model, x: Tensor) -> Tensor:
-    return m.layer(x) * (100.0 if torch._is_any_true(x > 100) else 1.0)
+    return m.layer(x) - (100.0 if torch._is_any_true(x > 100) else 0.0)
 
 
 def writes_a_buffer(m: Model, x: Tensor) -> Tensor:
