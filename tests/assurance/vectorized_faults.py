@@ -1,4 +1,4 @@
-"""Faults of the vectorised loss: examples that meet, tensors from outside, and copies of weights that are shared."""
+"""Faults of the vectorised loss: values of one example that reach another one past ``vmap``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,51 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette.gradients import outside_tensors, physical_operations, vectorized
+from noisette.gradients import physical_operations, vectorized, vectorized_recorder
+from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.physical_operations import PHYSICAL
 from noisette.gradients.rules.forms import Dense
+from noisette.gradients.vectorized_recorder import VectorizedRecorder
 from planted import Mutant
 
-_SEPARATE = "redteam/test_separate_by_construction.py::"
-_OPERATIONS = "gradients/test_physical_operations.py::"
-_SUMS = "clipping/test_accumulate.py::"
+_MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py::test_no_value_reaches_another_example"
+_SEPARATE = "gradients/test_physical_operations.py::test_equal_to_single_examples_and_separate"
+_ACCUMULATE = "clipping/test_accumulate.py"
+
+
+def shared_mask(patch: pytest.MonkeyPatch) -> None:
+    """Attention takes the mask of the first example for all."""
+    attend = torch.nn.functional.scaled_dot_product_attention
+    leave = PHYSICAL[attend]
+
+    def of_first(run: Any, b: int, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        def shared(tensor: Tensor, count: int) -> Tensor:
+            inner = physical_operations.__dict__["_real_one_for_each"](tensor, count)
+            return inner[:1].expand_as(inner) if tensor.dim() < 3 else inner
+
+        patch.setattr(physical_operations, "_one_for_each", shared)
+        return leave(run, b, func, args, kwargs)
+
+    patch.setattr(physical_operations, "_real_one_for_each", physical_operations._one_for_each, raising=False)
+    patch.setitem(PHYSICAL, attend, of_first)
+
+
+def joint_values(patch: pytest.MonkeyPatch) -> None:
+    """Neither where it is made nor where it is used."""
+    patch.setattr(VectorizedRecorder, "_check_separate", lambda *_: None)
+    patch.setattr(OutsideTensors, "check", lambda *_: None)
+
+
+def rows_as_one_example(patch: pytest.MonkeyPatch) -> None:
+    """Group norm centres its output over the examples."""
+    norm = torch.nn.functional.group_norm
+    leave = PHYSICAL[norm]
+
+    def mixed(*arguments: Any) -> Any:
+        output = leave(*arguments)
+        return output - output.mean(0, keepdim=True)
+
+    patch.setitem(PHYSICAL, norm, mixed)
 
 
 def sees_the_batch(patch: pytest.MonkeyPatch) -> None:
@@ -27,11 +65,6 @@ def sees_the_batch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(vectorized, "vectorized_losses", together)
 
 
-def trusts_outside(patch: pytest.MonkeyPatch) -> None:
-    """Every tensor from outside counts as a constant."""
-    patch.setattr(outside_tensors.OutsideTensors, "check", lambda self, tensor: None)
-
-
 def mixes_sequences(patch: pytest.MonkeyPatch) -> None:
     """The sequences of a recurrence come back in another order."""
     split = physical_operations._split_at
@@ -42,17 +75,6 @@ def mixes_sequences(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(physical_operations, "_split_at", turned)
 
 
-def mixes_attention(patch: pytest.MonkeyPatch) -> None:
-    """A mask that differs by example is that of the first one."""
-    one_for_each = physical_operations._one_for_each
-
-    def first(tensor: Tensor, b: int) -> Tensor:
-        rows = one_for_each(tensor, b)
-        return rows[:1].expand_as(rows) if rows.dtype is torch.bool else rows
-
-    patch.setattr(physical_operations, "_one_for_each", first)
-
-
 def shares_copies(patch: pytest.MonkeyPatch) -> None:
     """The gradient of a copied weight is the mean over the examples."""
     patch.setattr("noisette.gradients.rules.own_copies.Dense", lambda dy: Dense(dy.mean(0, keepdim=True).expand_as(dy)))
@@ -60,34 +82,59 @@ def shares_copies(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = [
     Mutant(
-        "a loss that is given the batch",
-        "one record moves the gradients of all others",
-        sees_the_batch,
-        (f"{_SEPARATE}test_a_record_moves_a_coupled_loss_by_no_more_than_the_bound",),
+        "values of an earlier call's examples are taken",
+        "a record of one batch changes the gradients of other records in the next",
+        lambda patch: patch.setattr(VectorizedRecorder, "_check_of_this_call", lambda *_: None),
+        (f"{_MEET}[carries_detached]", f"{_ACCUMULATE}::test_values_of_the_examples_of_an_earlier_call_are_refused"),
+    ),
+    Mutant(
+        "one value for all examples is taken",
+        "a branch on it lets one record scale all gradients",
+        joint_values,
+        (f"{_MEET}[branches_on_any]",),
+    ),
+    Mutant(
+        "any tensor from outside is taken",
+        "class weights of the batch couple its examples",
+        lambda patch: patch.setattr(OutsideTensors, "check", lambda *_: None),
+        (f"{_ACCUMULATE}::test_class_weights_of_the_batch_are_refused",),
+    ),
+    Mutant(
+        "a write is not told from other operations",
+        "with a batch of one, values of an example are written into the weights, past the noise",
+        lambda patch: patch.setattr(vectorized_recorder, "_writes", lambda func: False),
+        (f"{_ACCUMULATE}::test_what_cannot_be_vectorised_is_refused_in_words",),
         seen_as=(RuntimeError,),
     ),
     Mutant(
-        "tensors from outside accepted",
-        "class weights of the batch couple its examples",
-        trusts_outside,
-        (f"{_SEPARATE}test_a_tensor_of_the_batch_is_no_way_around_the_arguments",),
+        "attention takes the mask of the first example",
+        "where one record is padded decides what is seen of the others",
+        shared_mask,
+        (_SEPARATE,),
+    ),
+    Mutant(
+        "a norm is taken over the examples",
+        "each record moves the gradients of all others",
+        rows_as_one_example,
+        (_SEPARATE,),
+    ),
+    Mutant(
+        "a loss that is given the batch",
+        "one record moves the gradients of all others",
+        sees_the_batch,
+        ("redteam/test_separate_by_construction.py::test_a_record_moves_a_coupled_loss_by_no_more_than_the_bound",),
+        seen_as=(RuntimeError,),
     ),
     Mutant(
         "sequences returned to other examples",
         "an example is clipped by the gradient of another one",
         mixes_sequences,
-        (f"{_OPERATIONS}test_equal_to_single_examples_and_separate",),
-    ),
-    Mutant(
-        "one attention mask for all",
-        "the length of one text decides over the gradients of others",
-        mixes_attention,
-        (f"{_OPERATIONS}test_equal_to_single_examples_and_separate",),
+        (_SEPARATE,),
     ),
     Mutant(
         "copies of a weight that share their gradient",
         "the gradient of one example is that of all",
         shares_copies,
-        (f"{_SUMS}test_sums_of_every_model",),
+        (f"{_ACCUMULATE}::test_what_models_do_is_exact",),
     ),
 ]

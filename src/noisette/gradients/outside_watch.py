@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from noisette._internal.nested import tensors_in
+from noisette._internal.tensor_tree import tensors
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.tape import tensors_among
 from noisette.gradients.vmap_internals import current_level, is_wrapped
@@ -38,7 +38,7 @@ class OutsideWatch(TorchFunctionMode):
             if id(tensor) not in self._known and not is_wrapped(tensor):
                 self._outside.check(tensor)
         output = func(*args, **kwargs)
-        for tensor in tensors_in(output):
+        for tensor in tensors(output):
             self._known[id(tensor)] = tensor
             if not tensor.requires_grad:
                 self._outside.made(tensor)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
-from noisette._internal.nested import others_in, tensors_in, with_tensors
+from noisette._internal.tensor_tree import leaves, map_leaves, tensors
 from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
@@ -36,7 +36,7 @@ class Microbatch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return list(tensors_in((self.args, dict(self.kwargs))))
+        return tensors((self.args, dict(self.kwargs)))
 
     @property
     def count(self) -> int:
@@ -59,13 +59,16 @@ class Microbatch:
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Microbatch:
         """The same with these tensors."""
-        args, kwargs = with_tensors((self.args, dict(self.kwargs)), tensors)
+        following = iter(tensors)
+        args, kwargs = map_leaves(
+            lambda leaf: next(following) if isinstance(leaf, Tensor) else leaf, (self.args, dict(self.kwargs))
+        )
         return Microbatch(args, kwargs)
 
 
 def _check_others(value: object) -> None:
     """Check that an argument has no numbers of several examples: an array, or numbers in a container."""
-    for other in others_in(value):
+    for other in [leaf for leaf in leaves(value) if not isinstance(leaf, Tensor)]:
         is_number = isinstance(other, int | float | complex) and not isinstance(other, bool)
         if hasattr(other, "__array__") or (is_number and other is not value):
             raise PrivacyError(

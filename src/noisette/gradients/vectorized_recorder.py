@@ -6,14 +6,13 @@ other, each example gets its own copy of the weight (``rules.own_copies``).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from noisette._internal.nested import map_tensors
 from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
@@ -237,7 +236,7 @@ class VectorizedRecorder(Recorder):
                 self._is_physical = False
         if output is NotImplemented:
             return output
-        return map_tensors(output, lambda tensor: internals.batched(tensor, self._level))
+        return _map_tensors(output, lambda tensor: internals.batched(tensor, self._level))
 
     def _run(self, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
         """Run and record an operation on physical tensors."""
@@ -258,7 +257,7 @@ class VectorizedRecorder(Recorder):
         def replaced(place: int | str, value: Any) -> Any:
             if operands is not None and place not in operands:
                 return value
-            return map_tensors(value, lambda tensor: self._own_copy(tensor) if id(tensor) in weights else tensor)
+            return _map_tensors(value, lambda tensor: self._own_copy(tensor) if id(tensor) in weights else tensor)
 
         changed = tuple([replaced(k, value) for k, value in enumerate(args)])
         return changed, {name: replaced(name, value) for name, value in kwargs.items()}
@@ -295,3 +294,15 @@ def _writes(func: Operation) -> bool:
     """Whether an operation writes into its first argument."""
     name = func.__name__
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """An argument or a result of a torch call with ``change`` applied to its tensors; no other containers occur."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        changed = [_map_tensors(part, change) for part in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*changed)  # a named tuple
+        return type(value)(changed)
+    return value

@@ -31,6 +31,7 @@ from noisette.run.seal import Seal
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch, PoissonSampler
+from noisette.validation.examples_apart import warn_if_examples_meet
 from noisette.validation.optimizer import StepsOfScaler, check_coverage, held_by
 
 _NOT_ASSERTED = """run.backward(losses) computes the losses of a whole batch at once, and nothing shows that they keep \
@@ -82,6 +83,7 @@ class DpSgdRun(ABC):
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
+        self._compared = False  # whether the loss was called with several public examples
         self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
         self._stepping: FrameType | None = None  # the call of ``optimizer.step`` that made the last release
         self._hooks = [
@@ -149,7 +151,11 @@ class DpSgdRun(ABC):
             PrivacyError: the examples are not those of the current microbatch, they were added before, or the loss
                 cannot be vectorised.
         """
-        self._check_microbatch("accumulate", Microbatch(batch, keywords).count, "rows")
+        microbatch = Microbatch(batch, keywords)
+        self._check_microbatch("accumulate", microbatch.count, "rows")
+        if not self._compared:
+            self._compared = True
+            warn_if_examples_meet(loss, self.bound.model, microbatch)
         self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
 
     def backward(self, losses: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A copy of a weight for each example: its gradient is the per-example gradient of any operation."""
+"""A copy of a weight for each example: its gradient is that of the example."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from noisette.gradients.rules import Examples
 from noisette.gradients.rules.own_copies import own_copies, own_copies_weight
 
 
-def test_gradients_of_the_copies_are_those_of_the_examples() -> None:
-    weight = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    x = torch.randn(5, 2, 4, dtype=torch.float64)
-    copies = own_copies(weight, 5)
-    output = torch.bmm(x, copies).sin().sum((1, 2))
-    [dy] = torch.autograd.grad(output.sum(), [copies])
-    form = own_copies_weight(Examples(5), dy, weight, 5)
-    for i in range(5):
-        [own] = torch.autograd.grad((x[i] @ weight).sin().sum(), [weight])
-        torch.testing.assert_close(form.explicit()[i], own)
+def test_copies_are_equal_and_share_memory() -> None:
+    weight = torch.randn(2, 3)
+    copies = own_copies(weight, 4)
+    assert torch.equal(copies, torch.stack([weight] * 4))
+    assert copies.data_ptr() == weight.data_ptr()
+    assert own_copies(weight[0, 0], 4).shape == (4,)
 
 
-def test_the_copies_take_no_memory() -> None:
-    weight = torch.randn(4, 3)
-    assert own_copies(weight, 1000).untyped_storage().nbytes() == weight.untyped_storage().nbytes()
+def test_the_gradient_of_each_copy_is_that_of_its_example() -> None:
+    weight, x = torch.randn(2, 3, dtype=torch.float64, requires_grad=True), torch.randn(4, 3, dtype=torch.float64)
+    copies = own_copies(weight, 4)
+    y = (torch.einsum("boi,bi->bo", copies, x).sin()).sum()
+    [dy] = torch.autograd.grad(y, [copies])
+    found = own_copies_weight(Examples(4), dy, weight, 4)
+    for i in range(4):
+        [alone] = torch.autograd.grad((weight @ x[i]).sin().sum(), [weight])
+        torch.testing.assert_close(found.explicit()[i], alone)
