@@ -13,6 +13,9 @@ from torch import Tensor, nn
 import noisette
 from noisette.errors import PrivacyError
 
+# That a loss means something else for each example alone is said in a warning, which is not in question here.
+pytestmark = pytest.mark.filterwarnings("ignore:the loss of 3 public examples together")
+
 F = nn.functional
 C, N = 1.0, 24
 X = torch.randn(N, 6, generator=torch.Generator().manual_seed(5))
