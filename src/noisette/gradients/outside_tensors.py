@@ -24,7 +24,7 @@ class _Known:
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Known:
-        return cls(tensor, tensor._version, tensor.data_ptr(), _checksum(tensor))
+        return cls(tensor, _version(tensor), tensor.data_ptr(), _checksum(tensor))
 
 
 class OutsideTensors:
@@ -36,27 +36,38 @@ class OutsideTensors:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
-        self._made: dict[int, weakref.ref[Tensor]] = {}  # in earlier calls, from constants alone
+        self._made: dict[int, tuple[weakref.ref[Tensor], int]] = {}  # inside of calls, from constants alone; version
+        self._current: set[int] = set()  # of these, the ones that the current call has made or used
         self._checked: set[int] = set()  # in the current call
         self._public: dict[int, Tensor] = {}
         self._calls = 0
-        self._existing: dict[int, weakref.ref[Tensor]] | None = None  # before the first batch; not known for ``None``
+        self._existing: dict[int, tuple[weakref.ref[Tensor], int]] | None = None  # before the first batch; version
 
     def before_first_batch(self) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch."""
         tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
-        self._existing = {id(tensor): weakref.ref(tensor) for tensor in tensors}
+        self._existing = {id(tensor): (weakref.ref(tensor), _version(tensor)) for tensor in tensors}
 
     def begin(self, public: Iterable[Tensor]) -> None:
         """A call of the loss begins, for which these tensors are declared public."""
         self._calls += 1
         self._checked.clear()
+        self._current.clear()
         self._public = {id(tensor): tensor for tensor in public}
 
     def made(self, tensor: Tensor) -> None:
         """A tensor was made inside of a call, from constants alone; a module may keep it for the next call."""
         key = id(tensor)
-        self._made[key] = weakref.ref(tensor, lambda _: self._made.pop(key, None))
+        if key in self._known or key in self._public:
+            return  # the result of an operation in place
+        self._made[key] = weakref.ref(tensor, lambda _: self._made.pop(key, None)), _version(tensor)
+        self._current.add(key)
+
+    def end(self) -> None:
+        """The call of the loss ends: from here on, what it has made may not be written to outside of a call."""
+        for key in self._current & self._made.keys():
+            if (tensor := self._made[key][0]()) is not None:
+                self._made[key] = self._made[key][0], _version(tensor)
 
     def check(self, tensor: Tensor) -> None:
         """Check a tensor that the loss has reached and that is neither of the model nor made inside of the call.
@@ -67,11 +78,17 @@ class OutsideTensors:
         key = id(tensor)
         if key in self._checked or key in self._public:
             return
-        made = self._made.get(key)
-        if made is None or made() is not tensor:
+        made, version = self._made.get(key, (None, 0))
+        if made is not None and made() is tensor:
+            if key not in self._current and version != _version(tensor):
+                raise PrivacyError(f"{_described(tensor)}, and it was written to since the first call. {_WAY_OUT}")
+            self._current.add(key)
+        else:
             now, before = _Known.of(tensor), self._known.get(key)
             if before is None and not self._may_be_new(tensor):
-                raise PrivacyError(f"{_described(tensor)}, and it was made after the first batch was drawn. {_WAY_OUT}")
+                raise PrivacyError(
+                    f"{_described(tensor)}, and it was made or written to after the first batch was drawn. {_WAY_OUT}"
+                )
             if before is not None and (before.version, before.checksum) != (now.version, now.checksum):
                 raise PrivacyError(f"{_described(tensor)}, and it was written to since the first call. {_WAY_OUT}")
             self._known[key] = now
@@ -82,13 +99,18 @@ class OutsideTensors:
         if self._existing is None:
             return self._calls == 1
         existing = self._existing.get(id(tensor))
-        return existing is not None and existing() is tensor
+        return existing is not None and existing[0]() is tensor and existing[1] == _version(tensor)
 
 
 _WAY_OUT = (
     "If it is computed from records, pass it as an argument with one row per example; if it is not, declare it: "
     "accumulate(..., public=[tensor])"
 )
+
+
+def _version(tensor: Tensor) -> int:
+    """The number of writes; views have that of their base, and tensors of inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _described(tensor: Tensor) -> str:

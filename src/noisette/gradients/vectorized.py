@@ -160,6 +160,7 @@ def record_losses(
         try:
             with tape.recording_by(make) as recorder:
                 losses = vectorized_losses(loss, tape.root, batch, recorder.begin)
+            outside.end()
             return VectorizedLoss(losses, replace(tape.pop(), calls=_repeatable(tape, loss, batch, losses)))
         except WrittenIntoError as written:
             own_for_each.add(written.factory)

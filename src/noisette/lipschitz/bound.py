@@ -222,6 +222,7 @@ class LipschitzBound:
             return
         with OutsideWatch(self.model, self._outside, public):
             losses = vectorized_losses(loss, self.model, microbatch)
+        self._outside.end()
         call, self._call = self._call, None
         check_one_per_example(losses)
         call = _called(call, "it in the loss, with gradients enabled")

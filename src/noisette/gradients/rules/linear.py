@@ -24,10 +24,10 @@ def linear_weight(
 ) -> ExampleGradients:
     """G = sum_t dy_t x_t^T."""
     if weight.dim() == 2 and _is_one_row_each(examples, dy):
-        return Outer(dy.unsqueeze(1), input.unsqueeze(1))
+        return Outer(dy.unsqueeze(1), input.conj().unsqueeze(1))
     if weight.dim() != 2 or examples.axis == dy.dim() - 1:
-        return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input, weight], 1)
-    return Outer(examples.sequences(dy), examples.sequences(input))
+        return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input.conj(), weight], 1)
+    return Outer(examples.sequences(dy), examples.sequences(input.conj()))
 
 
 @rule(F.linear, operand="input")
@@ -35,7 +35,7 @@ def linear_input(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> ExampleGradients:
     """G_t = dy_t W, for a parameter passed as the input and data passed as the weight."""
-    return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input, weight], 0)
+    return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input, weight.conj()], 0)
 
 
 @rule(F.linear, operand="bias")
@@ -62,10 +62,10 @@ def matmul(operand: str, examples: Examples, dy: Tensor, input: Tensor, other: T
 def _product_gradients(examples: Examples, dy: Tensor, left: Tensor, right: Tensor, place: int) -> ExampleGradients:
     """Gradients of the left factor (place 0) or of the right factor (place 1) of ``left @ right``."""
     if place == 1 and right.dim() == 2 and examples.axis < dy.dim() - 1:
-        return Outer(examples.sequences(left), examples.sequences(dy))
+        return Outer(examples.sequences(left.conj()), examples.sequences(dy))
     rows, columns = "r" * (left.dim() > 1), "c" * (right.dim() > 1)  # a vector has only the axis that is summed
     first, second = (f"...{rows}i" if rows else "i", f"...i{columns}" if columns else "i")
-    return factor_gradients(examples, dy, f"{first},{second}->...{rows}{columns}", [left, right], place)
+    return factor_gradients(examples, dy, f"{first},{second}->...{rows}{columns}", [left.conj(), right.conj()], place)
 
 
 @rewrite(Tensor.__rmatmul__)
