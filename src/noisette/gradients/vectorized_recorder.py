@@ -22,6 +22,8 @@ from noisette.gradients.tape import Draft, Operation, Recorder, tensors_among
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
+# Operations that write random numbers into their first argument.
+_DRAW_INTO = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"}
 
 
 class WrittenIntoError(Exception):
@@ -85,7 +87,17 @@ class VectorizedRecorder(Recorder):
                 self._outside.check(tensor)
                 is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
         if not is_batched:
+            if args and func.__name__ in _DRAW_INTO:
+                self._check_written(args[0])
             return self._without_examples(func, types, args, kwargs, weights)
+        if func is Tensor.new and all(isinstance(size, int | tuple) for size in args[1:]):  # a shape alone
+            with self:
+                return torch.empty(*args[1:], dtype=args[0].dtype, device=args[0].device)
+        if func is torch.broadcast_tensors:  # vmap leaves a constant among them unwrapped
+            tensors = list(tensors_among(args, kwargs))
+            shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+            with self:
+                return tuple([tensor.expand(shape) for tensor in tensors])
         if (leave := PHYSICAL.get(func)) and internals.current_level() == self._level:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(args, kwargs, weights, data)
@@ -99,6 +111,10 @@ class VectorizedRecorder(Recorder):
                 return output
         if args and _writes(func):
             self._check_written(args[0])
+        if func is Tensor.requires_grad_ and internals.current_level() == self._level:
+            return args[0]  # asked for by checkpoints, which keep activations here
+        if func is Tensor.__setitem__ and (mask := _mask_of(*args)) is not None:
+            return args[0].masked_fill_(mask, args[2])
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
         return func(*args, **kwargs)
@@ -203,6 +219,15 @@ class VectorizedRecorder(Recorder):
                 self._record_use(own_copies, (weight, self._count), {}, (weight,), [], (), copy)
                 self._copies[key] = internals.batched(copy, self._level)
         return self._copies[key]
+
+
+def _mask_of(target: Tensor, index: object, value: object) -> Tensor | None:
+    """The mask in ``target[mask] = number``, with the axes of the target; ``None`` for any other index or value."""
+    if not (isinstance(index, Tensor) and index.dtype is torch.bool and 0 < index.dim() <= target.dim()):
+        return None
+    if not isinstance(value, int | float) or index.shape != target.shape[: index.dim()]:
+        return None
+    return index.reshape(*index.shape, *[1] * (target.dim() - index.dim()))
 
 
 def _writes(func: Operation) -> bool:
