@@ -577,7 +577,7 @@ def loss_forms() -> list[Form]:
             (),
             ((3, 4), ids(3, below=4)),
         ),
-        Form("cross entropy, class weights", F.cross_entropy, weighted, (), ((3, 4), ids(3, below=4)), False),
+        Form("cross entropy, class weights", F.cross_entropy, weighted, (), ((3, 4), ids(3, below=4))),
         Form(
             "cross entropy, old names",
             F.cross_entropy,
@@ -623,6 +623,8 @@ def loss_forms() -> list[Form]:
             False,
         ),
         Form("dropout, off", F.dropout, lambda p, x: F.dropout(x, 0.5, False), (), ((2, 4),)),
+        Form("random slopes, off", F.rrelu, lambda p, x: F.rrelu(x, 0.1, 0.3, False), (), ((2, 4),)),
+        Form("random slopes, all alike", F.rrelu, lambda p, x: F.rrelu(x, 0.2, 0.2, training=True), (), ((2, 4),)),
         Form("dropout, of nothing", F.dropout, lambda p, x: F.dropout(input=x, p=0.0), (), ((2, 4),)),
         Form("dropout, in place", F.dropout, lambda p, x: F.dropout(x * 1, 0.0, inplace=True), (), ((2, 4),), False),
     ]

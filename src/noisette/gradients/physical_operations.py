@@ -243,6 +243,18 @@ def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], k
 _PLACE_OF_INPLACE = {F.dropout: 3, F.rrelu: 4}
 
 
+_RRELU = ("input", "lower", "upper", "training", "inplace")
+
+
+@leaves(F.rrelu)
+def random_slope(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Each number has a slope of its own, wherever the examples are."""
+    arguments: dict[str, Any] = {**dict(zip(_RRELU, args, strict=False)), **kwargs}
+    if arguments.get("inplace") or not is_wrapped(arguments["input"]):
+        return NotImplemented
+    return run(func, (), arguments | {"input": physical(arguments["input"])})
+
+
 _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
 
 
@@ -250,12 +262,17 @@ _CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "
 def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Losses of scores (n, classes) and labels (n,) or probabilities (n, classes), reduced over n in each example.
 
-    The mean goes over the labels that are not ignored; without any it is not a number, as outside of ``vmap``.
+    The mean goes over the labels that are not ignored, each with the weight of its class; without any it is not a
+    number, as outside of ``vmap``.
     """
     arguments: dict[str, Any] = {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs}
     input, target = arguments["input"], arguments["target"]
-    weighted = any(arguments.get(name) is not None for name in ("weight", "size_average", "reduce"))
-    if weighted or not (is_wrapped(input) and is_wrapped(target)) or input.dim() != 2 or target.dim() > 2:
+    weight = arguments.get("weight")
+    if any(arguments.get(name) is not None for name in ("size_average", "reduce")):
+        return NotImplemented
+    if weight is not None and (is_wrapped(weight) or weight.requires_grad):
+        return NotImplemented
+    if not (is_wrapped(input) and is_wrapped(target)) or input.dim() != 2 or target.dim() > 2:
         return NotImplemented
     scores, labels = physical(input), physical(target)
     reduction = arguments.pop("reduction", "mean")
@@ -268,7 +285,12 @@ def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs:
     total = losses.sum(1) if several else losses.squeeze(1)
     if reduction == "sum":
         return total
-    counted = (labels != arguments.get("ignore_index", -100)).sum(1) if target.dim() == 1 else scores.shape[1]
+    counted: Any = scores.shape[1]
+    if target.dim() == 1:
+        counted = labels != arguments.get("ignore_index", -100)
+        if weight is not None:
+            counted = torch.where(counted, weight[torch.where(counted, labels, 0)], 0)
+        counted = counted.sum(1)
     return total / counted if reduction == "mean" else NotImplemented
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 
 from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from noisette.errors import PrivacyError
 
@@ -30,9 +31,14 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
     "does not require grad": "asks autograd for a gradient inside of the loss; use torch.func.grad, which nests",
     "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
     "autograd.Function": (
-        "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True"
+        "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True, or draw "
+        "random numbers that come from it in front of the call, and pass them as an argument with one row per example"
+    ),
+    "does not require grad": (
+        "asks for a gradient with respect to values of an example by torch.autograd.grad; use torch.func.grad"
     ),
 }
+_PACKS = "packs a sequence by the length of an example; use a mask of a fixed shape"
 _SIGNS = ("vmap", "functorch", "torch.func", "Batching rule", "BatchedTensor", *_CAUSES)
 _WAY_OUT = (
     'Where that cannot be, pass separability="asserted" to privatize and call run.backward(losses) with the losses of '
@@ -43,12 +49,22 @@ _WAY_OUT = (
 def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     """What an error of ``vmap`` means and what to do, or ``None`` for an error that has nothing to do with it."""
     message = str(error)
-    if not any(sign in message for sign in _SIGNS):
+    packs = _packs(error.__traceback__)
+    if not packs and not any(sign in message for sign in _SIGNS):
         return None
-    cause = next((cause for sign, cause in _CAUSES.items() if sign in message), None)
+    cause = _PACKS if packs else next((cause for sign, cause in _CAUSES.items() if sign in message), None)
     where = _where(error.__traceback__, model)
     said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
     return PrivacyError(f"{said} {_WAY_OUT}")
+
+
+def _packs(traceback: TracebackType | None) -> bool:
+    """Whether the error arose where sequences are packed."""
+    while traceback is not None:
+        if traceback.tb_frame.f_code is pack_padded_sequence.__code__:
+            return True
+        traceback = traceback.tb_next
+    return False
 
 
 def _where(traceback: TracebackType | None, model: nn.Module) -> str:

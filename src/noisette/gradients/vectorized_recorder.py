@@ -109,6 +109,14 @@ class VectorizedRecorder(Recorder):
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
         if func is Tensor.__setitem__ and _selects_by_mask(*args):
             return self._write_by_mask(*args)
+        if func is Tensor.new and all(isinstance(size, int | tuple) for size in args[1:]):  # a shape alone
+            with self:
+                return torch.empty(*args[1:], dtype=args[0].dtype, device=args[0].device)
+        if func is torch.broadcast_tensors:  # vmap leaves a constant among them unwrapped
+            tensors = list(tensors_among(args, kwargs))
+            shape = torch.broadcast_shapes(*[tensor.shape for tensor in tensors])
+            with self:
+                return tuple([tensor.expand(shape) for tensor in tensors])
         if (leave := PHYSICAL.get(func)) and not is_inner:
             if weights and (data := DATA_OPERANDS[func]):
                 args, kwargs = self._with_own_copies(args, kwargs, weights, data)

@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch.distributions import Distribution
 
 from noisette.errors import PrivacyError
 
@@ -88,20 +89,21 @@ def as_if_compiled() -> Iterator[None]:
     """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
 
     ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
-    batched tensors. A checkpoint would run its function again after ``vmap`` has returned.
+    batched tensors. A checkpoint would run its function again after ``vmap`` has returned. ``torch.distributions`` do
+    not check their parameters, since they would check those of all examples at once.
     """
     compiler: Any = torch.compiler
     checkpoints: Any = torch.utils.checkpoint
     eager = compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    before = compiler._is_compiling_flag
+    before, validates = compiler._is_compiling_flag, Distribution._validate_args
     generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
-    compiler._is_compiling_flag = True
+    compiler._is_compiling_flag, Distribution._validate_args = True, False
     checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = _run_once, _RunOnce
     try:
         with eager:
             yield
     finally:
-        compiler._is_compiling_flag = before
+        compiler._is_compiling_flag, Distribution._validate_args = before, validates
         checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = generator, function
 
 

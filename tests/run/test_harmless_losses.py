@@ -1,0 +1,157 @@
+"""Losses of one example that people write, and that harm nothing: accepted, with the sum of single examples."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Laplace, Normal, kl_divergence
+from torch.nn import functional as F
+
+import noisette
+from noisette import PrivacyError
+from noisette.gradients import vmap_internals as internals
+
+C = 1.0
+X, Y = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 2, 1, 0])
+WEIGHTS = torch.tensor([1.0, 2.0, 3.0])
+
+
+def released(loss: Callable[..., Tensor], model: nn.Module, *data: Tensor, steps: int = 1) -> list[Tensor]:
+    declared: dict[str, Any] = {"expected_batch_size": 1, "sampling_rate": 1.0, "noise_multiplier": 1e-6}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with noisette.privatize(
+        noisette.PerExampleClip(model, max_grad_norm=C), optimizer, data, steps=steps, **declared
+    ) as run:
+        for batch in run.batches():
+            for part in batch.microbatches(4):
+                run.accumulate(loss, *part)
+            optimizer.step()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def clipped_sum(loss: Callable[..., Tensor], model: nn.Module, *data: Tensor) -> list[Tensor]:
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(p) for p in parameters]
+    for k in range(len(data[0])):
+        gradients = torch.autograd.grad(loss(model, *[tensor[k : k + 1] for tensor in data]), parameters)
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        total = [s + g * min(1.0, float(C / norm)) for s, g in zip(total, gradients, strict=True)]
+    return total
+
+
+def normal_prior(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    prior = Normal(torch.zeros(3), torch.ones(3))
+    return kl_divergence(Normal(m(x), F.softplus(m(x))), prior).sum()
+
+
+def normal_with_a_number(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return -Independent(Normal(m(x), 1.0), 1).log_prob(x[:, :3]).sum()
+
+
+def weighted_classes(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(m(x), y, weight=WEIGHTS, label_smoothing=0.1)
+
+
+def weighted_classes_of_several_rows(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    rows, labels = x.view(2, 4).repeat(1, 2), torch.cat([y, y * 0 + 1])
+    return F.cross_entropy(m(rows), labels, weight=WEIGHTS, label_smoothing=0.1, ignore_index=0)
+
+
+def weighted_likelihood(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.nll_loss(m(x.view(2, 4).repeat(1, 2)).log_softmax(-1), torch.cat([y, y * 0 + 1]), WEIGHTS)
+
+
+def number_at_a_mask(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    kept = x.clone()
+    kept[x < 0] = -2.0
+    outputs = m(kept) * 1.0
+    outputs[outputs.sum(1) > 0] = 0.5
+    return F.cross_entropy(outputs + m(x), y)
+
+
+def number_at_a_mask_in_a_constant(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    weights = torch.ones(1, 8)
+    weights[x < 0] = 3
+    return F.cross_entropy(m(x * weights), y)
+
+
+def penalised_gradient(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    gradient = torch.func.grad(lambda z: m(z).pow(2).sum())(x)
+    return F.cross_entropy(m(x), y) + gradient.norm()
+
+
+def marked_for_a_gradient(m: Any, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(m[1:](m[0](x).requires_grad_()), y)
+
+
+LOSSES = [
+    normal_prior,
+    normal_with_a_number,
+    weighted_classes,
+    weighted_classes_of_several_rows,
+    weighted_likelihood,
+    number_at_a_mask,
+    number_at_a_mask_in_a_constant,
+    penalised_gradient,
+    marked_for_a_gradient,
+]
+
+
+def small() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
+    model = small()
+    before = Distribution._validate_args
+    sums = released(loss, copy.deepcopy(model), X, Y)
+    assert Distribution._validate_args == before
+    torch.testing.assert_close(sums, clipped_sum(loss, model, X, Y), rtol=1e-4, atol=1e-4)
+
+
+RANDOM: dict[str, Callable[[Tensor], Tensor]] = {
+    "written into an empty tensor": lambda h: torch.empty(1, 3).uniform_(1, 2),
+    "written into zeros": lambda h: torch.zeros(1, 3).normal_(),
+    "a distribution": lambda h: Laplace(h * 0, 1.0).rsample(),
+    "slopes": lambda h: F.rrelu(h * 0 - 1.0, training=True),
+}
+
+
+@pytest.mark.parametrize("draw", RANDOM.values(), ids=RANDOM)
+def test_each_example_draws_numbers_of_its_own(draw: Callable[[Tensor], Tensor]) -> None:
+    drawn = list[Tensor]()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        h = model(x)
+        numbers = draw(h) + h * 0
+        with internals.outside(), torch._C.DisableTorchFunction():
+            drawn.append(internals.physical(numbers).detach())
+        return (h * numbers).sum()
+
+    released(loss, small(), X, steps=3)
+    numbers = drawn[0].reshape(-1)
+    assert numbers.numel() == 4 * 3
+    assert len(numbers.unique()) == numbers.numel()
+
+
+def test_packed_sequence_and_gradient_by_autograd_are_refused_in_words() -> None:
+    lengths = torch.tensor([5, 3, 2, 4, 1, 5])
+
+    def packed(model: nn.Module, x: Tensor, n: Tensor) -> Tensor:
+        return model(nn.utils.rnn.pack_padded_sequence(x[:, :, None].repeat(1, 1, 8), n, True, False).data).sum()
+
+    def gradient(model: nn.Module, x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(model(x).sum(), x, create_graph=True)[0].norm()
+
+    with pytest.raises(PrivacyError, match="packs a sequence by the length of an example"):
+        released(packed, small(), X, lengths)
+    with pytest.raises(PrivacyError, match=r"use torch\.func\.grad"):
+        released(gradient, nn.Linear(8, 3).requires_grad_(True), X)
