@@ -329,7 +329,7 @@ def test_class_weights_of_the_batch_are_refused() -> None:
     clip.close()
     clip = PerExampleClip(model, 1.0)
     clip.before_first_batch()
-    with pytest.raises(PrivacyError, match="made after the first batch was drawn"):
+    with pytest.raises(PrivacyError, match="made or written to after the first batch"):
         weighted(clip)
     clip.close()
 

@@ -107,6 +107,8 @@ def small() -> Any:
     return nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
 
 
+# The mean over weights of classes, or a norm over all inputs, is another one for several examples together.
+@pytest.mark.filterwarnings("ignore:the loss of 3 public examples together")
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
 def test_sum_of_single_examples(loss: Callable[..., Tensor]) -> None:
     model = small()

@@ -28,7 +28,10 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
     ),
     "match the broadcast shape": _WRITES,
     "inplace": _WRITES,
-    "does not require grad": "asks autograd for a gradient inside of the loss; use torch.func.grad, which nests",
+    "cannot register a hook": (
+        "registers a hook on a tensor, which has no gradient of its own inside of vmap; change gradients by a "
+        "torch.autograd.Function with a rule for vmap"
+    ),
     "dynamic": "makes a tensor whose shape depends on the values of an example; use masks of a fixed shape",
     "autograd.Function": (
         "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True, or draw "

@@ -31,7 +31,7 @@ from noisette.run.seal import Seal
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch, PoissonSampler
-from noisette.validation.examples_apart import warn_if_examples_meet
+from noisette.validation.examples_apart import warn_if_examples_meet, warn_of_backward_hooks
 from noisette.validation.optimizer import StepsOfScaler, check_coverage, held_by
 
 _NOT_ASSERTED = """run.backward(losses) computes the losses of a whole batch at once, and nothing shows that they keep \
@@ -153,10 +153,11 @@ class DpSgdRun(ABC):
         """
         microbatch = Microbatch(batch, keywords)
         self._check_microbatch("accumulate", microbatch.count, "rows")
-        if not self._compared:
+        self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
+        if not self._compared:  # afterwards, because what the loss makes and keeps is known from its recorded call
             self._compared = True
             warn_if_examples_meet(loss, self.bound.model, microbatch)
-        self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
+            warn_of_backward_hooks(self.bound.model)
 
     def backward(self, losses: Tensor) -> None:
         """Lines 2 and 3 for models that cannot be vectorised: the bounded gradients of a vector of losses.

@@ -41,6 +41,19 @@ def warn_if_examples_meet(loss: Loss, model: nn.Module, batch: Microbatch) -> No
     )
 
 
+def warn_of_backward_hooks(model: nn.Module) -> None:
+    """Warn of backward hooks on modules, which PyTorch does not call for a vectorised loss."""
+    hooked = [
+        name or "the model" for name, part in model.named_modules() if part._backward_hooks or part._backward_pre_hooks
+    ]
+    if hooked:
+        warnings.warn(
+            f"backward hooks of {', '.join(hooked)} are not called by accumulate: PyTorch has none inside of vmap. "
+            "Change gradients in the loss instead, or in a torch.autograd.Function with a rule for vmap",
+            stacklevel=3,
+        )
+
+
 def _together_and_alone(loss: Loss, model: nn.Module, batch: Microbatch) -> tuple[Tensor, Tensor] | None:
     """The losses of public examples in one batch, and each alone (n,); ``None`` where they are random or not finite."""
     model = copy.deepcopy(model, {id(p): p for p in model.parameters()})  # with buffers of its own
