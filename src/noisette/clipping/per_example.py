@@ -148,7 +148,8 @@ class PerExampleClip:
 
         Guarantee: each example's gradient is computed from that example and the weights alone, provided that the loss
         reaches no private value otherwise than by its arguments. A tensor from outside is refused unless it stays the
-        same or is declared public; Python numbers and arrays from outside cannot be seen.
+        same or is declared public; Python numbers and arrays from outside cannot be seen, nor what a
+        ``torch.autograd.Function`` does in a ``vmap`` rule of its own.
 
         Raises:
             PrivacyError: the loss cannot be vectorised, is not one value, or uses a tensor from outside that changes.
