@@ -31,6 +31,9 @@ _RANDOM_IN_PLACE = {
     *(Tensor.log_normal_, Tensor.geometric_),
 }
 
+_IS_ALL_TRUE = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
+_TEXTS = {Tensor.__repr__, Tensor.__format__}
+
 
 class WrittenIntoError(Exception):
     """Values of examples are written into a tensor that was made inside of the loss, by this call of a factory."""
@@ -124,8 +127,10 @@ class VectorizedRecorder(Recorder):
             self._check_written(args[0])
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
-        if func is torch._is_all_true:  # arguments of a distribution: no branch may depend on whether they are valid
+        if func is _IS_ALL_TRUE:  # arguments of a distribution: no branch may depend on whether they are valid
             return torch.ones((), dtype=torch.bool)
+        if func in _TEXTS:  # numbers in a text could come back as numbers
+            return f"tensor of shape {tuple(args[0].shape)} for each example"
         output = func(*args, **kwargs)
         self._check_separate(func, args, kwargs, output)
         return output

@@ -73,7 +73,8 @@ def as_if_compiled() -> Iterator[None]:
     """
     compiled_parts_exist = "torch._dynamo" in sys.modules
     eager = torch.compiler.set_stance("force_eager") if compiled_parts_exist else nullcontext()
-    compiler, checkpoints = torch.compiler, torch.utils.checkpoint
+    compiler: Any = torch.compiler
+    checkpoints: Any = torch.utils.checkpoint
     before = compiler._is_compiling_flag
     generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
     compiler._is_compiling_flag = True
