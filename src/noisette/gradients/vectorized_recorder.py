@@ -32,6 +32,8 @@ _RANDOM_IN_PLACE = {
 }
 
 _IS_ALL_TRUE = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
+# What they give with a constant depends on the type and shape of the other argument alone.
+_OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
 
 
@@ -110,6 +112,9 @@ class VectorizedRecorder(Recorder):
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
         if func is Tensor.requires_grad_ and not is_inner:
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
+        if func is Tensor.__iter__:
+            with self:
+                return iter(args[0].unbind(0))
         if func is Tensor.__setitem__ and _selects_by_mask(*args):
             return self._write_by_mask(*args)
         if (leave := PHYSICAL.get(func)) and not is_inner:
@@ -154,7 +159,7 @@ class VectorizedRecorder(Recorder):
         """
         for tensor in outputs_of(output):
             if not internals.is_wrapped(tensor):
-                if func is not Tensor.new_tensor and _has_own_memory(tensor, args, kwargs):
+                if func not in _OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
                     raise PrivacyError(f"{func.__name__} gives one value for all examples; leave it out of the loss")
                 self._constants[id(tensor)] = tensor
 
@@ -168,7 +173,7 @@ class VectorizedRecorder(Recorder):
                 f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from other "
                 "examples; begin each call with a state that depends on no example"
             )
-        setattr(tensor, _CALL, self._call)
+        setattr(tensor, _CALL, self._call)  # made by code that is hidden from torch functions
 
     def _without_examples(
         self,
