@@ -562,6 +562,8 @@ FEATURES: dict[str, Callable[..., Tensor]] = {
     "autograd function": lambda m, x: Double.apply(m.layer(x)),
     "inner gradient": inner_gradient,
     "inner vmap": inner_vmap,
+    "constants like an example": lambda m, x: m.layer(x * torch.arange(3).to(x) + torch.ones(3).type_as(x)),
+    "rows one by one": lambda m, x: torch.stack([m.layer(row) for row in x]) + sum(v for v in x[0]),
     "autocast off": lambda m, x: m.layer(x) if not torch.is_autocast_enabled("cpu") else x,
     "weights under no_grad first": lambda m, x: (
         m.layer(x) * (m.layer.weight @ x.detach().T).sum().detach() + no_grad_first(m, x)

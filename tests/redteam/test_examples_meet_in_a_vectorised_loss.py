@@ -90,6 +90,10 @@ def branches_on_any(m: Model, x: Tensor) -> Tensor:
     return m.layer(x) - (100.0 if torch._is_any_true(x > 100) else 0.0)
 
 
+def reads_a_text(m: Model, x: Tensor) -> Tensor:
+    return m.layer(x) - (100.0 if "e+03" in repr(x) or "1000" in f"{x}" else 0.0)
+
+
 def writes_a_buffer(m: Model, x: Tensor) -> Tensor:
     m.state.copy_(x[0])
     return m.layer(x + m.state)
@@ -124,10 +128,18 @@ def keeps_and_returns(m: Model, x: Tensor) -> Tensor:
 
 FORWARDS = [
     *(carries_detached, carries_with_graph, carries_through_a_buffer, carries_an_unused_tensor, carries_the_argument),
-    *(branches_on_any, writes_a_buffer, writes_a_weight, rescales_a_table, writes_a_made_constant, centres),
+    *(
+        branches_on_any,
+        reads_a_text,
+        writes_a_buffer,
+        writes_a_weight,
+        rescales_a_table,
+        writes_a_made_constant,
+        centres,
+    ),
     keeps_and_returns,
 ]
-HARMLESS = {writes_a_made_constant, centres}
+HARMLESS = {reads_a_text, writes_a_made_constant, centres}
 
 
 def of_model(m: nn.Module, x: Tensor) -> Tensor:

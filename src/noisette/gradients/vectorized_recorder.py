@@ -20,7 +20,6 @@ from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leav
 from noisette.gradients.rules.own_copies import own_copies
 from noisette.gradients.tape import Draft, Operation, Recorder, outputs_of, tensors_among
 
-_IS_VALID = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
 
@@ -30,6 +29,11 @@ _RANDOM_IN_PLACE = {
     *(Tensor.uniform_, Tensor.normal_, Tensor.bernoulli_, Tensor.exponential_, Tensor.random_, Tensor.cauchy_),
     *(Tensor.log_normal_, Tensor.geometric_),
 }
+
+_IS_ALL_TRUE = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
+# What they give with a constant depends on the type and shape of the other argument alone.
+_OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
+_TEXTS = {Tensor.__repr__, Tensor.__format__}
 
 
 class WrittenIntoError(Exception):
@@ -107,6 +111,9 @@ class VectorizedRecorder(Recorder):
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
         if func is Tensor.requires_grad_ and not is_inner:
             return args[0]  # what depends on an example and on a weight has a gradient; vmap refuses the call
+        if func is Tensor.__iter__:
+            with self:
+                return iter(args[0].unbind(0))
         if func is Tensor.__setitem__ and _selects_by_mask(*args):
             return self._write_by_mask(*args)
         if func is Tensor.new and all(isinstance(size, int | tuple) for size in args[1:]):  # a shape alone
@@ -132,8 +139,10 @@ class VectorizedRecorder(Recorder):
             self._check_written(args[0])
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
-        if func is _IS_VALID:  # arguments of a distribution: no branch may depend on whether they are valid
+        if func is _IS_ALL_TRUE:  # arguments of a distribution: no branch may depend on whether they are valid
             return torch.ones((), dtype=torch.bool)
+        if func in _TEXTS:  # numbers in a text could come back as numbers
+            return f"tensor of shape {tuple(args[0].shape)} for each example"
         output = func(*args, **kwargs)
         self._check_separate(func, args, kwargs, output)
         return output
@@ -157,7 +166,7 @@ class VectorizedRecorder(Recorder):
         """
         for tensor in outputs_of(output):
             if not internals.is_wrapped(tensor):
-                if func is not Tensor.new_tensor and _has_own_memory(tensor, args, kwargs):
+                if func not in _OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
                     raise PrivacyError(f"{func.__name__} gives one value for all examples; leave it out of the loss")
                 self._constants[id(tensor)] = tensor
 
@@ -171,7 +180,7 @@ class VectorizedRecorder(Recorder):
                 f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from other "
                 "examples; begin each call with a state that depends on no example"
             )
-        setattr(tensor, _CALL, self._call)
+        setattr(tensor, _CALL, self._call)  # made by code that is hidden from torch functions
 
     def _without_examples(
         self,
