@@ -13,7 +13,10 @@ import noisette
 F = nn.functional
 
 
-@pytest.mark.parametrize("product", [lambda z, w: z @ w.T, F.linear])
+@pytest.mark.parametrize(
+    "product",
+    [lambda z, w: z @ w.T, F.linear, lambda z, w: torch.einsum("bi,oi->bo", z, w), lambda z, w: (z * w[0]).cumsum(1)],
+)
 def test_sum_is_that_of_single_examples(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     def loss(model: nn.Linear, x: Tensor) -> Tensor:
         return product(torch.fft.fft(x), model.weight.to(torch.complex128)).abs().sum()

@@ -82,13 +82,13 @@ def sub_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor, *, a
 @rule(*_MUL, operand="other")
 def mul_other(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
     """The rule of p in x * p."""
-    return unbroadcast(examples, dy * input, other)
+    return unbroadcast(examples, dy * input.conj(), other)
 
 
 @rule(*_MUL, operand="input")
 def mul_input(examples: Examples, dy: Tensor, input: Tensor, other: Tensor) -> ExampleGradients:
     """The rule of p in p * x."""
-    return unbroadcast(examples, dy * other, input)
+    return unbroadcast(examples, dy * other.conj(), input)
 
 
 @rule_per_operand(*_DIV, operands=("input", "other"))

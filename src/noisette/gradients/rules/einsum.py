@@ -22,7 +22,8 @@ def _named_factor(
     examples: Examples, dy: Tensor, equation: str, factors: Mapping[str, Tensor], operand: str
 ) -> ExampleGradients:
     """Gradients of the factor of this name."""
-    return factor_gradients(examples, dy, equation, list(factors.values()), list(factors).index(operand))
+    tensors = [factor if name == operand else factor.conj() for name, factor in factors.items()]
+    return factor_gradients(examples, dy, equation, tensors, list(factors).index(operand))
 
 
 @rewrite(torch.einsum)
