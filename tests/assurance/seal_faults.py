@@ -63,7 +63,7 @@ MUTANTS = [
     Mutant(
         "the mark of a large tensor is a plain sum",
         "values that change places tell a record",
-        replaced("noisette.run.seal._mark", lambda tensor: tensor.detach().contiguous().view(torch.int32).sum()),
+        replaced("noisette.run.seal.content_mark", lambda tensor: tensor.detach().contiguous().view(torch.int32).sum()),
         (f"{_STATE}::test_what_is_too_large_for_a_copy_is_erased",),
     ),
     Mutant(

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import noisette
 from noisette import PrivacyError
+from noisette._internal import content_mark
 from noisette.nn import PublicBatchNorm, convert_batch_norm
 from noisette.run import seal
 from oracle import clipped_sum
@@ -296,18 +297,18 @@ LARGE = {
 @pytest.mark.parametrize("write", LARGE.values(), ids=LARGE)
 def test_what_is_too_large_for_a_copy_is_erased(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seal, "_KEPT_BYTES", 1000)
-    monkeypatch.setattr(seal, "_COLUMNS", 64)
-    seal._keys.cache_clear()
+    monkeypatch.setattr(content_mark, "_COLUMNS", 64)
+    content_mark._keys.cache_clear()
     model = Large(write)
     with pytest.raises(PrivacyError, match="table"):
         train(model)
     assert model.table.isnan().all()
-    seal._keys.cache_clear()
+    content_mark._keys.cache_clear()
     kept = Large(lambda t, x: None)
     table = kept.table.clone()
     train(kept)
     assert torch.equal(kept.table, table)
-    seal._keys.cache_clear()
+    content_mark._keys.cache_clear()
 
 
 class Extra(nn.Module):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from noisette._internal.content_mark import content_mark
 from noisette.errors import PrivacyError
 
 
@@ -118,10 +119,7 @@ def _described(tensor: Tensor) -> str:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """The sum of the tensor's bytes, read as integers; equal contents have equal sums."""
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+    """The mark of the content; zero for a tensor without memory of its own that could be read."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or not tensor.numel():
         return 0
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    words = flat[: len(flat) // 8 * 8]
-    whole = words.view(torch.int64) if words.storage_offset() % 8 == 0 else words
-    return int(whole.sum()) + int(flat[len(words) :].sum())
+    return int(content_mark(tensor))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
 from itertools import compress
 from typing import Any
 
@@ -18,13 +16,13 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
+from noisette._internal.content_mark import content_mark
 from noisette._internal.random_state import reseed_later
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
 from noisette.run.model_snapshot import ModelSnapshot
 
 _KEPT_BYTES = 2**24  # tensors that are not trained are copied up to this size; of larger ones the mark is kept
-_COLUMNS, _ROWS = 2**13, 64  # of the table that a mark reads at once
 
 
 class Seal:
@@ -111,7 +109,7 @@ class _ModelState:
             elif tensor.nbytes <= _KEPT_BYTES:
                 self._loose.append(_Kept.of(tensor))
             else:
-                self._fixed.append(_Marked(tensor, _mark(tensor)))
+                self._fixed.append(_Marked(tensor, content_mark(_without_repeats(tensor))))
         self._extra = [
             (part, deepcopy(part.get_extra_state()))
             for part in model.modules()
@@ -185,7 +183,7 @@ class _Marked:
     mark: Tensor
 
     def is_changed(self) -> bool | Tensor:
-        return (_mark(self.tensor) != self.mark).any()
+        return (content_mark(_without_repeats(self.tensor)) != self.mark).any()
 
     def put_back(self) -> None:
         """Its values are not known any more, and those of the batch must not stay."""
@@ -199,14 +197,6 @@ def _has_values(tensor: Tensor) -> bool:
     return ordinary and not is_lazy(tensor) and not is_traceable_wrapper_subclass(tensor) and tensor.numel() > 0
 
 
-def _without_repeats(tensor: Tensor) -> Tensor:
-    """An expanded tensor without its repetitions."""
-    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(axis, 0, 1)
-    return tensor
-
-
 def _fits(values: Tensor, copy: Tensor) -> bool:
     return values.shape == copy.shape and values.dtype == copy.dtype and values.device == copy.device
 
@@ -218,30 +208,12 @@ def _bits(values: Tensor) -> Tensor:
     return values.view(-1).view(torch.int64 if whole else torch.uint8)
 
 
-def _mark(tensor: Tensor) -> Tensor:
-    """A keyed checksum of the bits and their places: a change keeps it with probability below 1e-6.
-
-    The bits are read as a table of 32-bit numbers. Each row is multiplied by secret 64-bit keys and added up modulo
-    2**64, and so are the sums of the rows. Plain sums and parities would miss values that change places.
-    """
-    values = _without_repeats(tensor.detach()).contiguous()
-    if (values.storage_offset() * values.element_size()) % 4:
-        values = values.clone()
-    flat = values.view(-1).view(torch.uint8)
-    columns = _keys(0, 4 * _COLUMNS).to(flat.device)
-    end = len(flat) - len(flat) % (4 * _COLUMNS)
-    mark = (flat[end:] * columns[: len(flat) - end]).sum()
-    if end:
-        table = flat[:end].view(torch.int32).view(-1, _COLUMNS)
-        rows = torch.cat([(part * columns[:_COLUMNS]).sum(1) for part in table.split(_ROWS)])
-        mark = mark + (rows * _keys(1, len(rows)).to(flat.device)).sum()
-    return mark
-
-
-@cache
-def _keys(number: int, count: int) -> Tensor:
-    """Secret random numbers of this process, the same at each call."""
-    return torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+def _without_repeats(tensor: Tensor) -> Tensor:
+    """An expanded tensor without its repetitions."""
+    for axis, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def _as_bools(flags: list[bool | Tensor]) -> list[bool]:
