@@ -304,6 +304,7 @@ def test_system_tells_numbers() -> None:
     if not isinstance(memory_of({torch.device("cpu")}), ProcessMemory):
         pytest.skip("the system does not tell what memory a process holds")
     program = """
+import numpy as np
 from noisette.sampling.microbatch_size import ProcessMemory
 memory = ProcessMemory()
 memory.begin()
