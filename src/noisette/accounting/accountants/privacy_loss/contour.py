@@ -243,10 +243,17 @@ def _characteristic(
     likely = tilted.weights > LEAST_WEIGHT
     weights = tilted.weights[likely]
     losses = spacing * (one.losses[likely] - tilted.mean)
-    fine = np.exp(1j * np.outer(np.arange(rows), losses))
-    coarse = np.exp(1j * np.outer(rows * np.arange(math.ceil(points / rows)), losses)) * weights
+    fine = _powers(np.exp(1j * losses), rows)
+    coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
     factor = (coarse @ fine.T).ravel()[:points]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
     phases = points * float(weights @ np.abs(losses))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
-    return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents)
+    return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
+
+
+def _powers(base: np.ndarray, count: int) -> np.ndarray:
+    """The powers 0 to ``count - 1`` of each number, by repeated multiplication."""
+    factors = np.empty((count, len(base)), dtype=complex)
+    factors[0], factors[1:] = 1, base
+    return np.multiply.accumulate(factors, axis=0)
