@@ -356,8 +356,8 @@ class _Grid:
 # Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
 def _distance(epsilon: float, delta: float) -> float:
     """About the distance between the means of two Gaussians of standard deviation 1 that are (epsilon, delta)-close."""
-    tail = math.log(1 / delta)
-    return math.sqrt(2) * (math.sqrt(tail + min(epsilon, 1e6)) - math.sqrt(tail))
+    tail, epsilon = math.log(1 / delta), min(epsilon, 1e6)
+    return max(math.sqrt(2) * epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail)), 1e-100) if epsilon else 0.0
 
 
 def _divergence(sampling_rate: float, noise_multiplier: float) -> float:
