@@ -203,13 +203,14 @@ class _Line:
         s = c + 1j * t
         values = np.broadcast_to(product, kernel.shape) * np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
         values[1:] *= 2
-        rounding += ROUNDING * (len(values) + abs(log_scale) + 64)
+        rounding += ROUNDING * (len(values) + 2 * abs(log_scale) + 1024)
         return cls(c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(rounding)) * 1.01)
 
     def integral(self, epsilon: float) -> float:
         """Delta at this epsilon, rounded upwards."""
-        phases = np.exp(-1j * self.spacing * np.arange(len(self.values)) * (epsilon - self.centre))
-        total = float(np.real(self.values @ phases)) + self.error
+        t = self.spacing * np.arange(len(self.values))
+        total = float(np.real(self.values @ np.exp(-1j * t * (epsilon - self.centre))))
+        total += self.error + 4 * ROUNDING * (abs(epsilon) + abs(self.centre)) * float(np.abs(self.values) @ t)
         exponent = self.log_scale - self.c * epsilon
         if exponent > MOST_EXPONENT:
             return math.inf
@@ -247,7 +248,7 @@ def _characteristic(
     coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
     factor = (coarse @ fine.T).ravel()[:points]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
-    phases = points * float(weights @ np.abs(losses))
+    phases = points * spacing * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
 
