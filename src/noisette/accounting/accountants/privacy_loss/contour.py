@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from noisette.accounting.accountants.privacy_loss.distribution import ROUNDING, LossDistribution, Tilted
 
@@ -246,11 +247,18 @@ def _characteristic(
     losses = spacing * (one.losses[likely] - tilted.mean)
     fine = _powers(np.exp(1j * losses), rows)
     coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
-    factor = (coarse @ fine.T).ravel()[:points]
+    with _linear_algebra().limit(limits=1, user_api="blas"):
+        factor = (coarse @ fine.T).ravel()[:points]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
     phases = points * spacing * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
+
+
+@cache
+def _linear_algebra() -> ThreadpoolController:
+    """The threads of matrix products: for these small ones more than one would mostly wait for each other."""
+    return ThreadpoolController()
 
 
 def _powers(base: np.ndarray, count: int) -> np.ndarray:
