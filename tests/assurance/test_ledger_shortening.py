@@ -197,7 +197,7 @@ def steps_in_spite_of(path: Path, number: int) -> int:
     ("name", "error"),
     [
         *((name, OSError(errno.ENOSPC, "disk full")) for name in ("write", "fsync", "replace", "open")),
-        *((name, KeyboardInterrupt()) for name in ("write", "fsync", "replace", "open", "stat", "fstat")),
+        *((name, KeyboardInterrupt()) for name in ("write", "fsync", "replace", "open", "lstat", "fstat")),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -207,7 +207,7 @@ def test_a_last_line_with_a_damaged_newline_is_not_taken_for_one_that_was_cut(pa
 
 
 @pytest.mark.parametrize(
-    "rest", [b"\0" * 300, b"{}", b'{"sequence": 3, "kind": "reserve", ', b"x", b'{"sequence": 7, "k\0']
+    "rest", [b"\0" * 300 + b"x", b"{}", b'{"sequence": 3, "kind": "reserve", ', b"x\0\0", b'{"sequence": 7, "k\0"']
 )
 def test_repair_refuses_an_end_that_is_not_the_beginning_of_the_next_line(written, rest):
     written.write_bytes(content := written.read_bytes() + rest)
