@@ -60,5 +60,7 @@ class RunParameters:
         if not isinstance(event, PoissonGaussian):
             raise ValueError(f"a run of steps releases a PoissonGaussian, not {event!r}")
         checks.count(steps=facts["steps"])
+        if type(facts["run"]) is not str or not facts["run"]:
+            raise ValueError(f"expected the id of a run as text, got {facts['run']!r}")
         checks.positive(expected_batch_size=facts["expected_batch_size"])
         return cls(event, *(facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run")))

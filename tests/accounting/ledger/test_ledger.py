@@ -21,7 +21,7 @@ from noisette.accounting import (
     RepeatAndSelect,
 )
 from noisette.accounting.ledger.ledger import Tally
-from noisette.accounting.ledger.lines import End, Entry, Kind, repaired
+from noisette.accounting.ledger.lines import End, Entry, Kind, Series, repaired
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
@@ -246,7 +246,7 @@ def sealed(*lines):
     """A ledger of these kinds with their steps, all digests right."""
     content, end = b"", End()
     for kind, steps in lines:
-        line, end = Entry(kind, "digits", EVENT, steps).line(end)
+        line, end = Entry(kind, "digits", Series(EVENT), steps).line(end)
         content += line
     return content
 

@@ -49,7 +49,7 @@ class Tail:
         lines, tail, end = b"", Tail(self.start), self.start
         for kind in Kind:
             for series in dict.fromkeys(series for series, of in self._steps if of is kind):
-                entry = Entry(kind, dataset, series.event, self._steps[series, kind], series.run, series.dimensions)
+                entry = Entry(kind, dataset, series, self._steps[series, kind])
                 line, end = entry.line(end)
                 lines += line
                 tail.add(entry, end)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from noisette._internal.checks import count
 from noisette.accounting.events import Event
@@ -56,16 +56,9 @@ class Entry:
 
     kind: Kind
     dataset: str
-    event: Event
+    series: Series
     steps: int
-    run: str = ""
-    dimensions: int | None = None
     mark: str = field(default="", compare=False)  # drawn when the line is written
-
-    @property
-    def series(self) -> Series:
-        """The releases that the line counts among."""
-        return Series(self.event, self.run, self.dimensions)
 
     def line(self, after: End) -> tuple[bytes, End]:
         """The entry as the line that follows this end of a ledger, and the new end."""
@@ -74,9 +67,7 @@ class Entry:
             "kind": self.kind.value,
             "dataset": self.dataset,
             "steps": self.steps,
-            **({"run_id": self.run} if self.run else {}),
-            **({"dimensions": self.dimensions} if self.dimensions else {}),
-            **facts_of(self.event),
+            **_facts_of(self.series),
             "mark": self.mark or secrets.token_hex(8),
             "previous": after.head,
         }
@@ -94,15 +85,8 @@ class Entry:
         """
         facts = json.loads(line)
         count(steps=facts["steps"], dimensions=facts.get("dimensions", 1))
-        return cls(
-            Kind(facts["kind"]),
-            str(facts["dataset"]),
-            event_of(facts),
-            facts["steps"],
-            str(facts.get("run_id", "")),
-            facts.get("dimensions"),
-            str(facts["mark"]),
-        )
+        series = Series(event_of(facts), str(facts.get("run_id", "")), facts.get("dimensions"))
+        return cls(Kind(facts["kind"]), str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
@@ -147,6 +131,13 @@ def repaired(content: bytes, path: Path) -> bytes:
     if whole == written or _is_beginning(end, written):
         return whole
     raise _altered(end, path)
+
+
+def _facts_of(series: Series) -> dict[str, Any]:
+    named: dict[str, Any] = {"run_id": series.run} if series.run else {}  # older lines do not name their run
+    if series.dimensions is not None:
+        named["dimensions"] = series.dimensions
+    return named | facts_of(series.event)
 
 
 def _written(content: bytes, path: Path) -> bytes:
