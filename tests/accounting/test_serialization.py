@@ -43,7 +43,7 @@ def test_facts_contain_mechanism_relation_and_sampling(event):
     "facts",
     [
         {},
-        {"mechanism": "Laplace", "noise_multiplier": 1.0},
+        {"mechanism": "Cauchy", "noise_multiplier": 1.0},
         {"mechanism": "Gaussian"},
         {"mechanism": "Gaussian", "noise_multiplier": -1.0},
         {"mechanism": "Poisson Gaussian", "noise_multiplier": 1.0, "sampling_rate": 2.0},

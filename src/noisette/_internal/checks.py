@@ -21,6 +21,13 @@ def positive(**arguments: object) -> None:
             raise ValueError(f"expected a finite {name} > 0, got {name}={value}")
 
 
+def not_negative(**arguments: object) -> None:
+    """Each argument is a finite number of at least zero, or a ``ValueError`` names it."""
+    for name, value in arguments.items():
+        if not 0 <= _number(name, value) < math.inf:
+            raise ValueError(f"expected a finite {name} >= 0, got {name}={value}")
+
+
 def probability(**arguments: object) -> None:
     """Each argument lies in (0, 1], or a ``ValueError`` names it."""
     for name, value in arguments.items():

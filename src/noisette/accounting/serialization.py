@@ -7,18 +7,37 @@ from dataclasses import fields
 from typing import Any
 
 from noisette.accounting.events import (
+    BallsInBinsGaussian,
+    DiscreteGaussian,
+    DpAmount,
     Event,
     FixedSizeGaussian,
     Gaussian,
     GroupPrivacy,
+    Laplace,
     PoissonGaussian,
     RepeatAndSelect,
     Sampled,
+    TruncatedPoissonGaussian,
+    UserLevel,
+    ZcdpAmount,
 )
 
-_EVENTS = {
-    event.mechanism: event for event in (Gaussian, PoissonGaussian, FixedSizeGaussian, GroupPrivacy, RepeatAndSelect)
-}
+_KINDS = (
+    Gaussian,
+    PoissonGaussian,
+    FixedSizeGaussian,
+    TruncatedPoissonGaussian,
+    BallsInBinsGaussian,
+    GroupPrivacy,
+    UserLevel,
+    RepeatAndSelect,
+    Laplace,
+    DiscreteGaussian,
+    ZcdpAmount,
+    DpAmount,
+)
+_EVENTS = {event.mechanism: event for event in _KINDS}
 
 
 def facts_of(event: Event) -> dict[str, Any]:
@@ -67,6 +86,9 @@ _TO_PLAIN: dict[str, Callable[[Any], Any]] = {
     "sampling_rate": float,
     "noise_multiplier": float,
     "mean": float,
+    "rho": float,
+    "epsilon": float,
+    "delta": float,
     "shape": lambda shape: str(float(shape)),
     "parts": dict,
     "event": facts_of,

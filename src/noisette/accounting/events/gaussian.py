@@ -1,47 +1,17 @@
-"""Events: which mechanism was released, with its parameters. Accountants compute what events cost."""
+"""Sums with Gaussian noise, and how the records of each sum are chosen."""
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self, TypeAlias
 
-from noisette._internal.checks import count, positive, probability
-
-
-class Neighbouring(enum.Enum):
-    """The neighbouring relation: the pairs of data sets that a guarantee makes hard to distinguish."""
-
-    ADD_OR_REMOVE_ONE = "add or remove one record"
-    REPLACE_ONE = "replace one record"
-    ADD_OR_REMOVE_GROUP = "add or remove a group of records"
-
+from noisette._internal.checks import all_of, count, positive, probability
+from noisette.accounting.events.event import Event, Neighbouring
 
 Parts: TypeAlias = tuple[tuple[str, float], ...]
 """The parts of one release, each with its share of the budget. Shares add up to 1; without parts: a gradient."""
-
-
-class Event:
-    """A released mechanism with its parameters; equal events are the same key of a mapping."""
-
-    mechanism: ClassVar[str]
-    """The name of this kind of event in the ledger."""
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_ONE
-    sampling: ClassVar[str]
-    """How the records of a release are chosen, in a few words."""
-
-    @property
-    def relation(self) -> str:
-        """The neighbouring relation in words. All events of one run have the same."""
-        return self.neighbouring.value
-
-    def __repr__(self) -> str:
-        """The constructor call; a release without parts is shown without them."""
-        values = {name: getattr(self, name) for name in getattr(self, "__match_args__", ())}
-        shown = [f"{name}={value!r}" for name, value in values.items() if name != "parts" or value]
-        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -177,104 +147,75 @@ class FixedSizeGaussian(Event):
             raise ValueError(f"expected batch_size <= size, got batch_size={self.batch_size}, size={self.size}")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPrivacy(Event):
-    """Another event, with the guarantee for a whole group of records that is added or removed at once.
+@dataclass(frozen=True, slots=True, repr=False)
+class TruncatedPoissonGaussian(Event):
+    """One release: a sum over a Poisson batch of at most a fixed size, plus Gaussian noise.
+
+    A Poisson batch with more than ``largest_batch`` records is replaced by as many of them, drawn at random.
 
     Args:
-        event: a release over all records or over a Poisson batch.
-        records: size of the group, at least 1.
+        sampling_rate: probability, in (0, 1], with which each record enters the batch, independently of all others.
+        noise_multiplier: standard deviation of the noise in units of the clipping norm. Above 0.
+        largest_batch: the most records of a batch, at least 1.
+        most_records: the most records that the data set may have: public, and declared. At least 1.
+        parts: the parts of the release, as in :class:`PoissonGaussian`.
 
     Raises:
-        TypeError, ValueError: ``records`` is not a whole number of at least 1, or the event has another relation.
+        TypeError, ValueError: a value is not a number, or lies outside its range.
 
-    >>> GroupPrivacy(PoissonGaussian(0.01, 4.0), records=3).relation
-    'add or remove a group of 3 records'
+    >>> TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10_000)
+    TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.1, largest_batch=150, most_records=10000)
     """
 
-    event: Sampled
-    records: int
+    sampling_rate: float
+    noise_multiplier: float
+    largest_batch: int
+    most_records: int
+    parts: Parts = ()
 
-    mechanism: ClassVar[str] = "seen by a group"
-    neighbouring: ClassVar[Neighbouring] = Neighbouring.ADD_OR_REMOVE_GROUP
+    mechanism: ClassVar[str] = "truncated Poisson Gaussian"
+    sampling: ClassVar[str] = "Poisson, at most a fixed number"
 
     def __post_init__(self) -> None:
-        count(records=self.records)
-        if not isinstance(self.event, Sampled):
-            raise TypeError(f"expected the release of a Gaussian or a PoissonGaussian, got {self.event!r}")
-
-    @property
-    def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The sampling of the event."""
-        return self.event.sampling
-
-    @property
-    def relation(self) -> str:
-        """The neighbouring relation with the size of the group."""
-        return f"add or remove a group of {self.records} records"
+        all_of(
+            lambda: probability(sampling_rate=self.sampling_rate),
+            lambda: positive(noise_multiplier=self.noise_multiplier),
+            lambda: count(largest_batch=self.largest_batch, most_records=self.most_records),
+        )
+        _check_parts(self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class RepeatAndSelect(Event):
-    """A search: the same run repeated a random number of times, of which only the best result is released.
+@dataclass(frozen=True, slots=True, repr=False)
+class BallsInBinsGaussian(Event):
+    """One step of a pass over the data in which each record enters exactly one batch, drawn at random.
 
-    The number of runs is drawn from a truncated negative binomial distribution before the search; ``shape=0`` is the
-    logarithmic distribution, ``shape=1`` the geometric one, ``shape=inf`` the Poisson distribution.
+    At the beginning of a pass each record chooses one of ``bins`` batches, uniformly and independently of all others.
+    The steps of a pass release the batches one by one: a sum over the batch, plus Gaussian noise.
 
     Args:
-        run: the releases of one run, as pairs of an event and the number of times that it happens.
-        mean: expected number of runs, at least 1.
-        shape: shape parameter of the distribution, 0 or more.
+        bins: the batches of one pass, at least 1.
+        noise_multiplier: standard deviation of the noise in units of the sum's sensitivity to one record. Above 0.
+        parts: the parts of the release, as in :class:`PoissonGaussian`.
 
     Raises:
-        TypeError, ValueError: a value lies outside its range, or a run holds another kind of event or none.
+        TypeError, ValueError: a value is not a number, or lies outside its range.
 
-    Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy".
+    Source: Chua et al. 2024, "Balls-and-Bins Sampling for DP-SGD".
 
-    >>> RepeatAndSelect(run=((PoissonGaussian(0.01, 4.0), 1000),), mean=10.0, shape=1.0).relation
-    'add or remove one record'
+    >>> BallsInBinsGaussian(bins=100, noise_multiplier=2.0)
+    BallsInBinsGaussian(bins=100, noise_multiplier=2.0)
     """
 
-    run: tuple[tuple[Sampled, int], ...]
-    mean: float
-    shape: float
+    bins: int
+    noise_multiplier: float
+    parts: Parts = ()
 
-    mechanism: ClassVar[str] = "repeated runs"
-    sampling: ClassVar[str] = "as in each run"
+    mechanism: ClassVar[str] = "balls-in-bins Gaussian"
+    sampling: ClassVar[str] = "each record in one batch of a pass"
 
     def __post_init__(self) -> None:
-        positive(mean=self.mean)
-        if isinstance(self.shape, bool) or not isinstance(self.shape, int | float) or not self.shape >= 0:
-            raise ValueError(f"expected shape >= 0, got shape={self.shape!r}")
-        if self.mean < 1:
-            raise ValueError(f"expected mean >= 1, got mean={self.mean}")
-        if not self.run:
-            raise ValueError("expected the releases of one run, got none")
-        for event, times in self.run:
-            if not isinstance(event, Sampled):
-                raise TypeError(f"expected releases of a Gaussian or a PoissonGaussian, got {event!r}")
-            count(times=times)
-
-
-Events: TypeAlias = Mapping[Event, int]
-"""Which releases were made, and how many times each. Their order does not matter."""
-
-
-def check_events(events: Events) -> None:
-    """Check that keys are events of one neighbouring relation and values are integers of at least one.
-
-    Raises:
-        TypeError, ValueError: they are not; the message names what is wrong.
-    """
-    relations: dict[str, Event] = {}
-    for event, times in events.items():
-        if not isinstance(event, Event):
-            raise TypeError(f"expected a mapping from events such as PoissonGaussian to times, got the key {event!r}")
-        count(times=times)
-        relations.setdefault(event.relation, event)
-    if len(relations) > 1:
-        listed = "; ".join(f"{event!r}: {relation}" for relation, event in relations.items())
-        raise ValueError(f"events of different neighbouring relations cannot be composed: {listed}")
+        all_of(lambda: count(bins=self.bins), lambda: positive(noise_multiplier=self.noise_multiplier))
+        _check_parts(self.parts)
 
 
 def _check_parts(parts: Parts) -> None:
