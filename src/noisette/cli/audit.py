@@ -15,7 +15,7 @@ from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.audit_results import AuditResults
 from noisette.cli.errors import INTERRUPTED, plain_errors
 from noisette.cli.options import DataDir, option
-from noisette.training.report.unfinished import in_words, unfinished_runs
+from noisette.training.unfinished import in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.audit import Attack

@@ -165,7 +165,7 @@ def _file(place: Path) -> Path:
 
     Where the place alone does not say which ledger is meant, a line on standard error does.
     """
-    from noisette.training.report.unfinished import in_words, unfinished_runs
+    from noisette.training.unfinished import in_words, unfinished_runs
 
     named = place / LEDGER_FILE if place.is_dir() else place
     unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)

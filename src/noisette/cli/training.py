@@ -47,7 +47,8 @@ def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path
     Raises:
         typer.Exit: the run was stopped.
     """
-    from noisette.training.report import RunFolder, in_words, unfinished_runs
+    from noisette.training.report import RunFolder
+    from noisette.training.unfinished import in_words, unfinished_runs
 
     keep_freed_memory()
     folder = RunFolder(out)

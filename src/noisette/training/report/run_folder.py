@@ -19,7 +19,7 @@ from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.training.report.facts import Facts
 from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement
-from noisette.training.report.unfinished import CHECKPOINT, NAME, can_continue, in_words, unfinished_runs
+from noisette.training.unfinished import CHECKPOINT, NAME, can_continue, in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -200,7 +200,8 @@ def _check_is_run(folder: Path, name: str) -> None:
 
 
 def _only_one_unfinished(out: Path) -> Path:
-    match unfinished_runs(out):
+    begun = unfinished_runs(out)
+    match [folder for folder in begun if can_continue(folder)] or begun:
         case [folder]:
             return folder
         case []:
