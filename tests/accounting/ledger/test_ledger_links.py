@@ -195,7 +195,7 @@ def test_a_file_that_was_replaced_where_it_is_mounted_alone_is_refused(
 
     monkeypatch.setattr(os, "fstat", lambda descriptor: Nameless(status(descriptor)))
     for open_again in (Ledger, Ledger.read):
-        with pytest.raises((PrivacyError, ValueError), match="replaced by a newer one.*mount its folder"):
+        with pytest.raises((PrivacyError, ValueError), match=r"replaced by a newer one.*mount its folder"):
             open_again(real)
 
 
