@@ -6,6 +6,7 @@ import bound_faults
 import clipless_call_faults
 import clipless_faults
 import coupling_faults
+import ledger_faults
 import loop_faults
 import noise_faults
 import preflight_faults
@@ -25,6 +26,6 @@ GROUPS = {
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
-    "Ledger, price and resumed runs": spending_faults.MUTANTS,
+    "Ledger, price and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]
