@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,9 +21,15 @@ from planted import Mutant
 
 def link_replaced(patch: pytest.MonkeyPatch) -> None:
     """The path is used as it was given, so that a shorter file takes the place of a link to the ledger."""
-    patch.setattr(os.path, "realpath", os.path.abspath)
-    patch.setattr(os, "O_NOFOLLOW", 0)
-    patch.setattr(os, "lstat", os.stat)
+
+    class System(ModuleType):
+        O_NOFOLLOW, lstat, path = 0, staticmethod(os.stat), ModuleType("path")
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(os, name)
+
+    vars(System.path).update(vars(os.path), realpath=os.path.abspath)
+    patch.setattr("noisette.accounting.ledger.file.os", System("os"))
 
 
 def second_name_replaced(patch: pytest.MonkeyPatch) -> None:

@@ -207,13 +207,13 @@ MUTANTS = [
     ),
     Mutant(
         "commits alone are counted",
-        "a crash hides up to 64 steps",
+        "a crash hides up to one lease of steps",
         commits_alone,
         ("accounting/ledger/test_ledger.py::test_what_counts_is_what_is_reserved",),
     ),
     Mutant(
         "leases of dead processes given back",
-        "a crash hides up to 64 steps",
+        "a crash hides up to one lease of steps",
         leases_of_the_dead_given_back,
         ("accounting/ledger/test_ledger.py::test_a_crash_keeps_the_reservation",),
     ),
