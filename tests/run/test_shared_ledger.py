@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccountant, privatize
-from noisette.accounting import Event, Events, Gaussian, PrivacyCurve
+from noisette.accounting import Event, Events, Gaussian
+from noisette.accounting.accountants.rdp import RdpCurve
 from noisette.accounting.budget import tail_delta_in
 from noisette.accounting.ledger.ledger import RecordedRun
 
@@ -23,13 +24,13 @@ NUMBERS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 BUDGET, DELTA, STEPS = 3.0, 1e-3, 4
 
 
-COMPOSED: dict[frozenset[tuple[Event, int]], PrivacyCurve] = {}
+COMPOSED: dict[frozenset[tuple[Event, int]], RdpCurve] = {}
 
 
 class Remembering(RdpAccountant):
     """Composes each collection of events once."""
 
-    def compose(self, events: Events) -> PrivacyCurve:
+    def compose(self, events: Events) -> RdpCurve:
         key = frozenset(events.items())
         if key not in COMPOSED:
             COMPOSED[key] = super().compose(events)
@@ -142,8 +143,8 @@ def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int
 def test_three_runs_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
     """Two of equal terms, and one whose given noise leaves room for the others for a while."""
     with Ledger(tmp_path / "ledger.jsonl") as ledger, ExitStack() as open_runs:
-        equal = {"noise_multiplier": noise_for(BUDGET)}
-        small = {"epsilon": None, "noise_multiplier": 40.0}
+        equal: dict[str, Any] = {"noise_multiplier": noise_for(BUDGET)}
+        small: dict[str, Any] = {"epsilon": None, "noise_multiplier": 40.0}
         runs = [open_runs.enter_context(begin(ledger, **given)) for given in (equal, equal, small)]
         taken = take_turns(runs, order, ledger)
         for run, number in zip(runs, taken, strict=True):
@@ -181,7 +182,8 @@ def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
         given = {"epsilon": None, "noise_multiplier": 2.0, "steps": 100}
         one, two = begin(ledger, **given), begin(ledger, **given)
         first, second = steps_of(one), steps_of(two)
-        next(first), next(second)
+        next(first)
+        next(second)
         assert ledger.events == {one.event: 10}
         one.close()
         assert ledger.events == {two.event: 6}
