@@ -206,6 +206,14 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     assert notes[1].endswith(f"noisette train --resume {tmp_path}/run.unfinished-1")
 
 
+def test_a_place_within_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"/dev/full is not a folder.*choose another --out"):
+        RunFolder(Path("/dev/full/run"))
+    with pytest.raises(ValueError, match="is not a run; choose another --out"):
+        RunFolder(Path("/dev/full"))
+    assert names(tmp_path) == []
+
+
 def test_a_folder_is_quoted_in_the_command_that_continues_it(tmp_path: Path) -> None:
     def work(folder: RunFolder) -> None:
         save(folder)

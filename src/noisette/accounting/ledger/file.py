@@ -40,7 +40,6 @@ class LedgerFile:
                 break
         else:
             raise PrivacyError(f"{self.path} is replaced whenever it is opened; end the process that does so")
-        atomic_files.clear(self.path)
 
     def _open(self) -> bool:
         """Open and lock what the path names, and return whether the path still names it then.
@@ -56,6 +55,7 @@ class LedgerFile:
                 return False
             if os.fstat(self._descriptor).st_nlink == 0:
                 raise PrivacyError(f"{self.path} {STALE}")
+            atomic_files.clear(self.path)
         except BlockingIOError:
             self.close()
             raise PrivacyError(

@@ -37,7 +37,7 @@ class RunFolder:
     ledger and the checkpoints otherwise.
 
     Raises:
-        ValueError: ``out`` exists, and is not a run or holds other files too.
+        ValueError: ``out`` exists, and is not a run or holds other files too; or it is to lie in what is no folder.
     """
 
     def __init__(self, out: Path) -> None:
@@ -46,6 +46,8 @@ class RunFolder:
         self._resumed = self._whole = False
         if self.out.exists():
             _check_is_run(self.out, str(out))
+        if not (above := next(parent for parent in self.out.parents if parent.exists())).is_dir():
+            raise ValueError(f"{above} is not a folder, so {out} cannot be made in it; choose another --out")
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:
