@@ -105,7 +105,5 @@ class TradeOff:
             TypeError, ValueError: ``exceeded`` is not in (0, 1).
         """
         open_fraction(exceeded=exceeded)
-        losses = [
-            epsilon - math.log1p(-delta / exceeded) for epsilon, delta in self.profile if delta < exceeded
-        ]
+        losses = [epsilon - math.log1p(-delta / exceeded) for epsilon, delta in self.profile if delta < exceeded]
         return min(1.0, 1 / (1 + math.exp(-min(losses))) + _ROUNDING) if losses else 1.0

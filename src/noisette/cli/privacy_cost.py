@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PoissonGaussian
+from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PoissonGaussian, TradeOff
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.errors import UnsupportedEventError
 

@@ -50,7 +50,7 @@ def attack_panels(attack: TradeOff) -> list[Panel]:
             "Most members that any attack finds",
             "false-positive rate",
             "true-positive rate",
-            [Line("any attack", alarms, found), Line("guessing", alarms, alarms, INK, 0.5, ":")],
+            [Line("guessing", alarms, alarms, INK, 0.5, ":"), Line("any attack", alarms, found)],
         )
     ]
     if len(pairs) > 1:
