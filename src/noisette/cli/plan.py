@@ -211,7 +211,7 @@ class _Found:
             ("gradients", f"{chosen.epochs * self.size:.3g}, which decide the time of training"),
             (
                 "why",
-                f"fewest epochs of those with at least {NEARLY:.0%} of the largest signal, in {LEAST_STEPS} steps or more",
+                f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more",
             ),
             ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
         ]
