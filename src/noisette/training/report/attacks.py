@@ -34,7 +34,7 @@ def attack_sentence(attack: TradeOff) -> str:
     many, few = (upward_percent(attack.true_positive_rate(rate)) for rate in ALARMS)
     return (
         "Whoever sees everything released and knows all other records, and tries to tell whether one record took "
-        f"part, is right in at most {upward_percent(attack.accuracy)} of the cases where 50 % is a coin toss. With "
+        f"part, is right at most {upward_percent(attack.accuracy)} of the time; a coin toss is right 50 % of it. With "
         f"false alarms for at most 1 % of the records that took no part, any attack finds at most {many} of those "
         f"that did; with at most 0.1 %, at most {few}."
     )
