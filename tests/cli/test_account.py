@@ -272,3 +272,11 @@ def test_an_accountant_that_is_not_registered_is_refused_with_the_names_that_are
     assert "'dummy' is not one of pld, rdp, moments, strong, strong-paper, naive, gdp" in result.stderr
     with pytest.raises(ValueError, match="one of pld, rdp, moments, got 'dummy'"):
         Recipe(privacy=PrivacySection(accountant="dummy"))
+
+
+@pytest.mark.parametrize("steps", ["1" + "0" * 30, "1" + "0" * 400])
+def test_more_steps_than_any_training_has_are_refused_in_words(steps):
+    result = run(PLAN | {"--steps": steps})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "steps <= 1e+12" in result.stderr
+    assert result.stderr.count("\n") == 1
