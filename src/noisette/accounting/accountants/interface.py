@@ -41,7 +41,7 @@ class PrivacyCurve(Protocol):
         """Delta at this epsilon, from 0 to 1.
 
         Raises:
-            TypeError, ValueError: ``epsilon`` is not above 0.
+            TypeError, ValueError: ``epsilon`` is not a finite number of at least 0.
         """
         ...
 

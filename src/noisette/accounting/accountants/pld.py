@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from noisette._internal.checks import open_fraction, positive
+from noisette._internal.checks import not_negative, open_fraction, positive
 from noisette.accounting.accountants.gdp import GdpAccountant
 from noisette.accounting.accountants.group_privacy import REACH, Mixture
 from noisette.accounting.accountants.interface import resolved_noise, unsupported
@@ -65,7 +65,7 @@ class PldCurve:
 
     def delta(self, *, epsilon: float) -> float:
         """Delta at this epsilon, under the same guarantee; that of :class:`RdpAccountant` for an epsilon above 500."""
-        positive(epsilon=epsilon)
+        not_negative(epsilon=epsilon)
         known = self.renyi.delta(epsilon=epsilon)
         if not self.events or epsilon > LARGEST_EPSILON or not self._is_feasible(self.renyi.epsilon(delta=0.5)):
             return known

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from noisette._internal.checks import open_fraction, positive
+from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.group_privacy import Mixture, group_divergences
 from noisette.accounting.accountants.interface import resolved_noise, unsupported, valid_orders
 from noisette.accounting.events import (
@@ -66,7 +66,7 @@ class RdpCurve:
 
     def delta(self, *, epsilon: float) -> float:
         """Delta at this epsilon, by the same conversion."""
-        positive(epsilon=epsilon)
+        not_negative(epsilon=epsilon)
         if not self.improved:
             return float(np.exp(min(0.0, np.min((np.array(self.orders) - 1) * (self.divergences - epsilon)))))
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
