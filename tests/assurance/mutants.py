@@ -13,6 +13,7 @@ import price_faults
 import rounding_faults
 import sampling_faults
 import seal_faults
+import search_faults
 import spending_faults
 import vectorized_faults
 
@@ -27,6 +28,6 @@ GROUPS = {
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Prices": price_faults.MUTANTS,
-    "Ledger and resumed runs": spending_faults.MUTANTS,
+    "Ledger and resumed runs": spending_faults.MUTANTS + search_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]
