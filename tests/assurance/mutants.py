@@ -6,6 +6,7 @@ import bound_faults
 import clipless_call_faults
 import clipless_faults
 import coupling_faults
+import ledger_faults
 import loop_faults
 import noise_faults
 import preflight_faults
@@ -28,6 +29,7 @@ GROUPS = {
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Prices": price_faults.MUTANTS,
-    "Ledger and resumed runs": spending_faults.MUTANTS + search_faults.MUTANTS,
+    "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
+    "Searches, tail and closed form": search_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]
