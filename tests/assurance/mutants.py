@@ -15,6 +15,7 @@ import price_faults
 import rounding_faults
 import sampling_faults
 import seal_faults
+import search_faults
 import spending_faults
 import vectorized_faults
 
@@ -30,5 +31,6 @@ GROUPS = {
     "Noise": noise_faults.MUTANTS,
     "Prices": price_faults.MUTANTS + attack_faults.MUTANTS,
     "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
+    "Searches, tail and closed form": search_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

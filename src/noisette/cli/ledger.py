@@ -19,30 +19,29 @@ from rich.table import Table
 from noisette._internal import checks
 from noisette.accounting import (
     Events,
-    FixedSizeGaussian,
-    Gaussian,
     GroupPrivacy,
     Ledger,
-    PoissonGaussian,
-    RepeatAndSelect,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.accounting.budget import tail_delta_in
-from noisette.accounting.events import Event, check_events
+from noisette.accounting.events import check_events
 from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.accounting.ledger.lines import Series
 from noisette.accounting.serialization import facts_of
 from noisette.cli import options
 from noisette.cli.errors import plain_errors
-from noisette.cli.privacy_cost import accountant_facts, rounded_down, rounded_up
+from noisette.cli.event_words import in_words
+from noisette.cli.ledger_charge import charge
+from noisette.cli.privacy_cost import accountant_facts, rounded_up
 from noisette.errors import UnsupportedEventError
 
 ledger = typer.Typer(
     name="ledger",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Show the releases on a data set, compute their privacy cost, or repair a ledger after a crash.",
+    help="Show the releases on a data set, compute their privacy cost, record one, or repair a ledger after a crash.",
 )
+ledger.command()(charge)
 
 Place = Annotated[
     Path,
@@ -86,7 +85,7 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for event, tally in read.tallies.items():
         numbers = (tally.reserved, tally.committed, tally.given_back, tally.charged, tally.paid)
-        table.add_row(_in_words(event), *(f"{number:,}" if number else "" for number in numbers))
+        table.add_row(in_words(event), *(f"{number:,}" if number else "" for number in numbers))
     below = Table.grid(padding=(0, 2))
     below.add_row("data set", read.dataset)
     below.add_row("neighbouring", "; ".join(relations) or "no releases")
@@ -142,6 +141,8 @@ def price(
     console.print(table)
     below = Table.grid(padding=(0, 2))
     below.add_row("delta", f"{delta:g}, of which {rounded_up(tail)} is reserved for the tail of the noise generator")
+    if tail >= delta:
+        below.add_row("", "that is all of it: no epsilon is finite at so small a delta; give a larger one")
     below.add_row("neighbouring", relation)
     below.add_row("data set", read.dataset)
     console.print()
@@ -213,27 +214,3 @@ def _compose(events: Events, delta: float, chosen: str | None) -> tuple[dict[str
     if not epsilons:
         raise UnsupportedEventError("\n".join(refusals.values()))
     return epsilons, refusals
-
-
-def _in_words(event: Event) -> str:
-    """The mechanism and its parameters in five digits, rounded in the direction of a larger privacy cost."""
-    match event:
-        case Gaussian():
-            return f"Gaussian, noise {rounded_down(event.noise_multiplier)}{_parts(event)}"
-        case PoissonGaussian():
-            rate, noise = rounded_up(event.sampling_rate), rounded_down(event.noise_multiplier)
-            return f"Poisson Gaussian, rate {rate}, noise {noise}{_parts(event)}"
-        case FixedSizeGaussian():
-            batch = f"{event.batch_size:,} of {event.size:,} records"
-            return f"fixed-size Gaussian, {batch}, noise {rounded_down(event.noise_multiplier)}"
-        case GroupPrivacy():
-            return f"{_in_words(event.event)}, for a group of {event.records:,}"
-        case RepeatAndSelect():
-            run = " and ".join(f"{times:,} × {_in_words(of_one)}" for of_one, times in event.run)
-            return f"best of about {rounded_up(event.mean)} runs (shape {event.shape:g}) of {run}"
-        case _:
-            raise AssertionError(f"{event!r} has no description")
-
-
-def _parts(event: Gaussian | PoissonGaussian) -> str:
-    return f" ({', '.join(name for name, _ in event.parts)})" if event.parts else ""

@@ -60,6 +60,13 @@ def test_a_bad_epsilon_is_refused_by_name(accountant, epsilon):
 
 
 @every_accountant
+def test_delta_at_epsilon_zero(accountant):
+    """At most 1, and at least the advantage of an attacker: two Gaussians a quarter of a deviation apart."""
+    delta = accountant.compose({Gaussian(4.0): 1}).delta(epsilon=0)
+    assert math.erf(0.25 / math.sqrt(8)) * (1 - 1e-12) <= delta <= 1
+
+
+@every_accountant
 def test_no_release_costs_nothing(accountant):
     nothing = accountant.compose({})
     assert nothing.epsilon(delta=1e-9) == 0

@@ -72,8 +72,8 @@ class PldCurve:
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta, the larger of both directions (added, removed).
 
-        Guarantee: an upper bound at every delta, ``inf`` for more than 10^12 releases. It is at most a few parts in ten thousand too large, save for events
-        of which only a bound is known.
+        Guarantee: an upper bound at every delta, ``inf`` for more than 10^12 releases. It is at most a few parts in ten
+        thousand too large, save for events of which only a bound is known.
         """
         open_fraction(delta=delta)
         if math.isinf(self.mu) or self._releases > MOST_RELEASES:
