@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import gammainc
-from scipy.stats import binom, poisson
+from scipy.special import gammainc, gammaln, xlog1py, xlogy
 
 from noisette._internal.checks import count, positive, probability
 from noisette.accounting.events import (
@@ -45,7 +44,7 @@ _PER_SHIFT = BEYOND * (2 * RADIUS / math.pi + 1 / math.sqrt(2 * math.pi))
 _MOST_CONVEX_SHIFT = 8.0
 
 _TERMS = np.arange(1, 300)  # the terms that follow sum to less than 1e-90
-_WEIGHTS = poisson.pmf(_TERMS, RADIUS**2 / 2)
+_WEIGHTS = np.exp(_TERMS * math.log(RADIUS**2 / 2) - RADIUS**2 / 2 - gammaln(_TERMS + 1))  # of a Poisson variable
 
 # The largest group whose numbers of records in a batch are counted one by one.
 _MOST_COUNTED = 1000
@@ -170,6 +169,12 @@ def _group_tail(event: GroupPrivacy | UserLevel, dimensions: int) -> float:
     if records <= _MOST_COUNTED:
         numbers = np.arange(1, records + 1)
         beyond = np.array([_moved_beyond(number * shift) for number in numbers.tolist()])
-        crescents = _PER_SHIFT * spread * records * rate * shift + 2 * float(binom.pmf(numbers, records, rate) @ beyond)
+        crescents = _PER_SHIFT * spread * records * rate * shift + 2 * float(_binomial(numbers, records, rate) @ beyond)
         bounds.append(crescents / max((1 - rate) ** records, BEYOND))
     return min(1.0, min(bounds) * (1 + _ROUNDING))
+
+
+def _binomial(numbers: np.ndarray, records: int, rate: float) -> np.ndarray:
+    """The probabilities that so many of the records are in a batch."""
+    ways = gammaln(records + 1) - gammaln(numbers + 1) - gammaln(records - numbers + 1)
+    return np.exp(ways + xlogy(numbers, rate) + xlog1py(records - numbers, -rate))
