@@ -9,6 +9,7 @@ from scipy.special import ndtr
 
 from noisette._internal.checks import count, positive, probability
 from noisette.accounting.events import (
+    BallsInBinsGaussian,
     Event,
     Events,
     FixedSizeGaussian,
@@ -16,6 +17,8 @@ from noisette.accounting.events import (
     GroupPrivacy,
     PoissonGaussian,
     RepeatAndSelect,
+    TruncatedPoissonGaussian,
+    UserLevel,
 )
 
 # The largest value that Box-Muller returns for a uniform number of 53 random bits, in standard deviations.
@@ -82,7 +85,11 @@ def _tail_of_one(event: Event, dimensions: int) -> float:
             noise, rate = event.noise_multiplier, event.sampling_rate
         case FixedSizeGaussian():  # one example is replaced by another: twice the sensitivity
             noise, rate = event.noise_multiplier / 2, event.batch_size / event.size
-        case GroupPrivacy():  # at worst all records of the group are in the batch
+        case TruncatedPoissonGaussian():  # a record may displace another one: twice the sensitivity
+            noise, rate = event.noise_multiplier / 2, event.sampling_rate
+        case BallsInBinsGaussian():  # what was released before may tell that the record is in this batch
+            noise, rate = event.noise_multiplier, 1.0
+        case GroupPrivacy() | UserLevel():  # at worst all records of the group are in the batch
             release, rate = event.event, 1.0
             if isinstance(release, PoissonGaussian):
                 rate = min(1.0, event.records * release.sampling_rate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from noisette._internal import checks
-from noisette.accounting import Events, PoissonGaussian
+from noisette.accounting.events import Events, StepRelease
 from noisette.accounting.serialization import event_of, facts_of
 
 
@@ -24,7 +24,7 @@ class RunParameters:
         before: how often the ledger held ``event`` when the run began.
     """
 
-    event: PoissonGaussian
+    event: StepRelease
     expected_batch_size: float
     steps: int
     delta: float | None = None
@@ -56,8 +56,8 @@ class RunParameters:
             KeyError, TypeError, ValueError: they do not describe a run.
         """
         event = event_of(facts["event"])
-        if not isinstance(event, PoissonGaussian):
-            raise ValueError(f"a run of steps releases a PoissonGaussian, not {event!r}")
+        if not isinstance(event, StepRelease):
+            raise ValueError(f"a run of steps does not release a {event!r}")
         checks.count(steps=facts["steps"], before=facts["before"] + 1)
         checks.positive(expected_batch_size=facts["expected_batch_size"])
         return cls(event, *(facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "before")))
