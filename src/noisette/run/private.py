@@ -354,7 +354,7 @@ class PrivateRun(DpSgdRun):
         self._fingerprint = Fingerprint.read(folder)
         if not self._fingerprint.fits(self._dataset, self._user_numbers):
             raise ValueError(
-                "the data set is not the one that the run began with; resume it with the same records, of the same users"
+                "the data set is not the one that the run began with; resume it with the same records of the same users"
             )
 
     def check_budget(self) -> None:

@@ -112,9 +112,8 @@ class BallsInBins:
 
     def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
         """The release of a step at this rate, if it decides the number of bins, and with these parts."""
-        bins = (
-            math.ceil(1 / sampling_rate * (1 - 1e-12)) if self.bins is None else self.bins
-        )  # 1 / (1 / 49) is above 49
+        rounded_up = math.ceil(1 / sampling_rate * (1 - 1e-12))  # 1 / (1 / 49) is above 49
+        bins = rounded_up if self.bins is None else self.bins
         return lambda noise: BallsInBinsGaussian(bins, noise, parts)
 
 

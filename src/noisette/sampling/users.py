@@ -71,8 +71,8 @@ class Users:
             raise ValueError(f"users has {len(ids)} ids for {size} records; give one for each record, in their order")
         if not set(map(type, ids)) <= _PLAIN:
             ids = [_by_value(index, value) for index, value in enumerate(ids)]
-        numbers: dict[Any, int] = {}
-        found = np.fromiter((numbers.setdefault(value, len(numbers)) for value in ids), dtype=np.int64, count=size)
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(ids))}
+        found = np.fromiter(map(numbers.__getitem__, ids), dtype=np.int64, count=size)
         if absent := [number for value, number in numbers.items() if _is_missing(value)]:
             raise ValueError(_without_id(np.flatnonzero(np.isin(found, absent))))
         return found
