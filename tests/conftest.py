@@ -61,12 +61,14 @@ def _epsilon_is_computed_once(
 ) -> Iterator[None]:
     """Many runs of the tests have the same events; the distribution of their privacy loss takes most of their time.
 
-    An answer is reused where the events, the grid and the delta are the same. Tests of the accountants compute anew.
+    An answer is reused where the events and the delta are the same. Tests of the accountants compute anew.
     """
     compute = PldCurve.epsilon
 
     def epsilon(curve: PldCurve, *, delta: float) -> float:
-        key = (frozenset(curve.events.items()), curve.coarseness, delta)
+        if curve.divergences is not None:
+            return compute(curve, delta=delta)
+        key = (frozenset(curve.sampled.items()), curve.mu, delta)
         if key not in _known_epsilons:
             _known_epsilons[key] = compute(curve, delta=delta)
         return _known_epsilons[key]

@@ -42,7 +42,7 @@ LINES = (
     Line("strong, proved", StrongComposition(), ORANGE, ":", {}),
     Line("strong, as printed", StrongComposition(as_printed=True), ORANGE, "--", {100: 9.34, 400: 24.22}),
     Line("moments", MOMENTS, BLUE, "-", {100: 1.26, 400: 2.55}),
-    Line("PLD", PldAccountant(coarseness=4), GREEN, "-", {}),
+    Line("PLD", PldAccountant(), GREEN, "-", {}),
 )
 _SHOWN = (10, 50, 100, 200, 400)
 _DRAWN = (1, 2, 5, *range(10, 100, 10), *range(100, 401, 25))

@@ -28,7 +28,7 @@ _MORE_NOISE = {Mnist(noise=12.0, pca_noise=24.0): 0.5, Mnist(noise=6.0, pca_nois
 _ACCOUNTED = 25  # steps along a run at which epsilon is computed
 _BY: tuple[tuple[str, Accountant], ...] = (
     ("moments accountant", panels.MOMENTS),
-    ("privacy loss distribution", PldAccountant(coarseness=4)),
+    ("privacy loss distribution", PldAccountant()),
 )
 
 

@@ -117,9 +117,8 @@ GROUP, SEARCH = GroupPrivacy(RELEASE, 2), RepeatAndSelect(((RELEASE, 1),), 2.0, 
 @pytest.mark.parametrize(
     ("accountant", "event", "way_out"),
     [
-        (PldAccountant(), SEARCH, "rdp"),
         (MomentsAccountant(), GROUP, "pld or the rdp"),
-        (MomentsAccountant(), SEARCH, "rdp"),
+        (MomentsAccountant(), SEARCH, "pld or the rdp"),
         (PldAccountant(), Unknown(), "no accountant"),
         (RdpAccountant(), Unknown(), "no accountant"),
         (MomentsAccountant(), Unknown(), "no accountant"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TypeAlias
@@ -23,10 +23,6 @@ RATIO = 1 + TOLERANCE / 4
 TENTH = int(math.log(1.1) / math.log(RATIO))
 # The limits of the searches, far beyond any real run.
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9
-
-# The default accountant first searches on a grid coarser by this factor. Epsilon is larger on it, by nearly the same
-# factor everywhere.
-QUICK = 10
 
 Excess: TypeAlias = Callable[[int], float]
 
@@ -202,8 +198,8 @@ def steps_for(
     Raises:
         TypeError, ValueError: an argument is outside its range.
 
-    >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0, accountant=PldAccountant(4.0))
-    11005
+    >>> steps_for(epsilon=1.0, delta=1e-5, sampling_rate=0.01, noise_multiplier=4.0)
+    11049
     """
     budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
     release = PoissonGaussian(sampling_rate, noise_multiplier)
@@ -250,7 +246,7 @@ def delta_for(
     """Delta of these steps and of the prior events together: an upper bound, like every delta of the accountant.
 
     Args:
-        epsilon: the bound whose probability of failure is computed, above 0.
+        epsilon: the bound whose probability of failure is computed, 0 or more.
         noise_multiplier: standard deviation of the noise in units of the sensitivity, above 0.
 
     The other arguments are those of :func:`noise_multiplier_for`.
@@ -280,7 +276,7 @@ def epsilon_curve(
         event: the release of one step.
         checkpoints: numbers of steps, each at least 1.
         delta: the probability with which the bound on epsilon may fail, in (0, 1).
-        accountant: ``PldAccountant(coarseness=4)`` unless given: quick, and up to 0.3 % above the default accountant.
+        accountant: computes the privacy cost; :class:`PldAccountant` unless given.
         prior_events: releases before these steps, which count towards epsilon too.
 
     Guarantee: each value is an upper bound, like every epsilon of the accountant.
@@ -293,7 +289,7 @@ def epsilon_curve(
     >>> [round(epsilon, 2) for epsilon in epsilon_curve(release, checkpoints=[100, 1000, 10_000], delta=1e-5)]
     [0.08, 0.27, 0.95]
     """
-    accountant = PldAccountant(coarseness=4) if accountant is None else accountant
+    accountant = accountant or PldAccountant()
     count(**{f"checkpoints[{k}]": steps for k, steps in enumerate(checkpoints)})
     return [accountant.compose(with_releases(prior_events, event, steps)).epsilon(delta=delta) for steps in checkpoints]
 
@@ -330,9 +326,6 @@ class _Budget:
     ) -> int:
         """The last of the plans 1 to ``most`` that keeps the budget, or 0; each plan costs more than the one before.
 
-        With the default accountant the search runs twice on a coarse grid: plainly, and then with the ratio of the
-        coarse to the exact epsilon at the result taken off. The exact accountant then needs only a few plans.
-
         Args:
             plan: from the number of a plan to its event and number of steps.
             most: the number of the last plan.
@@ -342,11 +335,6 @@ class _Budget:
         excess = self._excess(plan, self.accountant)
         if excess(1) > 0:
             return 0
-        if isinstance(self.accountant, PldAccountant):
-            coarse = self._excess(plan, replace(self.accountant, coarseness=QUICK * self.accountant.coarseness))
-            guess = _last_within(coarse, most, guess, stride)
-            surplus = coarse(guess) - excess(guess)
-            guess, stride = _last_within(lambda number: coarse(number) - surplus, most, guess, stride), 1
         return _last_within(excess, most, guess, stride)
 
     def _excess(self, plan: Callable[[int], tuple[StepRelease, int]], accountant: Accountant) -> Excess:

@@ -11,13 +11,12 @@ from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.accounting.events import PoissonGaussian
 from noisette.accounting.sampling_plan import schedule
 
-# Several times quicker than the default accountant, and its epsilon at most 0.3 % larger.
-ACCOUNTANT = PldAccountant(coarseness=4)
+ACCOUNTANT = PldAccountant()
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train with its epsilon: an upper bound, at most 0.3 % above that of the default accountant.
+    """One way to train with its epsilon: an upper bound.
 
     Args:
         batch_size: expected size of a Poisson batch, in records.

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PldAccountant, PoissonGaussian
+from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PoissonGaussian
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.errors import UnsupportedEventError
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from noisette.training.report.plot import Cells
 
 _VISIBLE = 1e-9  # of the last value of a line: a smaller delta would only lengthen the axis
-_QUICK = PldAccountant(coarseness=4)  # for all points of a line but the last; at most 0.3 % larger
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class PrivacyCost:
         for name, value in self.values().items():
             if value is None:
                 continue
-            accountant = _QUICK if name == _QUICK.name else ACCOUNTANTS[name]
+            accountant = ACCOUNTANTS[name]
             values = [*(self._value(accountant, steps) or 0.0 for steps in checkpoints), value]
             values = [part if part > _VISIBLE * value else 0.0 for part in values]
             colour, strength = (BLUE, 1.0) if name == self.accountant else (INK, 0.4)

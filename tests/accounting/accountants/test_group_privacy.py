@@ -94,7 +94,7 @@ def test_runs_against_the_slower_library(rate, noise, records, steps):
     weights = binom.pmf(np.arange(records + 1), records, rate)
     one = from_mixture_gaussian_mechanism(noise, range(records + 1), weights, value_discretization_interval=5e-4)
     theirs = one.self_compose(steps).get_epsilon_for_delta(1e-5)
-    assert theirs * (1 - 1e-3) <= ours <= theirs * (1 + 1e-6)
+    assert theirs * (1 - 1e-3) <= ours <= theirs * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("accountant", [RdpAccountant(), PldAccountant()], ids=lambda a: a.name)
@@ -140,7 +140,7 @@ def test_where_the_integral_would_be_long_the_group_is_in_every_batch():
 def test_a_large_group_has_a_cost():
     """A user with a thousand of ten million records: two of them are rarely in the same batch of a thousand."""
     event = group(1e-4, 4.0, 1000)
-    cost = epsilon(PldAccountant(coarseness=4), event, 100)
+    cost = epsilon(PldAccountant(), event, 100)
     alone = epsilon(PldAccountant(), group(1e-4, 4.0, 1), 100)
     assert cost < 0.99 * epsilon(RdpAccountant(), event, 100)
     assert 10 * alone < cost < 3

@@ -6,7 +6,6 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 from noisette.accounting import GroupPrivacy, PldAccountant, PoissonGaussian, RdpAccountant
-from noisette.accounting.accountants import pld
 
 
 def gaussian_delta(noise, steps, epsilon):
@@ -85,33 +84,6 @@ def test_against_the_library_on_its_own_path():
     assert library.get_epsilon(1e-6) <= ours.epsilon(delta=1e-6) <= library.get_epsilon(1e-6) * 1.001
 
 
-@pytest.mark.parametrize(("rate", "noise", "steps"), [(0.01, 4.0, 2000), (0.1, 2.0, 500), (0.002, 1.2, 5000)])
-def test_a_coarser_grid_errs_upwards_and_a_finer_one_by_less(rate, noise, steps):
-    prices = [
-        PldAccountant(coarseness=c).compose({PoissonGaussian(rate, noise): steps}).epsilon(delta=1e-5)
-        for c in (0.5, 1, 2, 4, 8)
-    ]
-    assert prices == sorted(prices)
-    assert prices[1] - prices[0] <= 1e-3 * prices[0]
-    assert prices[1] - prices[0] <= prices[2] - prices[1] + 1e-9
-
-
-def test_the_grid_fits_epsilon_and_the_release():
-    single = PldAccountant().compose({PoissonGaussian(1.0, 8.0): 1})
-    assert single._interval(0.29) <= 1e-5
-    assert single._interval(1.0) <= 1e-4
-    assert single._interval(200.0) <= 1e-3
-    many = PldAccountant().compose({PoissonGaussian(1e-4, 2.0): 1000})  # a release loses about 5e-5
-    assert many._interval(1.0) <= 5e-6
-
-
-def test_a_hopeless_grid_is_no_worse_than_rdp():
-    events = {PoissonGaussian(0.01, 4.0): 1000}
-    hopeless = PldAccountant(coarseness=1e4).compose(events)
-    assert hopeless.epsilon(delta=1e-5) == RdpAccountant().compose(events).epsilon(delta=1e-5)
-    assert hopeless.delta(epsilon=0.1) == RdpAccountant().compose(events).delta(epsilon=0.1)
-
-
 def test_composing_keeps_no_state():
     events = {PoissonGaussian(0.02, 1.5): 300}
     run = PldAccountant().compose(events)
@@ -122,20 +94,6 @@ def test_composing_keeps_no_state():
     assert PldAccountant().compose({PoissonGaussian(0.02, 1.5): 300}).epsilon(delta=1e-5) == first
 
 
-def test_what_the_distribution_cannot_resolve_is_bounded_by_rdp():
-    """Rounding changes the distribution's delta by more than this delta, so its own answer would mean nothing."""
-    events = {PoissonGaussian(0.01, 4.0): 10_000}
-    for delta in (1e-13, 1e-30):
-        assert PldAccountant().compose(events).epsilon(delta=delta) == RdpAccountant().compose(events).epsilon(
-            delta=delta
-        )
-    ordinary = PldAccountant().compose(events).epsilon(delta=1e-5)
-    assert ordinary < 0.95 * RdpAccountant().compose(events).epsilon(delta=1e-5)
-    huge = {PoissonGaussian(0.5, 0.03): 1000}
-    assert PldAccountant().compose(huge).epsilon(delta=1e-5) == RdpAccountant().compose(huge).epsilon(delta=1e-5)
-    assert PldAccountant().compose(huge).delta(epsilon=1.0) == 1
-
-
 def test_a_rare_large_loss_uses_its_distribution():
     """Every divergence is in the thousands; yet the group is in a batch less often than delta."""
     rare = {GroupPrivacy(PoissonGaussian(1e-4, 0.5), records=60): 1}
@@ -143,19 +101,13 @@ def test_a_rare_large_loss_uses_its_distribution():
     assert PldAccountant().compose(rare).epsilon(delta=0.01) == 0
 
 
-@pytest.mark.parametrize("steps", [100, 10_000])
-def test_rounding_stays_below_its_allowance(steps):
-    """At a tiny delta, with the Fourier transform: a rate just below 1 is nearly the exact Gaussian."""
+@pytest.mark.parametrize("steps", [2, 100, 10_000, 10**6])
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 1.4, 2.0])
+def test_rounding_stays_below_its_allowance(steps, epsilon):
+    """A rate just below 1 is nearly the exact Gaussian; at epsilon 2 its delta is 8e-25."""
     run = PldAccountant().compose({PoissonGaussian(1 - 1e-12, 5 * math.sqrt(steps)): steps})
-    for epsilon in (1.0, 1.25, 1.4):
-        truth = float(gaussian_delta(5, 1, epsilon))
-        assert truth * (1 - 1e-6) <= run.delta(epsilon=epsilon) <= truth * 1.01 + 2e-16 * steps
-
-
-@pytest.mark.parametrize("coarseness", [0, -1, math.nan, math.inf])
-def test_coarseness_is_positive(coarseness):
-    with pytest.raises(ValueError, match="coarseness"):
-        PldAccountant(coarseness=coarseness)
+    truth = float(gaussian_delta(5, 1, epsilon))
+    assert truth * (1 - 1e-6) <= run.delta(epsilon=epsilon) <= truth * 1.01
 
 
 def test_ten_million_releases_of_much_noise_have_a_cost():
@@ -164,10 +116,3 @@ def test_ten_million_releases_of_much_noise_have_a_cost():
     price = PldAccountant().compose({release: 10**7}).epsilon(delta=1e-5)
     assert price == pytest.approx(RdpAccountant().compose({release: 10**7}).epsilon(delta=1e-5), rel=0.2)
     assert 0 <= PldAccountant().compose({}).epsilon(delta=1e-300) < 10
-
-
-def test_composition_in_two_stages_is_that_in_one(monkeypatch):
-    release = PoissonGaussian(sampling_rate=0.01, noise_multiplier=4.0)
-    whole = PldAccountant().compose({release: 2_345}).epsilon(delta=1e-5)
-    monkeypatch.setattr(pld, "AT_ONCE", 100)
-    assert PldAccountant().compose({release: 2_345}).epsilon(delta=1e-5) == pytest.approx(whole, rel=1e-4)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import log_ndtr
 
-from noisette._internal.checks import open_fraction, positive
+from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.interface import resolved_noise, unsupported
-from noisette.accounting.events import Event, Events, GroupPrivacy, Sampled, check_events
+from noisette.accounting.events import Event, Events, GroupPrivacy, Sampled, UserLevel, check_events
 
 # The relative error that rounding can cause in a logarithm.
 ROUNDING = 2.0**-50
@@ -41,7 +41,7 @@ class GdpCurve:
 
     def delta(self, *, epsilon: float) -> float:
         """Delta at this epsilon: exact, rounded upwards in the last digits."""
-        positive(epsilon=epsilon)
+        not_negative(epsilon=epsilon)
         if math.isinf(self.mu):
             return 1.0
         return min(1.0, math.nextafter(math.exp(self._log_delta(epsilon)), 1.0)) if self.mu else 0.0
@@ -87,7 +87,7 @@ class GdpAccountant:
 
     def _distance(self, event: Event) -> float:
         """The distance between the two means, in standard deviations of the noise."""
-        release, records = (event.event, event.records) if isinstance(event, GroupPrivacy) else (event, 1)
+        release, records = (event.event, event.records) if isinstance(event, GroupPrivacy | UserLevel) else (event, 1)
         if not isinstance(release, Sampled) or release.sampling_rate < 1:
             raise unsupported(event, self.name)
         with np.errstate(divide="ignore"):

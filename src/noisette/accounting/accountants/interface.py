@@ -7,20 +7,40 @@ from typing import Protocol
 
 from noisette._internal.checks import positive
 from noisette.accounting.events import (
+    BallsInBinsGaussian,
+    DiscreteGaussian,
+    DpAmount,
     Event,
     Events,
     FixedSizeGaussian,
     Gaussian,
     GroupPrivacy,
+    Laplace,
     PoissonGaussian,
     RepeatAndSelect,
     Sampled,
+    TruncatedPoissonGaussian,
+    UserLevel,
+    ZcdpAmount,
     check_events,
 )
 from noisette.errors import UnsupportedEventError
 
 # Floating point resolves noise multipliers within this range.
 LEAST_NOISE, MOST_NOISE = 1e-3, 1e6
+
+
+# The kinds of event, beside sampled releases, that only the accountants of loss distributions and divergences support.
+_BY_DIVERGENCES = (
+    FixedSizeGaussian,
+    TruncatedPoissonGaussian,
+    GroupPrivacy,
+    UserLevel,
+    RepeatAndSelect,
+    Laplace,
+    DiscreteGaussian,
+    ZcdpAmount,
+)
 
 
 class PrivacyCurve(Protocol):
@@ -41,7 +61,7 @@ class PrivacyCurve(Protocol):
         """Delta at this epsilon, from 0 to 1.
 
         Raises:
-            TypeError, ValueError: ``epsilon`` is not above 0.
+            TypeError, ValueError: ``epsilon`` is below 0.
         """
         ...
 
@@ -75,7 +95,7 @@ def valid_orders(orders: Iterable[float], *, above: int) -> tuple[float, ...]:
     return orders
 
 
-def resolved_noise(event: Sampled | FixedSizeGaussian) -> float:
+def resolved_noise(event: Sampled | FixedSizeGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian) -> float:
     """The noise multiplier to compute with: 0 below the range that floating point resolves, its end above it."""
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
 
@@ -99,12 +119,12 @@ def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
 def unsupported(event: Event, accountant: str) -> UnsupportedEventError:
     """The error for an event that this accountant does not support; its message names the accountants that do."""
     match event:
-        case FixedSizeGaussian() | RepeatAndSelect():
-            way_out = "use the rdp accountant"
-        case GroupPrivacy():
-            way_out = "use the pld or the rdp accountant"
         case Gaussian() | PoissonGaussian():
             way_out = "use the pld, the rdp or the moments accountant"
+        case BallsInBinsGaussian() | DpAmount():
+            way_out = "use the pld accountant"
+        case _ if isinstance(event, _BY_DIVERGENCES):
+            way_out = "use the pld or the rdp accountant"
         case _:
             way_out = "no accountant of this package does"
     return UnsupportedEventError(f"the {accountant} accountant does not support {event!r}; {way_out}")

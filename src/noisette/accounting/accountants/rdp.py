@@ -11,19 +11,26 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.stats import binom
 
-from noisette._internal.checks import open_fraction, positive
+from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.group_privacy import Mixture, group_divergences
 from noisette.accounting.accountants.interface import resolved_noise, unsupported, valid_orders
 from noisette.accounting.events import (
+    DiscreteGaussian,
+    DpAmount,
     Event,
     Events,
     FixedSizeGaussian,
     Gaussian,
     GroupPrivacy,
+    Laplace,
     Neighbouring,
     PoissonGaussian,
     RepeatAndSelect,
+    TruncatedPoissonGaussian,
+    UserLevel,
+    ZcdpAmount,
     check_events,
 )
 
@@ -37,6 +44,9 @@ ORDERS = (
     *range(11, 65),
     *(80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024),
 )
+
+# Declared amounts have divergences that only grow with the order: a small one has its best order far above.
+HIGH_ORDERS = (*ORDERS, *(2**power for power in range(11, 40)))
 
 # The divergence of Gaussian noise of this size, 5e-15 * order, is added to each release: it exceeds the rounding error,
 # which could otherwise turn a tiny divergence into zero.
@@ -66,7 +76,7 @@ class RdpCurve:
 
     def delta(self, *, epsilon: float) -> float:
         """Delta at this epsilon, by the same conversion."""
-        positive(epsilon=epsilon)
+        not_negative(epsilon=epsilon)
         if not self.improved:
             return float(np.exp(min(0.0, np.min((np.array(self.orders) - 1) * (self.divergences - epsilon)))))
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
@@ -77,7 +87,7 @@ class RdpCurve:
 
 @dataclass(frozen=True)
 class RdpAccountant:
-    """Adds up Rényi divergences: quick, supports every kind of event, somewhat looser than :class:`PldAccountant`.
+    """Adds up Rényi divergences: quick, supports most events, somewhat looser than :class:`PldAccountant`.
 
     Batches of fixed size have a bound that holds for every mechanism; it is about twice what the Gaussian needs.
 
@@ -116,7 +126,7 @@ class RdpAccountant:
         """The curve of these events: their divergences add up, order by order.
 
         Raises:
-            UnsupportedEventError: an event is of a kind that this package does not define.
+                UnsupportedEventError: an event has no finite divergences, or none that are known.
         """
         check_events(events)
         orders = tuple(self.orders)
@@ -131,6 +141,18 @@ def _divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:
     match event:
         case GroupPrivacy():
             return group_divergences(event, orders)
+        case UserLevel():
+            return _divergences(_group_of(event), orders)
+        case TruncatedPoissonGaussian():
+            return _truncated_divergences(event, orders)
+        case ZcdpAmount():
+            return event.rho * np.array(orders)
+        case DiscreteGaussian():  # Canonne, Kamath and Steinke 2020, Theorem 4
+            return np.array(orders) / (2 * event.noise_multiplier**2)
+        case Laplace():
+            return _laplace_divergences(event, orders)
+        case DpAmount() if event.delta == 0:
+            return _amount_divergences(event, orders)
         case PoissonGaussian() if event.sampling_rate < 1 and resolved_noise(event) > 0:
             return _poisson_divergences(event, orders)
         case FixedSizeGaussian() if resolved_noise(event) == 0:
@@ -148,6 +170,35 @@ def _poisson_divergences(event: PoissonGaussian, orders: tuple[float, ...]) -> n
     for missing in np.flatnonzero(np.isinf(divergences)):
         divergences[missing] = mixture.divergence(orders[missing])
     return divergences
+
+
+def _group_of(event: UserLevel) -> Event:
+    return GroupPrivacy(event.event, event.records) if event.records > 1 else event.event
+
+
+def _truncated_divergences(event: TruncatedPoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
+    """Those of a mixture: a batch that is full exchanges a record, which counts twice, and anyone sees that it is."""
+    full = min(1.0, float(binom.sf(event.largest_batch - 1, event.most_records, event.sampling_rate)) * (1 + 1e-9))
+    grows = _divergences(PoissonGaussian(event.sampling_rate, event.noise_multiplier), orders)
+    if full == 0:
+        return grows
+    exchanges = _divergences(PoissonGaussian(event.sampling_rate, event.noise_multiplier / 2), orders)
+    above = np.array(orders) - 1
+    return np.logaddexp(np.log1p(-full * (1 - 2e-9)) + above * grows, math.log(full) + above * exchanges) / above
+
+
+def _laplace_divergences(event: Laplace, orders: tuple[float, ...]) -> np.ndarray:
+    """Source: Mironov 2017, Proposition 6."""
+    a, loss = np.array(orders), 1 / event.noise_multiplier
+    log_weights = np.log(a) - np.log(2 * a - 1), np.log(a - 1) - np.log(2 * a - 1)
+    return np.logaddexp(log_weights[0] + (a - 1) * loss, log_weights[1] - a * loss) / (a - 1)
+
+
+def _amount_divergences(event: DpAmount, orders: tuple[float, ...]) -> np.ndarray:
+    """Those of randomised response, the worst mechanism of its epsilon."""
+    a = np.array(orders)
+    log_likely, log_unlikely = -math.log1p(math.exp(-event.epsilon)), -math.log1p(math.exp(event.epsilon))
+    return np.logaddexp(log_likely + (a - 1) * event.epsilon, log_unlikely - (a - 1) * event.epsilon) / (a - 1)
 
 
 def _library_divergences(event: Event, orders: tuple[float, ...]) -> np.ndarray:

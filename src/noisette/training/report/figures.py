@@ -33,7 +33,7 @@ def epsilon_against_steps(facts: Facts) -> str:
         return ""
     steps = [point.step for point in facts.points]
     looks = (
-        (PldAccountant(coarseness=4), BLUE, "-"),
+        (PldAccountant(), BLUE, "-"),
         (RdpAccountant(), ORANGE, "--"),
         (MomentsAccountant(), GREEN, ":"),
     )

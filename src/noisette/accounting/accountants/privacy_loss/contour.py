@@ -1,0 +1,247 @@
+"""The composition of privacy losses: delta as an integral along a line in the complex plane, with its error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from noisette.accounting.accountants.privacy_loss.distribution import ROUNDING, LossDistribution, Tilted
+
+# The standard deviation of the Gaussian release that is added, over that of the composed loss, and the share of epsilon
+# that it may cost. More points of the line than this are not computed.
+ADDED_DEVIATION, ADDED_COST, MOST_POINTS = 2e-3, 1e-5, 2**15
+# The exponent at which a Gaussian factor, and the images of a periodic sum, are negligible.
+NEGLIGIBLE = 40.0
+# Terms below this share of the largest end the sum; they are added to the error.
+LEAST_TERM = 1e-17
+# The logarithms of the smallest and the largest float, nearly.
+LEAST_EXPONENT, MOST_EXPONENT = -740.0, 700.0
+# An epsilon beyond this is infinite.
+MOST_EPSILON = 1e9
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """Independent privacy losses in one direction.
+
+    Args:
+        releases: the distributions, and how often each is released.
+        variance: variance of the loss of all releases over all records: together they are one Gaussian mechanism, whose
+            loss has half this mean.
+
+    The mean of exp(s * loss) is a product over the releases, exp(K(s)). For any c > 0
+
+        delta(epsilon) = 1/(2 pi i) * integral of exp(K(s) - s epsilon) / (s (s + 1)) ds over the line Re s = c,
+
+    because 1/(s (s + 1)) is the Laplace transform of 1 - exp(-x). The integral is computed as a sum over equally spaced
+    points at distance 2 pi / W. By Poisson's summation formula the sum is that of exp(c m W) delta(epsilon + m W) over
+    all integers m: all of these are positive, so the sum is too large, by little if W is large.
+
+    The sum is finite because one more release is composed, a Gaussian one with a tiny share of the cost: its factor
+    bounds all later terms.
+
+    Guarantee: delta and epsilon are upper bounds: the terms left out and the rounding of all others are added.
+    """
+
+    releases: Mapping[LossDistribution, int]
+    variance: float
+
+    @cached_property
+    def lost(self) -> float:
+        """The probability of an infinite loss in any release."""
+        kept = math.fsum(times * math.log1p(-min(one.lost, 1 - 1e-16)) for one, times in self.releases.items())
+        return -math.expm1(kept) * (1 + 1e-12)
+
+    def delta(self, epsilon: float) -> float:
+        """Delta at this epsilon, 0 or more."""
+        if self._is_single:
+            return min(1.0, self.lost + self._single_delta(epsilon))
+
+        def excess(at: _Saddle) -> float:  # beyond the exponent no larger c is needed: delta is below any float
+            return at.epsilon - epsilon if at.exponent(epsilon) > LEAST_EXPONENT else 1.0
+
+        return min(1.0, self.lost + self._line(self._steepest(excess), epsilon).integral(epsilon))
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at this delta; ``inf`` where an infinite loss is as likely."""
+        left = delta - self.lost
+        if left <= 0:
+            return math.inf
+        if self._is_single:
+            return least_epsilon(self._single_delta, left)
+        at = self._steepest(lambda at: math.log(left) - at.log_delta)
+        return least_epsilon(self._line(at, at.epsilon).integral, left)
+
+    @property
+    def _is_single(self) -> bool:
+        return self.variance == 0 and sum(self.releases.values()) == 1
+
+    def _single_delta(self, epsilon: float) -> float:
+        """Delta of a single release, without the infinite losses: the mean itself."""
+        (one,) = self.releases
+        return float(one.masses @ -np.expm1(np.minimum(epsilon - one.losses, 0.0))) * (1 + one.uncertainty)
+
+    def _at(self, c: float) -> _Saddle:
+        tilted = [(one.tilted(c), times) for one, times in self.releases.items()]
+        return _Saddle(
+            c,
+            math.fsum(times * one.log_mean for one, times in tilted) + self.variance * c * (c + 1) / 2,
+            math.fsum(times * one.mean for one, times in tilted) + self.variance * (c + 0.5),
+            math.fsum(times * one.variance for one, times in tilted) + self.variance,
+        )
+
+    def _steepest(self, excess: Callable[[_Saddle], float]) -> _Saddle:
+        """The point at which this increasing function is about zero. Any point is valid, a near one gives few terms."""
+        low, high = -25.0, 25.0  # logarithms of c
+        while high - low > 0.02:
+            middle = (low + high) / 2
+            low, high = (low, middle) if excess(self._at(math.exp(middle))) > 0 else (middle, high)
+        return self._at(math.exp((low + high) / 2))
+
+    def _line(self, at: _Saddle, epsilon: float) -> _Line:
+        epsilon = max(epsilon, 0.0)
+        span = self._span(at, epsilon)
+        added = ADDED_DEVIATION**2 * (at.variance + at.c**-2)
+        if epsilon > 0:
+            added = min(added, ADDED_COST * epsilon / (at.c + 0.5))
+        added = max(added, 2 * NEGLIGIBLE * (span / (2 * math.pi * MOST_POINTS)) ** 2)
+        return _Line.of(self, at.c, added, span)
+
+    def _span(self, at: _Saddle, epsilon: float) -> float:
+        """A distance W of the images of the sum at which they are negligible, by Markov's inequality at other tilts."""
+        aim = at.exponent(epsilon) - math.log(at.c * (at.c + 1)) - 0.5 * math.log(2 * math.pi * at.curvature) - 14
+        steps = np.array([0.5, 1.0, 2.0, 4.0, 8.0]) / math.sqrt(at.curvature)
+
+        def distance(c: float) -> float:
+            return max(0.0, self._at(c).exponent(epsilon) - aim) / abs(c - at.c)
+
+        above = min(distance(at.c + step) for step in steps)
+        below = min(distance(max(at.c - step, at.c / 8)) for step in steps)
+        return max(above, below)
+
+
+@dataclass(frozen=True)
+class _Saddle:
+    """The composed loss tilted by ``exp(c * loss)``: logarithm of the mean, K(c), and mean and variance of the loss."""
+
+    c: float
+    log_mean: float
+    mean: float
+    variance: float
+
+    @property
+    def curvature(self) -> float:
+        """Second derivative of the logarithm of the integrand."""
+        return self.variance + self.c**-2 + (1 + self.c) ** -2
+
+    @property
+    def epsilon(self) -> float:
+        """The epsilon for which the integrand is stationary here."""
+        return self.mean - 1 / self.c - 1 / (1 + self.c)
+
+    @property
+    def log_delta(self) -> float:
+        """Logarithm of delta at that epsilon, approximately."""
+        return self.exponent(self.epsilon) - math.log(self.c * (self.c + 1) * math.sqrt(2 * math.pi * self.curvature))
+
+    def exponent(self, epsilon: float) -> float:
+        return self.log_mean - self.c * epsilon
+
+
+@dataclass(frozen=True, eq=False)
+class _Line:
+    """The integrand at equally spaced points of a line, from the real axis upwards, without exp(-s epsilon).
+
+    Args:
+        c: real part of the points.
+        spacing: distance of the points.
+        log_scale: logarithm of the factor that was taken out of the values.
+        centre: the loss that was taken off, so that phases stay small.
+        values: the integrand.
+        error: a bound on what all points together are wrong by.
+    """
+
+    c: float
+    spacing: float
+    log_scale: float
+    centre: float
+    values: np.ndarray
+    error: float
+
+    @classmethod
+    def of(cls, composition: Composition, c: float, added: float, span: float) -> _Line:
+        """The integrand of a composition with one more Gaussian release, whose loss has the variance ``added``."""
+        spacing = 2 * math.pi / span
+        gaussian = composition.variance + added
+        last = math.ceil(math.sqrt(2 * NEGLIGIBLE / gaussian) / spacing)
+        t = spacing * np.arange(last + 1)
+        kernel = np.exp(-gaussian * t**2 / 2) / np.abs((c + 1j * t) * (c + 1 + 1j * t))
+        kernel[1:] *= 2  # the points below the real axis are the conjugates
+        all_terms = float(kernel.sum())
+        # What is left out beyond the last point: the Gaussian factor falls faster than a geometric series.
+        error = float(kernel[-1]) / -math.expm1(-gaussian * t[-1] * spacing)
+        log_scale, centre, rounding = gaussian * c * (c + 1) / 2, gaussian * (c + 0.5), 0.0
+        product = np.ones(1, dtype=complex)
+        parts = [(one.tilted(c), one, times) for one, times in composition.releases.items()]
+        for number, (tilted, one, times) in enumerate(sorted(parts, key=lambda p: -p[2] * p[0].variance)):
+            factor, uncertainty = _characteristic(one, tilted, c, spacing, len(kernel))
+            logarithm = times * np.log(np.maximum(np.abs(factor), 1e-300)) + 1j * times * np.angle(factor)
+            product = np.exp(logarithm) if number == 0 else product * np.exp(logarithm)
+            rounding += times * uncertainty
+            log_scale += times * tilted.log_mean
+            centre += times * tilted.mean
+            kept = 1 + int(np.flatnonzero(np.abs(product) * kernel > LEAST_TERM * kernel[0])[-1])
+            error += float(np.abs(product[kept:]) @ kernel[kept:])
+            product, kernel = product[:kept], kernel[:kept]
+        t = t[: len(kernel)]
+        s = c + 1j * t
+        values = np.broadcast_to(product, kernel.shape) * np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
+        values[1:] *= 2
+        rounding += ROUNDING * (len(values) + abs(log_scale) + 64)
+        return cls(c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(rounding)) * 1.01)
+
+    def integral(self, epsilon: float) -> float:
+        """Delta at this epsilon, rounded upwards."""
+        phases = np.exp(-1j * self.spacing * np.arange(len(self.values)) * (epsilon - self.centre))
+        total = float(np.real(self.values @ phases)) + self.error
+        exponent = self.log_scale - self.c * epsilon
+        if exponent > MOST_EXPONENT:
+            return math.inf
+        return math.exp(exponent) * self.spacing / (2 * math.pi) * max(total, self.error)
+
+
+def least_epsilon(delta_at: Callable[[float], float], delta: float) -> float:
+    """The least epsilon at which delta is no more than this, within one part in ten billion; ``inf`` if none is."""
+    if delta_at(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while delta_at(high) > delta:
+        low, high = high, 2 * high
+        if high > MOST_EPSILON:
+            return math.inf
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
+    return high
+
+
+def _characteristic(
+    one: LossDistribution, tilted: Tilted, c: float, spacing: float, points: int
+) -> tuple[np.ndarray, float]:
+    """The mean of exp(i t (loss - mean)) under a tilted distribution for all t = k * spacing, and its error.
+
+    With k = a * rows + b the exponential is a product of one that depends on a and one that depends on b, so all means
+    are one product of two matrices.
+    """
+    rows = math.ceil(math.sqrt(points))
+    losses = spacing * (one.losses - tilted.mean)
+    fine = np.exp(1j * np.outer(np.arange(rows), losses))
+    coarse = np.exp(1j * np.outer(rows * np.arange(math.ceil(points / rows)), losses)) * tilted.weights
+    factor = (coarse @ fine.T).ravel()[:points]
+    phases = points * float(tilted.weights @ np.abs(losses))
+    exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
+    return factor, one.uncertainty + 4 * ROUNDING * (phases + exponents)
