@@ -159,7 +159,11 @@ def test_a_batch_that_was_changed_is_refused() -> None:
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "more records than declared": ({"sampling": TruncatedPoisson(13, 59)}, PrivacyError, "60 records"),
     "no number of records": ({"sampling": TruncatedPoisson(13)}, ValueError, "declare public_size"),
-    "users in bins": ({"users": Users(IDS, 2), "sampling": BallsInBins()}, ValueError, "with users batches are Poisson"),
+    "users in bins": (
+        {"users": Users(IDS, 2), "sampling": BallsInBins()},
+        ValueError,
+        "with users batches are Poisson",
+    ),
     "a name": ({"sampling": "poisson"}, TypeError, "got 'poisson'"),
     "ids alone": ({"users": IDS}, TypeError, r"expected users to be Users\(ids, most_records\), got a ndarray"),
     "other records": ({"users": Users(IDS[1:], 2)}, ValueError, "59 ids for 60 records"),
