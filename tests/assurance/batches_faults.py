@@ -12,7 +12,7 @@ from noisette.sampling import schemes
 from noisette.sampling.balls_in_bins import BallsInBinsSampler
 from noisette.sampling.poisson import PoissonSampler
 from noisette.sampling.truncated import TruncatedPoissonSampler
-from noisette.sampling.users import KeptRecordsSampler, UserRecords, Users, UserSampler
+from noisette.sampling.users import KeptRecordsSampler, UserRecords, UserSampler
 from planted import Mutant, Patch
 
 _USERS = "sampling/test_users.py"

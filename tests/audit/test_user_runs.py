@@ -1,4 +1,4 @@
-"""Runs with a guarantee for users, attacked: all records of a user are added, and the attacker knows which axis is theirs."""
+"""Runs with a guarantee for users, attacked: all records of a user are added, on an axis that the attacker knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs with batches for users, truncated batches and balls-in-bins batches: what they draw, record, refuse and resume."""
+"""Runs with batches for users, truncated batches and balls-in-bins batches: what they draw, record and refuse."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "users in bins": (
         {"users": Users(IDS, 2), "sampling": BallsInBins()},
         ValueError,
-        "with users batches are Poisson",
+        "batches are Poisson",
     ),
     "a name": ({"sampling": "poisson"}, TypeError, "got 'poisson'"),
     "ids alone": ({"users": IDS}, TypeError, r"expected users to be Users\(ids, most_records\), got a ndarray"),

@@ -71,7 +71,7 @@ def test_large_enough_batches_are_poisson() -> None:
 
 def test_more_records_than_declared_are_refused() -> None:
     sampler(1000, 0.1, 5)
-    with pytest.raises(PrivacyError, match="1001 records.*most_records=1000"):
+    with pytest.raises(PrivacyError, match=r"1001 records.*most_records=1000"):
         sampler(1001, 0.1, 5)
 
 

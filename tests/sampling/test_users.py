@@ -1,4 +1,4 @@
-"""Records by their users: ids of all kinds, few records of each user drawn by the key alone, and batches of both kinds."""
+"""Records by their users: ids of all kinds, few records of each drawn by the key alone, and batches of both kinds."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_ids_that_are_refused(given: str) -> None:
 
 @pytest.mark.parametrize("numbers", [(0, None), (2.5, None), (True, None), (2, 0)])
 def test_declared_numbers_outside_their_domain(numbers: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match="most_records|public_users"):
+    with pytest.raises(ValueError, match=r"most_records|public_users"):
         Users(IDS, *numbers)
 
 
