@@ -149,9 +149,9 @@ def summed(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def test_a_batch_that_was_changed_is_refused() -> None:
-    with start(users=Users(IDS, 2)) as run:
+    with start(users=Users(IDS, 2), sampling_rate=1.0) as run:
         batch = next(run.batches())
-        batch.indices = np.arange(SIZE)
+        batch.indices = np.arange(24)  # two of each user, but not those that are kept
         with pytest.raises(PrivacyError, match="at most 2 of the kept records"):
             next(batch.microbatches(4))
 

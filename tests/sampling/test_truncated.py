@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import combinations
 from math import comb
 
@@ -25,7 +25,7 @@ def sampler(size: int, rate: float, largest: int, key: SecretKey = KEY) -> Trunc
 @pytest.mark.parametrize(("rate", "largest"), [(0.4, 2), (0.7, 3), (1.0, 2), (0.6, 1)])
 def test_exact_distribution(rate: float, largest: int) -> None:
     """Every Poisson batch of four records is enumerated, and every subset that it may be cut to."""
-    probability: Counter[tuple[int, ...]] = Counter()
+    probability: defaultdict[tuple[int, ...], float] = defaultdict(float)
     for size in range(5):
         for drawn in combinations(range(4), size):
             left = list(combinations(drawn, min(size, largest)))
