@@ -29,6 +29,7 @@ from noisette.accounting.events import (
     Laplace,
     PoissonGaussian,
     RepeatAndSelect,
+    Sampled,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
@@ -78,7 +79,7 @@ def directions_of(event: Event, tail: float) -> Directions:
             raise unsupported(event, "pld")
 
 
-def _sampled(event: PoissonGaussian | GroupPrivacy, tail: float) -> Directions:
+def _sampled(event: Sampled | GroupPrivacy, tail: float) -> Directions:
     release = event.event if isinstance(event, GroupPrivacy) else event
     if resolved_noise(release) == 0:
         return Directions(_NEVER_KEPT, _NEVER_KEPT)
