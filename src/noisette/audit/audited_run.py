@@ -118,8 +118,8 @@ class AuditedRun:
         """
         facts, path = _facts(folder), folder / LEDGER_FILE
         try:
-            _check_kind(facts["recipe"]["data"].get("users"), facts["recipe"]["training"].get("batches", "poisson"))
             event, settings = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), facts["recipe"]
+            _check_kind(settings["data"].get("users"), settings["training"].get("batches", "poisson"))
             _check_ledger(event, facts["steps"], path)
             lipschitz = bool(facts["lipschitz"])
             clip = settings["lipschitz"]["logit_clip"] if lipschitz else facts["max_grad_norm"]
