@@ -54,8 +54,8 @@ class TruncatedPoisson:
     above that of Poisson batches where that is rare.
 
     Args:
-        largest_batch: the most records of a batch; a few standard deviations, of the square root of the expected
-            batch size, above that size.
+        largest_batch: the most records of a batch. Five standard deviations above the expected batch size, each its
+            square root, cost next to nothing.
         most_records: the most records that the data set may have; the declared ``public_size`` unless given. A data
             set with more is refused.
 
