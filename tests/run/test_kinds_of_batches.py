@@ -182,6 +182,49 @@ def test_declarations_that_are_refused(case: str) -> None:
         start(**given)
 
 
+CHOICES: dict[str, tuple[dict[str, Any], UserLevel]] = {
+    "their number is not public": ({"sampling_rate": 0.2}, UserLevel(PoissonGaussian(0.2, 1.0), 3)),
+    "too few users for a batch": ({"public_size": 60, "users": 11}, UserLevel(PoissonGaussian(12 / 33, 1.0), 3)),
+    "many users": ({"public_size": 60, "users": 30}, UserLevel(PoissonGaussian(0.4, 1.0), 1)),
+    "many records": ({"public_size": 600, "users": 30}, UserLevel(PoissonGaussian(0.4, 1.0), 1)),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+@pytest.mark.parametrize("records", [60, 24])
+def test_records_or_users_are_sampled_whichever_costs_less(case: str, records: int) -> None:
+    """By declared numbers alone, whatever the number of records and of users is."""
+    given, expected = CHOICES[case]
+    users = Users(IDS[:records], 3, public_users=given.get("users"))
+    declared = {"sampling_rate": None, **{name: value for name, value in given.items() if name != "users"}}
+    for noise in ({}, {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}):
+        with start(dataset=X[:records], users=users, **declared, **noise) as run:
+            assert isinstance(run.event, UserLevel)
+            found = (run.event.records, run.event.sampling_rate)
+            assert found == (expected.records, pytest.approx(expected.sampling_rate))
+            if noise:
+                whole = run.accountant.compose({run.event: run.steps})
+                assert 2.9 < whole.epsilon(delta=run.delta_for_noise(1e-3)) <= 3.0
+
+
+def test_one_ledger_has_a_guarantee_of_one_kind() -> None:
+    ledger = Ledger()
+    with start() as run:
+        take_steps(run, 1)
+        ledger = run.ledger
+    model = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match="different neighbouring relations"):
+        privatize(
+            PerExampleClip(model, 1.0),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            X,
+            users=Users(IDS, 3),
+            ledger=ledger,
+            **DECLARED,
+        )
+    assert ledger.events == {run.event: 1}
+
+
 def test_the_declared_size_is_the_most_records_of_truncated_batches() -> None:
     with start(sampling=TruncatedPoisson(13), sampling_rate=None, public_size=60) as run:
         assert run.event == TruncatedPoissonGaussian(0.2, 1.0, 13, 60)

@@ -16,8 +16,8 @@ from torch.optim.optimizer import Optimizer
 from noisette._internal.keystream import SecretKey
 from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget, delta_left_for_noise
-from noisette.accounting.calibrate import cheapest, least_noisy
-from noisette.accounting.events import StepRelease
+from noisette.accounting.calibrate import cheapest, least_noisy, with_releases
+from noisette.accounting.events import StepRelease, check_events
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
 from noisette.gradients.vmap_internals import current_level
@@ -97,7 +97,7 @@ def privatize(
 
     Raises:
         ValueError: numbers outside their domain, contradicting or missing; all problems are listed. A record has no
-            user, or the users are not those of the records.
+            user, the users are not those of the records, or the ledger has a guarantee of another kind.
         PrivacyError: the model mixes examples, the optimizer does not fit the bound, the budget does not pay for the
             steps with the given noise, or the data set has more records than truncated batches are paid for.
     """
@@ -146,6 +146,7 @@ def privatize(
     else:
         events = [release(noise_multiplier) for release in possible]
         event = cheapest(events, delta=delta or one_over_size / 10, steps=steps, accountant=accountant)
+    check_events(with_releases(ledger.events, event, 1))
     before = ledger.events.get(event, 0)
     terms = RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
     run = PrivateRun(
