@@ -18,10 +18,12 @@ ADDED_DEVIATION, ADDED_COST, MOST_POINTS = 2e-3, 1e-5, 2**15
 NEGLIGIBLE = 40.0
 # Terms below this share of the largest end the sum; they are added to the error.
 LEAST_TERM = 1e-17
+# Tilted probabilities below this are left out of the characteristic function.
+LEAST_WEIGHT = 1e-22
 # The logarithms of the smallest and the largest float, nearly.
 LEAST_EXPONENT, MOST_EXPONENT = -740.0, 700.0
 # An epsilon beyond this is infinite.
-MOST_EPSILON = 1e9
+MOST_EPSILON = 1e15
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,10 +240,20 @@ def _characteristic(
     are one product of two matrices.
     """
     rows = math.ceil(math.sqrt(points))
-    losses = spacing * (one.losses - tilted.mean)
-    fine = np.exp(1j * np.outer(np.arange(rows), losses))
-    coarse = np.exp(1j * np.outer(rows * np.arange(math.ceil(points / rows)), losses)) * tilted.weights
+    likely = tilted.weights > LEAST_WEIGHT
+    weights = tilted.weights[likely]
+    losses = spacing * (one.losses[likely] - tilted.mean)
+    fine = _powers(np.exp(1j * losses), rows)
+    coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
     factor = (coarse @ fine.T).ravel()[:points]
-    phases = points * float(tilted.weights @ np.abs(losses))
+    left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
+    phases = points * float(weights @ np.abs(losses))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
-    return factor, one.uncertainty + 4 * ROUNDING * (phases + exponents)
+    return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
+
+
+def _powers(base: np.ndarray, count: int) -> np.ndarray:
+    """The powers 0 to ``count - 1`` of each number, by repeated multiplication."""
+    factors = np.empty((count, len(base)), dtype=complex)
+    factors[0], factors[1:] = 1, base
+    return np.multiply.accumulate(factors, axis=0)
