@@ -36,7 +36,7 @@ def attack() -> tuple[float, float]:
 
 def test_the_guarantee_holds_and_the_attack_has_power() -> None:
     certified, guaranteed = attack()
-    assert 0.1 < certified < guaranteed, "the price is a bound, and not a tight one"
+    assert 0.0 < certified < guaranteed, "the price is a bound, and not a tight one"
 
 
 def test_records_that_are_in_every_batch_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
