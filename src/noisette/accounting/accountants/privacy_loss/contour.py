@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from noisette.accounting.accountants.privacy_loss.distribution import ROUNDING, LossDistribution, Tilted
 
@@ -203,13 +204,14 @@ class _Line:
         s = c + 1j * t
         values = np.broadcast_to(product, kernel.shape) * np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
         values[1:] *= 2
-        rounding += ROUNDING * (len(values) + abs(log_scale) + 64)
+        rounding += ROUNDING * (len(values) + 2 * abs(log_scale) + 1024)
         return cls(c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(rounding)) * 1.01)
 
     def integral(self, epsilon: float) -> float:
         """Delta at this epsilon, rounded upwards."""
-        phases = np.exp(-1j * self.spacing * np.arange(len(self.values)) * (epsilon - self.centre))
-        total = float(np.real(self.values @ phases)) + self.error
+        t = self.spacing * np.arange(len(self.values))
+        total = float(np.real(self.values @ np.exp(-1j * t * (epsilon - self.centre))))
+        total += self.error + 4 * ROUNDING * (abs(epsilon) + abs(self.centre)) * float(np.abs(self.values) @ t)
         exponent = self.log_scale - self.c * epsilon
         if exponent > MOST_EXPONENT:
             return math.inf
@@ -245,11 +247,18 @@ def _characteristic(
     losses = spacing * (one.losses[likely] - tilted.mean)
     fine = _powers(np.exp(1j * losses), rows)
     coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
-    factor = (coarse @ fine.T).ravel()[:points]
+    with _linear_algebra().limit(limits=1, user_api="blas"):
+        factor = (coarse @ fine.T).ravel()[:points]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
-    phases = points * float(weights @ np.abs(losses))
+    phases = points * spacing * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
     return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
+
+
+@cache
+def _linear_algebra() -> ThreadpoolController:
+    """The threads of matrix products: for these small ones more than one would mostly wait for each other."""
+    return ThreadpoolController()
 
 
 def _powers(base: np.ndarray, count: int) -> np.ndarray:
