@@ -65,6 +65,8 @@ def test_run_folder(kind: str, tmp_path: Path) -> None:
     assert relation in (out / "report.html").read_text()
     for path in out.iterdir():
         assert b"person-" not in path.read_bytes()
+    shown = CliRunner().invoke(app, ["ledger", "show", str(out)])
+    assert shown.exit_code == 0
     audited = CliRunner().invoke(app, ["audit", str(out)])
     assert audited.exit_code == 2
     assert "knows Poisson batches of records" in audited.stderr

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from noisette._internal import checks
 from noisette.accounting import (
+    BallsInBinsGaussian,
     Events,
     FixedSizeGaussian,
     Gaussian,
@@ -22,6 +23,8 @@ from noisette.accounting import (
     Ledger,
     PoissonGaussian,
     RepeatAndSelect,
+    TruncatedPoissonGaussian,
+    UserLevel,
     tail_delta_of,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
@@ -181,6 +184,14 @@ def _in_words(event: Event) -> str:
         case FixedSizeGaussian():
             batch = f"{event.batch_size:,} of {event.size:,} records"
             return f"fixed-size Gaussian, {batch}, noise {rounded_down(event.noise_multiplier)}"
+        case TruncatedPoissonGaussian():
+            rate, noise = rounded_up(event.sampling_rate), rounded_down(event.noise_multiplier)
+            batch = f"at most {event.largest_batch:,} of {event.most_records:,} records"
+            return f"truncated Poisson Gaussian, rate {rate}, {batch}, noise {noise}{_parts(event)}"
+        case BallsInBinsGaussian():
+            return f"balls-in-bins Gaussian, {event.bins:,} bins, noise {rounded_down(event.noise_multiplier)}"
+        case UserLevel():
+            return f"{_in_words(event.event)}, for a user with at most {event.records:,} in a batch"
         case GroupPrivacy():
             return f"{_in_words(event.event)}, for a group of {event.records:,}"
         case RepeatAndSelect():
