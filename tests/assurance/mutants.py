@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import attack_faults
 import batches_faults
 import bound_faults
 import clipless_call_faults
 import clipless_faults
 import coupling_faults
+import ledger_faults
 import loop_faults
 import noise_faults
 import preflight_faults
@@ -27,7 +29,7 @@ GROUPS = {
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
-    "Prices": price_faults.MUTANTS,
-    "Ledger and resumed runs": spending_faults.MUTANTS,
+    "Prices": price_faults.MUTANTS + attack_faults.MUTANTS,
+    "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,11 +28,12 @@ from noisette.accounting import (
     RepeatAndSelect,
     TruncatedPoissonGaussian,
     UserLevel,
-    tail_delta_of,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.accounting.budget import tail_delta_in
 from noisette.accounting.events import Event, check_events
 from noisette.accounting.ledger.ledger import LEDGER_FILE
+from noisette.accounting.ledger.lines import Series
 from noisette.accounting.serialization import facts_of
 from noisette.cli import options
 from noisette.cli.errors import plain_errors
@@ -43,7 +47,14 @@ ledger = typer.Typer(
     help="Show the releases on a data set, compute their privacy cost, or repair a ledger after a crash.",
 )
 
-Place = Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A run folder, or a ledger file.", show_default=False)]
+Place = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR|FILE",
+        help="A run folder, also that of a run which was cut off, or a ledger file.",
+        show_default=False,
+    ),
+]
 GroupSize = Annotated[
     int,
     typer.Option(
@@ -64,7 +75,13 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
     relations = sorted({event.relation for event in read.events})
     if as_json:
         mechanisms = [facts_of(event) | asdict(tally) | {"paid": tally.paid} for event, tally in read.tallies.items()]
-        facts = {"dataset": read.dataset, "neighbouring": relations, "head": read.head, "mechanisms": mechanisms}
+        facts = {
+            "ledger": str(path),
+            "dataset": read.dataset,
+            "neighbouring": relations,
+            "head": read.head,
+            "mechanisms": mechanisms,
+        }
         typer.echo(json.dumps(facts))
         return
     table = Table("mechanism", box=None, pad_edge=False, header_style="bold")
@@ -99,10 +116,11 @@ def price(
     Example: noisette ledger price run --delta 1e-5
     """
     checks.all_of(partial(checks.open_fraction, delta=delta), partial(checks.count, group_size=group_size))
-    read = Ledger.read(_file(place))
+    path = _file(place)
+    read = Ledger.read(path)
     events = _for_group(read.events, group_size)
     check_events(events)
-    tail = tail_delta_of(events)
+    tail = _tail(read.paid, group_size)
     epsilons, refusals = _compose(events, delta - tail, accountant)
     relation = "; ".join({event.relation for event in events}) or "no releases"
     if as_json:
@@ -110,6 +128,7 @@ def price(
             "delta": delta,
             "tail_delta": tail,
             "neighbouring": relation,
+            "ledger": str(path),
             "dataset": read.dataset,
             "head": read.head,
             "prices": [accountant_facts(name, epsilon) for name, epsilon in epsilons.items()],
@@ -145,11 +164,37 @@ def repair(place: Place) -> None:
 
 
 def _file(place: Path) -> Path:
-    return place / LEDGER_FILE if place.is_dir() else place
+    """The ledger at this place, or of the run that was to be written there and has not ended.
+
+    Where the place alone does not say which ledger is meant, a line on standard error does.
+    """
+    from noisette.training.unfinished import in_words, unfinished_runs
+
+    named = place / LEDGER_FILE if place.is_dir() else place
+    unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
+    ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
+    if not named.exists() and len(ledgers) > 1:
+        folders = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
+        raise ValueError(
+            f"there is no ledger at {named}, but several runs for it have not ended; name one of {folders}"
+        )
+    used = named if named.exists() or not ledgers else ledgers[0]
+    if ledgers:
+        typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)
+    return used
 
 
 def _for_group(events: Events, records: int) -> Events:
     return events if records == 1 else {GroupPrivacy(event, records): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses unsupported events
+
+
+def _tail(paid: Mapping[Series, int], records: int) -> float:
+    """The part of delta that the tail of the noise takes, for one record or a group of them."""
+    grouped: Counter[Series] = Counter()
+    for series, times in paid.items():
+        for event in _for_group({series.event: times}, records):
+            grouped[series._replace(event=event)] += times
+    return tail_delta_in(grouped)
 
 
 def _compose(events: Events, delta: float, chosen: str | None) -> tuple[dict[str, float], dict[str, str]]:
@@ -189,7 +234,7 @@ def _in_words(event: Event) -> str:
             batch = f"at most {event.largest_batch:,} of {event.most_records:,} records"
             return f"truncated Poisson Gaussian, rate {rate}, {batch}, noise {noise}{_parts(event)}"
         case BallsInBinsGaussian():
-            return f"balls-in-bins Gaussian, {event.bins:,} bins, noise {rounded_down(event.noise_multiplier)}"
+            return f"balls-in-bins Gaussian, {event.bins:,} bins, noise {rounded_down(event.noise_multiplier)}{_parts(event)}"
         case UserLevel():
             return f"{_in_words(event.event)}, for a user with at most {event.records:,} in a batch"
         case GroupPrivacy():
@@ -201,5 +246,5 @@ def _in_words(event: Event) -> str:
             raise AssertionError(f"{event!r} has no description")
 
 
-def _parts(event: Gaussian | PoissonGaussian) -> str:
+def _parts(event: Gaussian | PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian) -> str:
     return f" ({', '.join(name for name, _ in event.parts)})" if event.parts else ""

@@ -53,7 +53,7 @@ def test_a_bad_delta_is_refused_by_name(accountant, delta):
 
 
 @every_accountant
-@pytest.mark.parametrize("epsilon", [0, -0.1, math.nan, math.inf, "1", None])
+@pytest.mark.parametrize("epsilon", [-0.1, math.nan, math.inf, "1", None])
 def test_a_bad_epsilon_is_refused_by_name(accountant, epsilon):
     with pytest.raises((ValueError, TypeError), match="epsilon"):
         accountant.compose({FULL: 1}).delta(epsilon=epsilon)
