@@ -234,7 +234,8 @@ def _in_words(event: Event) -> str:
             batch = f"at most {event.largest_batch:,} of {event.most_records:,} records"
             return f"truncated Poisson Gaussian, rate {rate}, {batch}, noise {noise}{_parts(event)}"
         case BallsInBinsGaussian():
-            return f"balls-in-bins Gaussian, {event.bins:,} bins, noise {rounded_down(event.noise_multiplier)}{_parts(event)}"
+            noise = rounded_down(event.noise_multiplier)
+            return f"balls-in-bins Gaussian, {event.bins:,} bins, noise {noise}{_parts(event)}"
         case UserLevel():
             return f"{_in_words(event.event)}, for a user with at most {event.records:,} in a batch"
         case GroupPrivacy():

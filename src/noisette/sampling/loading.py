@@ -44,7 +44,7 @@ class Records:
     size: int
     gather: Gather
     buckets: np.ndarray | None = None  # the bucket of each record, if a microbatch may hold one bucket only
-    check_batch: Callable[[np.ndarray], None] = lambda at: None  # refuses records that no batch may have together
+    check_batch: Callable[[np.ndarray], None] | None = None  # refuses records that no batch may have together
 
 
 def records_of(dataset: Any) -> Records:

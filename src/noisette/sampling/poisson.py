@@ -139,7 +139,8 @@ class Batch:
             start = self.bounded
             self._size_and_end(sizes, start)[0].halve(self.current)
         self.check_bounded(start)
-        self.records.check_batch(self.indices)
+        if self.records.check_batch is not None:
+            self.records.check_batch(self.indices)
         self.before_each()
         with ThreadPoolExecutor(max_workers=1) as helper:  # its thread starts with the first prefetch
             fetch = Prefetch(self.records.gather, helper)
