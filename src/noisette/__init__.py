@@ -8,6 +8,8 @@ from noisette._internal.version import __version__ as __version__
 _PUBLIC = {
     "accounting": (
         *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatAndSelect", "GroupPrivacy", "Ledger"),
+        *("BallsInBinsGaussian", "TruncatedPoissonGaussian", "UserLevel"),
+        *("DiscreteGaussian", "DpAmount", "Laplace", "ZcdpAmount"),
         *(
             "GdpAccountant",
             "MomentsAccountant",

@@ -1,10 +1,14 @@
 """The public names, for type checkers: the same list as in `__init__.py`."""
 
 from noisette._internal.version import __version__ as __version__
+from noisette.accounting import BallsInBinsGaussian as BallsInBinsGaussian
+from noisette.accounting import DiscreteGaussian as DiscreteGaussian
+from noisette.accounting import DpAmount as DpAmount
 from noisette.accounting import FixedSizeGaussian as FixedSizeGaussian
 from noisette.accounting import Gaussian as Gaussian
 from noisette.accounting import GdpAccountant as GdpAccountant
 from noisette.accounting import GroupPrivacy as GroupPrivacy
+from noisette.accounting import Laplace as Laplace
 from noisette.accounting import Ledger as Ledger
 from noisette.accounting import MomentsAccountant as MomentsAccountant
 from noisette.accounting import NaiveComposition as NaiveComposition
@@ -13,6 +17,9 @@ from noisette.accounting import PoissonGaussian as PoissonGaussian
 from noisette.accounting import RdpAccountant as RdpAccountant
 from noisette.accounting import RepeatAndSelect as RepeatAndSelect
 from noisette.accounting import StrongComposition as StrongComposition
+from noisette.accounting import TruncatedPoissonGaussian as TruncatedPoissonGaussian
+from noisette.accounting import UserLevel as UserLevel
+from noisette.accounting import ZcdpAmount as ZcdpAmount
 from noisette.accounting import delta_for as delta_for
 from noisette.accounting import epsilon_for as epsilon_for
 from noisette.accounting import noise_multiplier_for as noise_multiplier_for

@@ -9,6 +9,7 @@ import coupling_faults
 import loop_faults
 import noise_faults
 import preflight_faults
+import price_faults
 import rounding_faults
 import sampling_faults
 import seal_faults
@@ -25,6 +26,7 @@ GROUPS = {
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
-    "Ledger, price and resumed runs": spending_faults.MUTANTS,
+    "Prices": price_faults.MUTANTS,
+    "Ledger and resumed runs": spending_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

@@ -74,7 +74,5 @@ def test_an_unsupported_event_is_refused_by_name_with_the_way_out(accountant):
         return
     with pytest.raises(UnsupportedEventError) as refusal:
         accountant.compose({event: 1})
-    assert (
-        str(refusal.value)
-        == f"the {accountant.name} accountant does not support {event!r}; use the pld or the rdp accountant"
-    )
+    way_out = "use the pld or the rdp accountant"
+    assert str(refusal.value) == f"the {accountant.name} accountant does not support {event!r}; {way_out}"

@@ -50,7 +50,7 @@ Supported: TypeAlias = (
 TAIL_SHARE = 1e-5
 LEAST_TAIL = 1e-320
 # Where delta is sought, its first guess, and the most searches with a better one.
-FIRST_DELTA, SEARCHES = 1e-7, 5
+FIRST_DELTA, SEARCHES = 1e-7, 9
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +89,13 @@ class PldCurve:
             return GdpCurve(self.mu).delta(epsilon=epsilon)
         guess, least = FIRST_DELTA, 1.0
         for _ in range(SEARCHES):
-            found = max(one.delta(epsilon) for one in self._composed(TAIL_SHARE * guess / self._releases))
+            both = self._composed(TAIL_SHARE * guess / self._releases)
+            found = max(one.delta(epsilon) for one in both)
             least = min(least, found)
             if guess / 100 <= found <= 100 * guess:
                 break
-            guess = found if found > guess else found * TAIL_SHARE
+            is_hidden = found < 10 * max(one.lost for one in both)  # by what counts as an infinite loss
+            guess = guess**2 if is_hidden else found
         return least
 
     @property

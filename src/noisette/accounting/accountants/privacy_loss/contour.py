@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from noisette.accounting.accountants.privacy_loss.distribution import ROUNDING, LossDistribution, Tilted
 
@@ -18,10 +19,12 @@ ADDED_DEVIATION, ADDED_COST, MOST_POINTS = 2e-3, 1e-5, 2**15
 NEGLIGIBLE = 40.0
 # Terms below this share of the largest end the sum; they are added to the error.
 LEAST_TERM = 1e-17
+# Tilted probabilities below this are left out of the characteristic function.
+LEAST_WEIGHT = 1e-22
 # The logarithms of the smallest and the largest float, nearly.
 LEAST_EXPONENT, MOST_EXPONENT = -740.0, 700.0
 # An epsilon beyond this is infinite.
-MOST_EPSILON = 1e9
+MOST_EPSILON = 1e15
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,13 +204,14 @@ class _Line:
         s = c + 1j * t
         values = np.broadcast_to(product, kernel.shape) * np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
         values[1:] *= 2
-        rounding += ROUNDING * (len(values) + abs(log_scale) + 64)
+        rounding += ROUNDING * (len(values) + 2 * abs(log_scale) + 1024)
         return cls(c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(rounding)) * 1.01)
 
     def integral(self, epsilon: float) -> float:
         """Delta at this epsilon, rounded upwards."""
-        phases = np.exp(-1j * self.spacing * np.arange(len(self.values)) * (epsilon - self.centre))
-        total = float(np.real(self.values @ phases)) + self.error
+        t = self.spacing * np.arange(len(self.values))
+        total = float(np.real(self.values @ np.exp(-1j * t * (epsilon - self.centre))))
+        total += self.error + 4 * ROUNDING * (abs(epsilon) + abs(self.centre)) * float(np.abs(self.values) @ t)
         exponent = self.log_scale - self.c * epsilon
         if exponent > MOST_EXPONENT:
             return math.inf
@@ -238,10 +242,27 @@ def _characteristic(
     are one product of two matrices.
     """
     rows = math.ceil(math.sqrt(points))
-    losses = spacing * (one.losses - tilted.mean)
-    fine = np.exp(1j * np.outer(np.arange(rows), losses))
-    coarse = np.exp(1j * np.outer(rows * np.arange(math.ceil(points / rows)), losses)) * tilted.weights
-    factor = (coarse @ fine.T).ravel()[:points]
-    phases = points * float(tilted.weights @ np.abs(losses))
+    likely = tilted.weights > LEAST_WEIGHT
+    weights = tilted.weights[likely]
+    losses = spacing * (one.losses[likely] - tilted.mean)
+    fine = _powers(np.exp(1j * losses), rows)
+    coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
+    with _linear_algebra().limit(limits=1, user_api="blas"):
+        factor = (coarse @ fine.T).ravel()[:points]
+    left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
+    phases = points * spacing * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
-    return factor, one.uncertainty + 4 * ROUNDING * (phases + exponents)
+    return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
+
+
+@cache
+def _linear_algebra() -> ThreadpoolController:
+    """The threads of matrix products: for these small ones more than one would mostly wait for each other."""
+    return ThreadpoolController()
+
+
+def _powers(base: np.ndarray, count: int) -> np.ndarray:
+    """The powers 0 to ``count - 1`` of each number, by repeated multiplication."""
+    factors = np.empty((count, len(base)), dtype=complex)
+    factors[0], factors[1:] = 1, base
+    return np.multiply.accumulate(factors, axis=0)

@@ -6,7 +6,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
 
 from noisette.accounting.accountants.group_privacy import Mixture
 from noisette.accounting.accountants.interface import resolved_noise, unsupported
@@ -19,6 +18,7 @@ from noisette.accounting.accountants.privacy_loss.other_mechanisms import (
     discrete_gaussian_directions,
     laplace_directions,
 )
+from noisette.accounting.accountants.truncation import full_batch_probability
 from noisette.accounting.events import (
     BallsInBinsGaussian,
     DiscreteGaussian,
@@ -29,6 +29,7 @@ from noisette.accounting.events import (
     Laplace,
     PoissonGaussian,
     RepeatAndSelect,
+    Sampled,
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
@@ -78,7 +79,7 @@ def directions_of(event: Event, tail: float) -> Directions:
             raise unsupported(event, "pld")
 
 
-def _sampled(event: PoissonGaussian | GroupPrivacy, tail: float) -> Directions:
+def _sampled(event: Sampled | GroupPrivacy, tail: float) -> Directions:
     release = event.event if isinstance(event, GroupPrivacy) else event
     if resolved_noise(release) == 0:
         return Directions(_NEVER_KEPT, _NEVER_KEPT)
@@ -98,8 +99,7 @@ def _truncated(event: TruncatedPoissonGaussian, tail: float) -> Directions:
 
     Whether the batch is full depends on the other records alone. Knowing it can only help an attacker.
     """
-    full = float(binom.sf(event.largest_batch - 1, event.most_records, event.sampling_rate)) * (1 + 1e-9)
-    full = min(full, 1.0)
+    full = full_batch_probability(event)
     grows = _sampled(PoissonGaussian(event.sampling_rate, event.noise_multiplier), tail)
     if full == 0:
         return grows

@@ -1,0 +1,94 @@
+"""Faults of the prices: a privacy loss that is too small, one direction that is forgotten, a record counted once."""
+
+from __future__ import annotations
+
+import pytest
+
+from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian
+from noisette.accounting.accountants.group_privacy import Mixture
+from noisette.accounting.accountants.privacy_loss import distribution, of_event
+from noisette.accounting.accountants.privacy_loss.distribution import Directions
+from noisette.accounting.events import Sampled
+from planted import Mutant, Patch
+
+_LOSSES = "accounting/accountants/test_privacy_loss.py"
+_OF_EVENT = "noisette.accounting.accountants.privacy_loss.of_event"
+
+
+def replaced(target: str, value: object) -> Patch:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        of_event.directions_of.cache_clear()
+        patch.setattr(target, value)
+
+    return plant
+
+
+def to_the_lower_end(patch: pytest.MonkeyPatch) -> None:
+    whole = distribution.on_points
+    for room in ("mixtures", "other_mechanisms"):
+        patch.setattr(
+            f"noisette.accounting.accountants.privacy_loss.{room}.on_points",
+            lambda points, masses, shares: whole(points, masses, 0 * shares),
+        )
+
+
+def one_direction(mixture: Mixture, tail: float) -> Directions:
+    added, _ = _mixture_directions(mixture, tail)
+    return Directions(added, added)
+
+
+def one_norm(event: FixedSizeGaussian, tail: float) -> Directions:
+    mixture = Mixture.of(PoissonGaussian(event.batch_size / event.size, event.noise_multiplier))
+    return of_event.replaced_directions(mixture, tail)
+
+
+def one_record(event: Sampled | GroupPrivacy, tail: float) -> Directions:
+    return _sampled(event.event if isinstance(event, GroupPrivacy) else event, tail)
+
+
+_mixture_directions, _sampled = of_event.mixture_directions, of_event._sampled
+
+MUTANTS = [
+    Mutant(
+        "losses are rounded downwards",
+        "every epsilon is a little too small",
+        to_the_lower_end,
+        (f"{_LOSSES}::test_one_release_with_laplace_noise", f"{_LOSSES}::test_two_sampled_releases"),
+    ),
+    Mutant(
+        "only added records are priced",
+        "removing a record costs more than stated",
+        replaced(f"{_OF_EVENT}.mixture_directions", one_direction),
+        (f"{_LOSSES}::test_two_sampled_releases",),
+    ),
+    Mutant(
+        "infinite losses are forgotten",
+        "a declared delta costs nothing",
+        replaced("noisette.accounting.accountants.privacy_loss.contour.Composition.lost", 0.0),
+        (f"{_LOSSES}::test_amounts_compose_as_randomised_responses",),
+    ),
+    Mutant(
+        "a replaced record moves the sum by one norm",
+        "batches of fixed size cost half",
+        replaced(f"{_OF_EVENT}._replaced", one_norm),
+        (f"{_LOSSES}::test_one_batch_of_fixed_size",),
+    ),
+    Mutant(
+        "a truncated batch is never full",
+        "the record that was exchanged is not counted",
+        replaced(f"{_OF_EVENT}.full_batch_probability", lambda event: 0.0),
+        (f"{_LOSSES}::test_a_truncated_batch_costs_as_often_more_as_it_is_full",),
+    ),
+    Mutant(
+        "balls in bins are Poisson batches",
+        "what earlier batches tell about later ones is not counted",
+        replaced(f"{_OF_EVENT}.poisson_rate", lambda bins, noise, failure: 0.5 / bins),
+        (f"{_LOSSES}::test_balls_in_few_bins_cost_no_more_than_the_bound",),
+    ),
+    Mutant(
+        "a user has one record",
+        "all others of the user's records are not counted",
+        replaced(f"{_OF_EVENT}._sampled", one_record),
+        (f"{_LOSSES}::test_users_are_groups_and_one_record_is_a_record",),
+    ),
+]
