@@ -197,7 +197,7 @@ class _Line:
             rounding += times * uncertainty
             log_scale += times * tilted.log_mean
             centre += times * tilted.mean
-            kept = 1 + int(np.flatnonzero(np.abs(product) * kernel > LEAST_TERM * kernel[0])[-1])
+            kept = 1 + int(np.flatnonzero(np.abs(product) * kernel > LEAST_TERM * kernel[0]).max(initial=0))
             error += float(np.abs(product[kept:]) @ kernel[kept:])
             product, kernel = product[:kept], kernel[:kept]
         t = t[: len(kernel)]
@@ -205,7 +205,9 @@ class _Line:
         values = np.broadcast_to(product, kernel.shape) * np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
         values[1:] *= 2
         rounding += ROUNDING * (len(values) + 2 * abs(log_scale) + 1024)
-        return cls(c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(rounding)) * 1.01)
+        return cls(
+            c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(min(rounding, MOST_EXPONENT))) * 1.01
+        )
 
     def integral(self, epsilon: float) -> float:
         """Delta at this epsilon, rounded upwards."""

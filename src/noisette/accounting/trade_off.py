@@ -1,0 +1,109 @@
+"""What a guarantee means: the success that it leaves to any attack on the membership of one record."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from noisette._internal.checks import below_one, not_negative, open_fraction
+from noisette.accounting.accountants.interface import PrivacyCurve
+
+_PAIRS = 48  # pairs (epsilon, delta) that the bounds are taken from; more of them only make the bounds tighter
+_LARGEST_EPSILON = 10.0  # a larger one tightens no error rate above e^-10, 0.005 %
+_LEAST_DELTA = 1e-6
+_ROUNDING = 2.0**-48  # relative, of one bound
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """The least errors of any attack that decides from everything released whether one record took part.
+
+    The attack has a false-positive rate (how often it claims membership where there is none) and a false-negative rate
+    (how often it misses a member). It may know all other records.
+
+    Args:
+        curve: the privacy cost of what was released, by any accountant.
+        beside: a further delta, such as that of the tail of the noise generator.
+
+    Guarantee: no attack does better than any of these bounds, whatever ``curve`` is, as long as its deltas are upper
+        bounds: each pair (epsilon, delta) bounds every attack alone, and the best of the bounds is one.
+
+    Source: Wasserman and Zhou 2010, Theorem 2.4; Dong, Roth and Su 2022, Propositions 2.4 and 2.12.
+
+    >>> from noisette.accounting import Gaussian, GdpAccountant
+    >>> attack = TradeOff(GdpAccountant().compose({Gaussian(noise_multiplier=1.0): 1}))
+    >>> round(attack.advantage, 4), round(attack.true_positive_rate(0.01), 2)
+    (0.3829, 0.09)
+    """
+
+    curve: PrivacyCurve
+    beside: float = 0.0
+
+    def __post_init__(self) -> None:
+        below_one(beside=self.beside)
+
+    @cached_property
+    def profile(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of an epsilon, from 0 on in ascending order, and its delta."""
+        top = min(_LARGEST_EPSILON, self.curve.epsilon(delta=_LEAST_DELTA))
+        epsilons = [top * k / (_PAIRS - 1) for k in range(_PAIRS)] if top > 0 else [0.0]
+        return tuple((epsilon, min(1.0, self.curve.delta(epsilon=epsilon) + self.beside)) for epsilon in epsilons)
+
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds.
+
+        Raises:
+            TypeError, ValueError: the rate is not in [0, 1].
+        """
+        not_negative(false_positive_rate=false_positive_rate)
+        if false_positive_rate > 1:
+            raise ValueError(f"expected false_positive_rate <= 1, got false_positive_rate={false_positive_rate}")
+        bound = min(
+            min(
+                delta + math.exp(epsilon) * false_positive_rate,
+                1 - math.exp(-epsilon) * (1 - delta - false_positive_rate),
+            )
+            for epsilon, delta in self.profile
+        )
+        return min(1.0, bound * (1 + _ROUNDING) + _ROUNDING)
+
+    def false_negative_rate(self, false_positive_rate: float) -> float:
+        """The trade-off function: the least share of members that an attack with this false-positive rate misses.
+
+        Raises:
+            TypeError, ValueError: the rate is not in [0, 1].
+        """
+        return 1 - self.true_positive_rate(false_positive_rate)
+
+    @cached_property
+    def advantage(self) -> float:
+        """The largest difference of true-positive and false-positive rate: the total variation distance, from 0 to 1.
+
+        The lines of one pair (epsilon, delta) meet where both errors are (1 - delta) / (1 + e^epsilon). The least
+        difference is delta at epsilon 0 where the curve is exact.
+        """
+        bound = min(1 - 2 * (1 - delta) / (1 + math.exp(epsilon)) for epsilon, delta in self.profile)
+        return min(1.0, bound + _ROUNDING)
+
+    @property
+    def accuracy(self) -> float:
+        """The largest probability of a right answer where the record took part with a prior probability of one half."""
+        return (1 + self.advantage) / 2
+
+    def posterior(self, *, exceeded: float) -> float:
+        """A belief in membership, from a prior of one half, that the releases exceed with at most this probability.
+
+        With a delta above 0 no belief below 1 holds for every outcome. That of e^t / (1 + e^t) is exceeded where the
+        privacy loss is above t, which has a probability of at most delta(epsilon) / (1 - e^(epsilon - t)) for every
+        epsilon below t. Such a probability is larger than delta(t): delta weighs each outcome by its excess over t.
+
+        Args:
+            exceeded: probability over the randomness of the releases, in (0, 1), the record being in the data.
+
+        Raises:
+            TypeError, ValueError: ``exceeded`` is not in (0, 1).
+        """
+        open_fraction(exceeded=exceeded)
+        losses = [epsilon - math.log1p(-delta / exceeded) for epsilon, delta in self.profile if delta < exceeded]
+        return min(1.0, 1 / (1 + math.exp(-min(losses))) + _ROUNDING) if losses else 1.0
