@@ -44,7 +44,7 @@ NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)
 LOG_ROOT = 0.5 * math.log(2 * math.pi)
 REACH = 13.0  # standard deviations
 MOST_PANELS = 30_000  # of one moment
-MOST_PIECES, MOST_SECONDS = 120, 3.0  # of a contour; where it needs more, the oracle says that it does not know
+MOST_PIECES, MOST_SECONDS = 120, 1.5  # of a contour; where it needs more, the oracle says that it does not know
 NEGLIGIBLE = 50.0  # integrands are left out below exp(-50) of their largest value
 
 
@@ -317,6 +317,7 @@ class Truth:
         self.losses = [(loss_of(e), n) for e, n in self.events.items()]
         shifts = [getattr(loss, "widest_shift", 1e-3) for loss, _ in self.losses]
         self._largest_shift = max(1e-3, *shifts)
+        self.discrete_losses = [(loss, n) for loss, n in self.losses if isinstance(loss, NodesLoss | LaplaceLoss)]
         only = self.losses[0][0] if [n for _, n in self.losses] == [1] else None
         self.single = only if isinstance(only, SampledLoss | MixedLoss | ReplacedLoss) else None
         self.discrete = self._discrete() if all(atoms(e) for e in self.events) else None
@@ -344,9 +345,15 @@ class Truth:
         at, epsilon = self._saddle_for_delta(aim)
         if epsilon <= 0 and self.delta(0.0) <= delta:
             return 0.0
-        first, second = (self._root(contour, epsilon, aim) for contour in self._contours(at, epsilon))
-        self._note(first, second)
-        return max(0.0, first)
+        for _ in range(8):  # until the contours were placed for this very epsilon
+            first, second = (self._root(contour, epsilon, aim) for contour in self._contours(at, epsilon))
+            if not abs(first - epsilon) > 1e-3 * abs(epsilon):
+                self._note(first, second)
+                return max(0.0, first)
+            bound = max(abs(epsilon), 1e-3)
+            epsilon = float(np.clip(first, epsilon - 0.7 * bound, epsilon + bound))
+            at, self.worst_error = self._saddle_for_epsilon(epsilon), 0.0
+        return math.nan
 
     def approximate_epsilon(self, delta: float) -> float:
         """Epsilon by the saddle-point approximation, within a few percent; 0 for losses that are summed directly."""
@@ -427,9 +434,17 @@ class Truth:
             s, k, widths = sampled
             return widths * np.exp(k - s * epsilon - top) / (s * (s + 1))
 
+        def bound(sampled: tuple[np.ndarray, np.ndarray, np.ndarray]) -> float:
+            """The integrand without the periodic zeros of discrete losses, behind which it returns."""
+            s, k, widths = sampled
+            for loss, n in self.discrete_losses:
+                p = -s if self.added else s + 1
+                k = k + n * (loss.log_moment(p.real) - loss.log_moment(p).real)
+            return float(np.abs(value((s, k, widths))).sum())
+
         top = float(self._k(np.array([start]))[0]) - start * epsilon
         peak = scale / (start * (start + 1))
-        done, pieces, quiet, low, up = [], 0, 0, 0.0, scale
+        done, pieces, quiet, low, up, unresolved, largest = [], 0, 0, 0.0, scale, 0.0, 0.0
         end = time.monotonic() + MOST_SECONDS
         while quiet < 2 and pieces < MOST_PIECES:
             waiting, largest = [(low, up)], 0.0
@@ -440,15 +455,17 @@ class Truth:
                 middle, pieces = (left + right) / 2, pieces + 1
                 whole, halves = sample(left, right), [sample(left, middle), sample(middle, right)]
                 fine = sum(value(half).sum() for half in halves)
-                if abs((value(whole).sum() - fine).real) > 1e-10 * peak and pieces < MOST_PIECES:
+                gap = abs((value(whole).sum() - fine).real)
+                if gap > 1e-10 * peak and pieces < MOST_PIECES:
                     waiting += [(left, middle), (middle, right)]
                 else:
-                    done += halves
-                    largest += sum(float(np.abs(value(half)).sum()) for half in halves)
+                    done, unresolved = done + halves, unresolved + gap
+                    largest += sum(bound(half) for half in halves)
             quiet = quiet + 1 if largest < 1e-10 * peak else 0
-            low, up = up, 1.6 * up
-        if pieces >= MOST_PIECES:
-            self.worst_error = math.inf
+            low, up = up, min(1.6 * up, up + 8 * scale) if self.discrete_losses else 1.6 * up
+        if pieces >= MOST_PIECES:  # what is missing, as a relative error of epsilon
+            missing = (unresolved + 10 * largest) / peak / max(start * abs(epsilon), 1e-6)
+            self.worst_error = max(self.worst_error, missing if math.isfinite(missing) else math.inf)
         return tuple(np.concatenate(parts) for parts in zip(*done, strict=True))
 
     @staticmethod
