@@ -101,7 +101,7 @@ def test_the_contour_agrees_with_the_closed_form_of_one_release(event, added):
     along_contour, closed = Truth({event: 1}, added), Truth({event: 1}, added)
     along_contour.single = None
     epsilon = 0.1 if added else 0.8
-    # A replaced record has a loss of exactly 0 with some probability: along the contour of one release that decays slowly.
+    # One replaced record has a loss of exactly 0 with some probability: along the contour that decays slowly.
     tolerance = 1e-4 if isinstance(event, FixedSizeGaussian) else 2e-6
     assert along_contour.delta(epsilon) == pytest.approx(closed.delta(epsilon), rel=tolerance)
 
