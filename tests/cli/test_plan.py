@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian
 from noisette.accounting.plan import Setting, recommended
-from noisette.cli.plan import plan
+from noisette.cli.plan import _seconds_per_example, plan
 
 app = typer.Typer()
 app.command()(plan)
@@ -152,3 +152,26 @@ def test_the_recommendation_is_the_least_computation_with_nearly_all_the_signal(
 
 def test_the_signal_is_the_total_over_its_noise():
     assert setting(600, 100, 2.0).signal == pytest.approx(0.01 * 100 / 2.0)
+
+
+def test_the_time_is_that_of_a_finished_run(tmp_path):
+    facts = {"seconds_per_step": 0.5, "recipe": {"training": {"batch_size": 100}}}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
+    like = SMALL | {"--like": str(tmp_path)}
+    found = json.loads(run(like, "--json").stdout)
+    assert found["chosen_seconds"] == pytest.approx(found["chosen"]["steps"] * found["chosen"]["batch_size"] * 0.005)
+    assert "at the speed of the run given" in run(like).stdout
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "not JSON", '{"seconds_per_step": 0, "recipe": {"training": {"batch_size": 9}}}']
+)
+def test_a_run_without_its_time_is_refused(content, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match="states no time of a step"):
+        _seconds_per_example(tmp_path)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"holds no run\.json"):
+        _seconds_per_example(tmp_path)

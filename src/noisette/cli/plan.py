@@ -45,6 +45,9 @@ def plan(
     noise: Annotated[
         str, options.option("F,F,..", "Noise multipliers whose epsilon is computed.")
     ] = "0.5,0.7,1,1.4,2,2.8,4,5.6,8",
+    like: Annotated[
+        Path | None, options.option("RUN", "A finished run of the model on this machine: for the time of training.")
+    ] = None,
     as_json: options.AsJson = False,
     plot: options.PlotFile = None,
 ) -> None:
@@ -67,8 +70,9 @@ def plan(
     )
     sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
     options.at_most(options.MOST_STEPS, steps=max(_numbers("epochs", epochs)) * size / sizes[0])
+    seconds = None if like is None else _seconds_per_example(like)
     try:
-        found = _compute(size, epsilon, delta, sizes, _numbers("epochs", epochs), _numbers("noise", noise))
+        found = _compute(size, epsilon, delta, sizes, _numbers("epochs", epochs), _numbers("noise", noise), seconds)
     except KeyboardInterrupt:
         typer.echo("Stopped.", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -106,6 +110,20 @@ def _numbers(option: str, given: str) -> list[float]:
     return sorted(set(numbers))
 
 
+def _seconds_per_example(run: Path) -> float:
+    """The time that a finished run took for one example of a batch, from its ``run.json``."""
+    path = run / "run.json"
+    try:
+        facts = json.loads(path.read_bytes())
+        seconds = facts["seconds_per_step"] / facts["recipe"]["training"]["batch_size"]
+        checks.positive(seconds_per_example=seconds)
+    except FileNotFoundError:
+        raise ValueError(f"{run} holds no run.json; give --like the folder of a finished run") from None
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        raise ValueError(f"{path} states no time of a step; give --like the folder of a finished run") from None
+    return seconds
+
+
 @dataclass(frozen=True)
 class _Found:
     """Settings that keep the budget, settings with every noise, and one setting with its cost by every accountant."""
@@ -116,6 +134,7 @@ class _Found:
     affordable: Sequence[Setting]
     by_noise: Sequence[Setting]
     chosen: Setting
+    seconds_per_example: float | None
 
     @property
     def _cost(self) -> PrivacyCost:
@@ -141,6 +160,7 @@ class _Found:
             "within_budget": [asdict(setting) | {"signal": setting.signal} for setting in self.affordable],
             "by_noise": [asdict(setting) | {"epsilon": json_number(setting.epsilon)} for setting in self.by_noise],
             "chosen": asdict(self.chosen),
+            "chosen_seconds": self._seconds,
             "by_accountant": [accountant_facts(name, value) for name, value in cost.values().items()],
         }
 
@@ -208,13 +228,29 @@ class _Found:
             ("epochs", f"{chosen.epochs:g}"),
             ("steps", f"{chosen.steps:,}"),
             ("noise multiplier", rounded_up(chosen.noise_multiplier, _DIGITS)),
-            ("gradients", f"{chosen.epochs * self.size:.3g}, which decide the time of training"),
+            ("time", self._time),
             (
                 "why",
                 f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more",
             ),
             ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
         ]
+
+    @property
+    def _seconds(self) -> float | None:
+        """The time of the recommended setting on this machine, if a run told its speed."""
+        if self.seconds_per_example is None:
+            return None
+        return self.chosen.steps * self.chosen.batch_size * self.seconds_per_example
+
+    @property
+    def _time(self) -> str:
+        if self._seconds is None:
+            gradients = self.chosen.epochs * self.size
+            return f"that of {gradients:.3g} gradients; --like RUN tells how long, at the speed of a finished run"
+        from noisette.training.report.numbers import duration
+
+        return f"about {duration(self._seconds)}, at the speed of the run given by --like"
 
     @property
     def _recommended_title(self) -> str:
@@ -247,6 +283,7 @@ def _compute(
     batch_sizes: Sequence[int],
     epochs: Sequence[float],
     noise_multipliers: Sequence[float],
+    seconds_per_example: float | None,
 ) -> _Found:
     """Compute all settings, with a progress bar on standard error."""
     bar = partial(track, console=Console(stderr=True), transient=True)
@@ -257,7 +294,7 @@ def _compute(
         size=size, delta=delta, batch_sizes=batch_sizes, epochs=chosen.epochs, noise_multipliers=noise_multipliers
     )
     by_noise = list(bar(costs, "epsilon by noise", len(batch_sizes) * len(noise_multipliers)))
-    return _Found(size, epsilon, delta, affordable, by_noise, chosen)
+    return _Found(size, epsilon, delta, affordable, by_noise, chosen, seconds_per_example)
 
 
 def _by_batch(settings: Sequence[Setting]) -> list[list[Setting]]:
