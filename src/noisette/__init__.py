@@ -18,7 +18,7 @@ _PUBLIC = {
             "RdpAccountant",
             "StrongComposition",
         ),
-        *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for"),
+        *("delta_for", "epsilon_for", "noise_multiplier_for", "sampling_rate_for", "steps_for", "TradeOff"),
     ),
     "clipping.engines": ("engines",),  # the module itself
     "clipping.adaptive": ("AdaptiveClip",),

@@ -17,6 +17,7 @@ from noisette.accounting import PoissonGaussian as PoissonGaussian
 from noisette.accounting import RdpAccountant as RdpAccountant
 from noisette.accounting import RepeatAndSelect as RepeatAndSelect
 from noisette.accounting import StrongComposition as StrongComposition
+from noisette.accounting import TradeOff as TradeOff
 from noisette.accounting import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from noisette.accounting import UserLevel as UserLevel
 from noisette.accounting import ZcdpAmount as ZcdpAmount

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import attack_faults
 import bound_faults
 import clipless_call_faults
 import clipless_faults
 import coupling_faults
+import ledger_faults
 import loop_faults
 import noise_faults
 import preflight_faults
@@ -13,6 +15,7 @@ import price_faults
 import rounding_faults
 import sampling_faults
 import seal_faults
+import search_faults
 import spending_faults
 import vectorized_faults
 
@@ -26,7 +29,8 @@ GROUPS = {
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
-    "Prices": price_faults.MUTANTS,
-    "Ledger and resumed runs": spending_faults.MUTANTS,
+    "Prices": price_faults.MUTANTS + attack_faults.MUTANTS,
+    "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
+    "Searches, tail and closed form": search_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian
@@ -78,7 +76,7 @@ MUTANTS = [
     Mutant(
         "a truncated batch is never full",
         "the record that was exchanged is not counted",
-        replaced(f"{_OF_EVENT}.binom", SimpleNamespace(sf=lambda *_: 0.0)),
+        replaced(f"{_OF_EVENT}.full_batch_probability", lambda event: 0.0),
         (f"{_LOSSES}::test_a_truncated_batch_costs_as_often_more_as_it_is_full",),
     ),
     Mutant(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from noisette import Ledger, PerExampleClip, PrivateRun, RdpAccountant, privatize
 from noisette.mechanisms.gaussian import GaussianRelease
 
-STEPS, LEASE = 300, 64
+STEPS, LEASE = 300, 15
 NUMBERS = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
 DECLARED = {"sampling_rate": 0.2, "expected_batch_size": 18, "steps": STEPS, "noise_multiplier": 2.0}
 

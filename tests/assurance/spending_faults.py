@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,9 +59,9 @@ def leases_of_the_dead_given_back(patch: pytest.MonkeyPatch) -> None:
 
     def init(self: Ledger, *args: Any, **kwargs: Any) -> None:
         whole(self, *args, **kwargs)
-        self._unused = Counter(
-            {event: tally.reserved - tally.committed - tally.given_back for event, tally in self._tallies.items()}
-        )
+        for series, tally in self._tallies.items():
+            self._unused[self._unnamed][series.event] += tally.reserved - tally.committed - tally.given_back
+        self._unnamed.id = next((series.run for series in self._tallies), self._unnamed.id)
 
     patch.setattr(Ledger, "__init__", init)
 
@@ -71,10 +70,10 @@ def given_back_again(patch: pytest.MonkeyPatch) -> None:
     """What could not be given back is tried again, though nobody knows what reached the disk."""
 
     def release(self: Ledger) -> None:
-        for event, steps in list(self._unused.items()):
+        for event, steps in list(self._unused[self._unnamed].items()):
             if steps:
-                self._append(Kind.RELEASE, event, steps, durable=True)
-                del self._unused[event]
+                self._append(Kind.RELEASE, event, steps, self._unnamed, durable=True)
+                del self._unused[self._unnamed][event]
 
     patch.setattr(Ledger, "release", release)
 
@@ -208,13 +207,13 @@ MUTANTS = [
     ),
     Mutant(
         "commits alone are counted",
-        "a crash hides up to 64 steps",
+        "a crash hides up to one lease of steps",
         commits_alone,
         ("accounting/ledger/test_ledger.py::test_what_counts_is_what_is_reserved",),
     ),
     Mutant(
         "leases of dead processes given back",
-        "a crash hides up to 64 steps",
+        "a crash hides up to one lease of steps",
         leases_of_the_dead_given_back,
         ("accounting/ledger/test_ledger.py::test_a_crash_keeps_the_reservation",),
     ),

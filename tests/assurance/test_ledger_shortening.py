@@ -16,7 +16,7 @@ import pytest
 
 from noisette.accounting import Gaussian, Ledger, PoissonGaussian, RdpAccountant
 from noisette.accounting.ledger.compaction import Tail
-from noisette.accounting.ledger.lines import End, Entry, Kind
+from noisette.accounting.ledger.lines import End, Entry, Kind, Series
 from noisette.errors import PrivacyError
 
 EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
@@ -148,7 +148,7 @@ def test_reservations_come_first() -> None:
     """So that a file which ends anywhere in the lines counts no less than the lines say by then."""
     tail, end = Tail(), End()
     for kind, event, number in ((Kind.COMMIT, EVENT, 2), (Kind.RESERVE, EVENT, 3), (Kind.CHARGE, OTHER, 1)):
-        entry = Entry(kind, "mine", event, number)
+        entry = Entry(kind, "mine", Series(event), number)
         end = entry.line(end)[1]
         tail.add(entry, end)
     content, shorter, _ = tail.shortened("mine")
@@ -197,7 +197,7 @@ def steps_in_spite_of(path: Path, number: int) -> int:
     ("name", "error"),
     [
         *((name, OSError(errno.ENOSPC, "disk full")) for name in ("write", "fsync", "replace", "open")),
-        *((name, KeyboardInterrupt()) for name in ("write", "fsync", "replace", "open", "stat", "fstat")),
+        *((name, KeyboardInterrupt()) for name in ("write", "fsync", "replace", "open", "lstat", "fstat")),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

@@ -90,6 +90,18 @@ OPTIONS = {
     },
     "plan": {"--size", "--epsilon", "--delta", "--batch-sizes", "--epochs", "--noise", "--json", "--plot"},
     "ledger show": {"place", "--json"},
+    "ledger charge": {
+        "--dataset",
+        "--delta",
+        "--discrete-gaussian",
+        "--epsilon",
+        "--gaussian",
+        "--laplace",
+        "--times",
+        "--tool",
+        "--zcdp",
+        "place",
+    },
     "ledger price": {"place", "--delta", "--accountant", "--group-size", "--json"},
     "ledger repair": {"place"},
     "bench": {

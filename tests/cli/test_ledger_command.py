@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from noisette.accounting import (
     tail_delta_of,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.cli.ledger import ledger as app
 
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))
@@ -206,6 +208,78 @@ def test_a_ledger_in_use_is_read_but_not_repaired(folder):
         refused = run("repair", folder)
         assert refused.exit_code == 2
         assert "open for writing elsewhere" in refused.stderr
+
+
+def unfinished(folder: Path, number: int = 1, *, checkpoint: bool = True) -> Path:
+    """What a killed ``noisette train --out RUN`` leaves."""
+    place = folder / f"run.unfinished-{number}"
+    place.mkdir()
+    with Ledger(place / "ledger.jsonl", dataset="mnist") as ledger:
+        ledger.reserve(FIRST, 16)
+    if checkpoint:
+        (place / "checkpoint").mkdir()
+        (place / "checkpoint" / "checkpoint.json").write_text("{}")
+    return place
+
+
+@pytest.mark.parametrize("name", ["run", "run/ledger.jsonl", "run.unfinished-1"])
+def test_the_ledger_of_a_run_that_was_cut_off_is_found_by_its_name(tmp_path, monkeypatch, name):
+    place = unfinished(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for command in (["show"], ["price", "--delta", "1e-5", "--accountant", "rdp"]):
+        result = run(*command, name, "--json")
+        assert result.exit_code == 0, result.output
+        assert Path(json.loads(result.stdout)["ledger"]).resolve() == place / "ledger.jsonl"
+        if name != "run.unfinished-1":
+            assert f"The ledger is {place}/ledger.jsonl" in result.stderr
+            assert f"To continue it: noisette train --resume {place}" in result.stderr
+    assert "nothing to repair" in run("repair", name).stdout
+
+
+def test_a_finished_run_goes_before_one_that_was_cut_off_and_both_are_named(folder):
+    (folder / "run").mkdir()
+    (folder / "ledger.jsonl").rename(folder / "run" / "ledger.jsonl")
+    place = unfinished(folder, checkpoint=False)
+    result = run("show", folder / "run", "--json")
+    assert json.loads(result.stdout)["mechanisms"][0]["charged"] == 1
+    assert f"The ledger is {folder}/run/ledger.jsonl" in result.stderr
+    assert f"{place} is a run that was cut off before its first checkpoint" in result.stderr
+
+
+def test_several_runs_that_were_cut_off_are_named_and_none_is_taken(tmp_path):
+    places = [unfinished(tmp_path, number) for number in (1, 2)]
+    refused = run("show", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert all(str(place) in refused.stderr for place in places)
+    assert run("show", places[1]).exit_code == 0
+
+
+def test_an_audit_of_a_run_that_was_cut_off_says_how_to_continue_it(tmp_path):
+    import noisette.cli
+
+    place = unfinished(tmp_path)
+    refused = CliRunner().invoke(noisette.cli.app, ["audit", str(tmp_path / "run")])
+    assert refused.exit_code == 2
+    assert f"noisette train --resume {place}" in refused.stderr
+
+
+@pytest.mark.parametrize("command", [["show"], ["price", "--delta", "1e-5"], ["repair"]])
+def test_a_device_is_refused_in_words(command):
+    refused = run(*command, "/dev/full")
+    assert refused.exit_code == 2
+    assert "a device, a pipe or a socket" in refused.stderr
+
+
+def test_the_dimensions_in_the_lines_give_the_tail_of_a_price(tmp_path):
+    for name, dimensions in (("silent", None), ("stated", 1000)):
+        with Ledger(tmp_path / name) as ledger:
+            ledger.charge(FIRST, 1000, run=RecordedRun(dimensions=dimensions))
+    silent, stated = (facts("price", tmp_path / name, "--delta", "1e-5") for name in ("silent", "stated"))
+    assert silent["tail_delta"] == tail_delta_of({FIRST: 1000})
+    assert stated["tail_delta"] == tail_delta_of({FIRST: 1000}, dimensions=1000) < silent["tail_delta"] / 1000
+    group = facts("price", tmp_path / "stated", "--delta", "1e-5", "--group-size", 2)
+    assert stated["tail_delta"] < group["tail_delta"]
+    assert group["tail_delta"] == tail_delta_of({GroupPrivacy(FIRST, 2): 1000}, dimensions=1000)
 
 
 def test_the_ledger_commands_need_no_torch():

@@ -7,6 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from noisette.accounting import MomentsAccountant, PldAccountant, PoissonGaussian
+from noisette.accounting.plan import Setting, recommended
 from noisette.cli.plan import plan
 
 app = typer.Typer()
@@ -47,19 +48,19 @@ def test_every_batch_size_with_every_number_of_epochs_gets_its_noise(facts):
 def test_every_noise_gets_its_epsilon(facts):
     found = {(s["batch_size"], s["noise_multiplier"]): s for s in facts["by_noise"]}
     assert list(found) == [(256, 4), (256, 8), (600, 4), (600, 8)]
-    assert {s["epochs"] for s in found.values()} == {60}
+    assert {s["epochs"] for s in found.values()} == {30}
     for (_, noise), setting in found.items():
         exact = PldAccountant().compose({PoissonGaussian(setting["sampling_rate"], noise): setting["steps"]})
         assert exact.epsilon(delta=1e-5) <= setting["epsilon"] <= 1.004 * exact.epsilon(delta=1e-5)
 
 
-def test_the_middle_setting_has_its_cost_by_every_accountant(facts):
+def test_the_recommended_setting_has_its_cost_by_every_accountant(facts):
     chosen = facts["chosen"]
-    assert (chosen["batch_size"], chosen["epochs"], chosen["steps"]) == (600, 60, 6000)
+    assert (chosen["batch_size"], chosen["epochs"], chosen["steps"]) == (600, 30, 3000)
     prices = {row["accountant"]: row for row in facts["by_accountant"]}
     assert list(prices) == ["pld", "rdp", "moments", "strong", "strong-paper", "naive", "gdp"]
     release = PoissonGaussian(chosen["sampling_rate"], chosen["noise_multiplier"])
-    assert prices["moments"]["epsilon"] == MomentsAccountant().compose({release: 6000}).epsilon(delta=1e-5)
+    assert prices["moments"]["epsilon"] == MomentsAccountant().compose({release: 3000}).epsilon(delta=1e-5)
     assert prices["gdp"]["epsilon"] is None
     assert [name for name, row in prices.items() if not row["upper_bound"]] == ["strong-paper"]
     assert prices["pld"]["epsilon"] <= chosen["epsilon"] <= 0.5
@@ -98,6 +99,10 @@ def test_default_batch_sizes_epochs_and_noises(monkeypatch):
     ("wrong", "named"),
     [
         ({"--size": "0"}, ["size >= 1"]),
+        ({"--size": "1" + "0" * 30}, ["size <= 1e+15"]),
+        ({"--size": "1" + "0" * 400}, ["size <= 1e+15"]),
+        ({"--epochs": "1e30"}, ["steps <= 1e+12"]),
+        ({"--epochs": "1e300"}, ["steps <= 1e+12"]),
         ({"--size": "-5", "--epsilon": "0", "--delta": "0"}, ["size", "epsilon", "delta"]),
         ({"--delta": "0.001"}, ["delta=0.001", "one over the declared size"]),
         ({"--epsilon": "nan"}, ["epsilon"]),
@@ -130,3 +135,20 @@ def test_a_folder_that_takes_no_files_is_refused_before_anything_is_computed(tmp
     result = run(SMALL | {"--plot": str(tmp_path / "plan.svg")})
     assert result.exit_code == 2
     assert "cannot be written" in result.stderr
+
+
+def setting(batch_size, epochs, noise):
+    return Setting(batch_size, epochs, batch_size / 60_000, round(epochs * 60_000 / batch_size), noise, 3.0)
+
+
+def test_the_recommendation_is_the_least_computation_with_nearly_all_the_signal():
+    noises = {(1024, 20): 1.092, (4096, 20): 1.846, (1024, 80): 1.788, (4096, 40): 2.46, (4096, 80): 3.367}
+    settings = [setting(batch, epochs, noise) for (batch, epochs), noise in noises.items()]
+    assert recommended(settings) == setting(4096, 40, 2.46)
+    few = setting(16_384, 10, 2.571)  # 37 steps: never where others take enough, but better than nothing
+    assert recommended([*settings, few]) == setting(4096, 40, 2.46)
+    assert recommended([few]) == few
+
+
+def test_the_signal_is_the_total_over_its_noise():
+    assert setting(600, 100, 2.0).signal == pytest.approx(0.01 * 100 / 2.0)

@@ -185,7 +185,7 @@ def test_a_killed_run_goes_on_and_stays_within_its_budget(tmp_path: Path) -> Non
     assert tree(tmp_path) - {"calls", "quick.toml"} == {"run", *(f"run/{name}" for name in FILES)}
     run = facts(tmp_path / "run")
     assert run["resumed"] == 4
-    assert run["steps_lost"] > 3 * 54
+    assert 3 * STEPS // 20 < run["steps_lost"] <= 5 * STEPS // 20
     text = (tmp_path / "run" / "privacy.txt").read_text().replace("\n", " ")
     assert f"{run['steps_lost']} steps were lost when a process ended early. Epsilon covers them" in text
     assert (
@@ -310,9 +310,8 @@ def test_what_was_put_off_is_mentioned_when_a_run_begins_at_its_place(
 ) -> None:
     put_off(5, monkeypatch)
     shown = put_off(5, monkeypatch)
-    assert f"An earlier run is unfinished. To continue it: noisette train --resume {tmp_path}/run.unfinished-1" in (
-        shown.output
-    )
+    assert f"To continue it: noisette train --resume {tmp_path}/run.unfinished-1" in shown.output
+    assert "another run, whose ledger does not count it" in shown.output
     shown = train("--resume", "run")
     assert shown.exit_code == 2
     assert "several unfinished runs" in shown.output

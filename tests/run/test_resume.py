@@ -204,7 +204,7 @@ def test_folder_and_ledger_may_move_together(tmp_path: Path) -> None:
     begun(tmp_path / "here")
     (tmp_path / "here").rename(tmp_path / "there")
     with go_on(tmp_path / "there") as run:
-        assert run.ledger.path == tmp_path / "there" / "saved" / ".." / "ledger.jsonl"
+        assert run.ledger.path == (tmp_path / "there" / "ledger.jsonl").resolve()
         assert run.ledger.dataset == "mine"
 
 
@@ -232,13 +232,13 @@ def test_what_a_dead_process_reserved_is_lost(tmp_path: Path) -> None:
     take_steps(run, 3)
     crash(run)
     with go_on(tmp_path) as run:
-        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 54, 136)
-        assert run.steps_spent == sum(run.ledger.events.values()) == 64
+        assert (run.steps_taken, run.steps_lost, run.steps_left) == (10, 10, 180)
+        assert run.steps_spent == sum(run.ledger.events.values()) == 20
         take_steps(run)
         assert list(run.batches()) == []
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             run.optimizer.step()
-    assert (run.steps_taken, run.steps_lost) == (146, 54)
+    assert (run.steps_taken, run.steps_lost) == (190, 10)
     assert run.ledger.events == {run.event: 200}
 
 
@@ -466,7 +466,7 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     for wrong in ({"a": 1}, kept | {"steps_taken": -1}, kept | {"steps_taken": "3"}, kept | {"more": 1}):
         checkpoint_file.write(tmp_path / "saved", wrong)
         assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
-    for name, value in (("steps", 0), ("before", -1), ("expected_batch_size", 0), ("event", {"mechanism": "?"})):
+    for name, value in (("steps", 0), ("run", ""), ("expected_batch_size", 0), ("event", {"mechanism": "?"})):
         checkpoint_file.write(tmp_path / "saved", kept | {"terms": kept["terms"] | {name: value}})
         assert_refused(tmp_path, pair(), ValueError, "holds no checkpoint of a run")
 

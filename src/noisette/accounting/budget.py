@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 
 from noisette._internal import checks
 from noisette.accounting import TAIL_SHARE, Accountant, Event, Ledger, PrivacyCurve, tail_delta, tail_delta_of
+from noisette.accounting.ledger.lines import Series
+from noisette.accounting.noise_tail import MOST_DIMENSIONS
 from noisette.accounting.run_parameters import RunParameters
 from noisette.errors import PrivacyError
+
+
+def tail_delta_in(paid: Mapping[Series, int]) -> float:
+    """The part of delta that the tail of the noise takes in all these releases of a ledger.
+
+    A line that does not state the number of elements with noise counts as the largest release.
+    """
+    times: Counter[tuple[Event, int]] = Counter()
+    for series, steps in paid.items():
+        times[series.event, series.dimensions or MOST_DIMENSIONS] += steps
+    return min(1.0, sum(tail_delta_of({event: n}, dimensions=elements) for (event, elements), n in times.items()))
 
 
 def delta_left_for_noise(delta: float, ledger: Ledger) -> float:
@@ -17,7 +31,7 @@ def delta_left_for_noise(delta: float, ledger: Ledger) -> float:
     Raises:
         ValueError: nothing of delta is left.
     """
-    earlier = tail_delta_of(ledger.events)
+    earlier = tail_delta_in(ledger.paid)
     left = delta * (1 - TAIL_SHARE) - earlier
     if left <= 0:
         raise ValueError(
@@ -76,7 +90,9 @@ class PrivacyBudget:
 
         The tail of the noise generator takes the rest: that of this run as planned, and of all else in the ledger.
         """
-        return delta - self._tail - tail_delta_of(self._terms.beside(self.ledger.events))
+        copies = max(1.0, self._terms.spent(self.ledger) / self._terms.steps)  # 1 unless a copy of the run went on too
+        others = {series: times for series, times in self.ledger.paid.items() if series.run != self._terms.run}
+        return delta - self._tail * copies - tail_delta_in(others)
 
     def check_budget(self, steps: int) -> None:
         """Check that this many further steps keep the budget, if there is one.

@@ -9,8 +9,6 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
-import numpy as np
-
 from noisette._internal.checks import count, open_fraction, positive, probability
 from noisette.accounting.accountants.interface import LEAST_NOISE, MOST_NOISE, Accountant
 from noisette.accounting.accountants.pld import PldAccountant
@@ -357,11 +355,9 @@ class _Grid:
 
 # Both are for first guesses only, so their arguments are clamped to where no arithmetic overflows.
 def _distance(epsilon: float, delta: float) -> float:
-    """The distance between the means of two Gaussians of standard deviation 1 that are (epsilon, delta)-close."""
-    from dp_accounting import get_sigma_gaussian
-
-    with np.errstate(all="ignore"):
-        return 1 / get_sigma_gaussian(min(epsilon, 1e6), delta) if epsilon else 0.0
+    """About the distance between the means of two Gaussians of standard deviation 1 that are (epsilon, delta)-close."""
+    tail, epsilon = math.log(1 / delta), min(epsilon, 1e6)
+    return max(math.sqrt(2) * epsilon / (math.sqrt(tail + epsilon) + math.sqrt(tail)), 1e-100) if epsilon else 0.0
 
 
 def _divergence(sampling_rate: float, noise_multiplier: float) -> float:

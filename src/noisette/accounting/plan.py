@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -12,6 +13,9 @@ from noisette.accounting.events import PoissonGaussian
 from noisette.accounting.sampling_plan import schedule
 
 ACCOUNTANT = PldAccountant()
+
+LEAST_STEPS = 500  # fewer hardly train a model, whatever their noise
+NEARLY = 0.95  # of the largest signal: more would cost much computation for little
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,33 @@ class Setting:
     steps: int
     noise_multiplier: float
     epsilon: float
+
+    @property
+    def signal(self) -> float:
+        """Total signal to noise: sqrt(steps) * sampling_rate / noise_multiplier.
+
+        It is the sum of all noised averages over the standard deviation of its noise, where every gradient has the
+        clipping norm and the same direction, divided by the declared size.
+
+        Source: Sander, Stock and Sablayrolles 2023 (TAN), section 3, up to a constant.
+        """
+        return math.sqrt(self.steps) * self.sampling_rate / self.noise_multiplier
+
+
+def recommended(settings: Sequence[Setting]) -> Setting:
+    """The setting to start from: the least computation that has nearly all the signal which the budget allows.
+
+    Settings of fewer than ``LEAST_STEPS`` steps are left out where there are others, because so few steps hardly train.
+    Of the rest, those count whose signal is at least ``NEARLY`` of the largest; of these it is one with the fewest
+    epochs, which need the fewest gradients, and of these the one with the most signal.
+
+    Args:
+        settings: at least one, all of one budget and one declared size.
+    """
+    enough = [setting for setting in settings if setting.steps >= LEAST_STEPS] or list(settings)
+    most = max(setting.signal for setting in enough)
+    near = [setting for setting in enough if setting.signal >= NEARLY * most]
+    return min(near, key=lambda setting: (setting.epochs, -setting.signal))
 
 
 def within_budget(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from noisette._internal import checks
-from noisette.accounting import Events, PoissonGaussian
+from noisette.accounting import Event, Ledger, PoissonGaussian
 from noisette.accounting.serialization import event_of, facts_of
 
 
 @dataclass(frozen=True)
 class RunParameters:
-    """What a run is allowed to release, and what the ledger held before it began.
+    """What a run is allowed to release, and the id by which it finds its lines in the ledger.
 
     Args:
         event: the release of one step.
@@ -21,7 +23,7 @@ class RunParameters:
         steps: number of steps.
         delta: probability with which the bound on epsilon may fail, if declared.
         epsilon: the budget of everything in the ledger, if there is one.
-        before: how often the ledger held ``event`` when the run began.
+        run: the id in the run's lines, drawn at random unless given.
     """
 
     event: PoissonGaussian
@@ -29,20 +31,19 @@ class RunParameters:
     steps: int
     delta: float | None = None
     epsilon: float | None = None
-    before: int = 0
+    run: str = field(default_factory=lambda: secrets.token_hex(8))
 
-    def spent(self, events: Events) -> int:
+    def spent(self, ledger: Ledger) -> int:
         """How many steps of this run a ledger holds: taken, reserved, or lost in a crash."""
-        return events.get(self.event, 0) - self.before
+        return sum(steps for series, steps in ledger.paid.items() if series.run == self.run)
 
-    def beside(self, events: Events) -> dict[Any, int]:
+    def beside(self, ledger: Ledger) -> dict[Event, int]:
         """The events in a ledger that are not of this run, with how often each happens."""
-        own = min(max(self.spent(events), 0), self.steps)
-        return {
-            event: times - own * (event == self.event)
-            for event, times in events.items()
-            if event != self.event or times > own
-        }
+        beside: Counter[Event] = Counter()
+        for series, times in ledger.paid.items():
+            if series.run != self.run:
+                beside[series.event] += times
+        return dict(beside)
 
     def facts(self) -> dict[str, Any]:
         """The parameters as plain values."""
@@ -58,6 +59,8 @@ class RunParameters:
         event = event_of(facts["event"])
         if not isinstance(event, PoissonGaussian):
             raise ValueError(f"a run of steps releases a PoissonGaussian, not {event!r}")
-        checks.count(steps=facts["steps"], before=facts["before"] + 1)
+        checks.count(steps=facts["steps"])
+        if type(facts["run"]) is not str or not facts["run"]:
+            raise ValueError(f"expected the id of a run as text, got {facts['run']!r}")
         checks.positive(expected_batch_size=facts["expected_batch_size"])
-        return cls(event, *(facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "before")))
+        return cls(event, *(facts[name] for name in ("expected_batch_size", "steps", "delta", "epsilon", "run")))

@@ -1,124 +1,109 @@
-"""What a privacy curve means for an attacker: the errors of every test for one record, and the success that is left."""
+"""What a guarantee means: the success that it leaves to any attack on the membership of one record."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass
+from functools import cached_property
 
-import numpy as np
-
-from noisette._internal.checks import open_fraction, probability
+from noisette._internal.checks import below_one, not_negative, open_fraction
 from noisette.accounting.accountants.interface import PrivacyCurve
 
-# Every epsilon gives a valid bound; these suffice to come within a few parts in a thousand of the best one.
-POINTS = 48
-# The grid ends at the epsilon of the first of these deltas that has a finite one.
-LAST_DELTAS = (1e-7, 1e-5, 1e-3, 0.1)
-# At larger epsilons no bound is left for a false-positive rate above 1e-17.
-MOST_EPSILON = 40.0
-# Far more than the relative error of the few operations that turn epsilon and delta into a rate.
-ROUNDING = 1e-13
+_PAIRS = 48  # pairs (epsilon, delta) that the bounds are taken from; more of them only make the bounds tighter
+_LARGEST_EPSILON = 10.0  # a larger one tightens no error rate above e^-10, 0.005 %
+_LEAST_DELTA = 1e-6
+_ROUNDING = 2.0**-48  # relative, of one bound
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class TradeOff:
-    """Bounds on every attack that has to tell two neighbouring data sets apart, from points of a privacy curve.
+    """The least errors of any attack that decides from everything released whether one record took part.
 
-    The attacker knows both data sets and all outputs, and says "the record is in" or "it is not". A false positive says
-    that it is in where it is not; a true positive finds it where it is. Where each of many records is in or out by
-    chance, the bounds hold for the average rates too, because the largest rate of true positives is concave.
+    The attack has a false-positive rate (how often it claims membership where there is none) and a false-negative rate
+    (how often it misses a member). It may know all other records.
 
     Args:
-        epsilons: points of the privacy profile, each 0 or more.
-        deltas: an upper bound of delta at each of them.
+        curve: the privacy cost of what was released, by any accountant.
+        beside: a further delta, such as that of the tail of the noise generator.
 
-    Guarantee: all rates are upper bounds of what an attacker can achieve, if the deltas are.
+    Guarantee: no attack does better than any of these bounds, whatever ``curve`` is, as long as its deltas are upper
+        bounds: each pair (epsilon, delta) bounds every attack alone, and the best of the bounds is one.
 
-    Source: Wasserman and Zhou 2010, Theorem 2.4; Dong, Roth and Su 2022, Propositions 2.5 and 2.12.
+    Source: Wasserman and Zhou 2010, Theorem 2.4; Dong, Roth and Su 2022, Propositions 2.4 and 2.12.
 
-    >>> from noisette.accounting import PldAccountant, PoissonGaussian
-    >>> bounds = TradeOff.of(PldAccountant().compose({PoissonGaussian(0.01, 4.0): 10_000}))
-    >>> round(bounds.true_positive_rate(false_positive_rate=0.001), 4)
-    0.0025
-    >>> round(bounds.advantage, 2), round(bounds.accuracy, 2)
-    (0.1, 0.55)
+    >>> from noisette.accounting import Gaussian, GdpAccountant
+    >>> attack = TradeOff(GdpAccountant().compose({Gaussian(noise_multiplier=1.0): 1}))
+    >>> round(attack.advantage, 4), round(attack.true_positive_rate(0.01), 2)
+    (0.3829, 0.09)
     """
 
-    epsilons: np.ndarray = field(repr=False)
-    deltas: np.ndarray = field(repr=False)
+    curve: PrivacyCurve
+    beside: float = 0.0
 
-    @classmethod
-    def of(cls, curve: PrivacyCurve, *, tail_delta: float = 0.0) -> Self:
-        """The bounds from this curve, at about fifty epsilons.
+    def __post_init__(self) -> None:
+        below_one(beside=self.beside)
 
-        Args:
-            curve: of any accountant.
-            tail_delta: a part of delta that the curve does not know, such as :func:`noisette.accounting.tail_delta`.
-        """
-        ends = (curve.epsilon(delta=delta) for delta in LAST_DELTAS)
-        last = min(next((end for end in ends if math.isfinite(end)), MOST_EPSILON), MOST_EPSILON)
-        # Denser at small epsilons, which bound the frequent errors.
-        epsilons = np.unique(last * np.linspace(0, 1, POINTS) ** 1.5)
-        deltas = [min(1.0, curve.delta(epsilon=float(epsilon)) + tail_delta) for epsilon in epsilons]
-        return cls(epsilons, np.array(deltas))
+    @cached_property
+    def profile(self) -> tuple[tuple[float, float], ...]:
+        """Pairs of an epsilon, from 0 on in ascending order, and its delta."""
+        top = min(_LARGEST_EPSILON, self.curve.epsilon(delta=_LEAST_DELTA))
+        epsilons = [top * k / (_PAIRS - 1) for k in range(_PAIRS)] if top > 0 else [0.0]
+        return tuple((epsilon, min(1.0, self.curve.delta(epsilon=epsilon) + self.beside)) for epsilon in epsilons)
 
-    def true_positive_rate(self, *, false_positive_rate: float) -> float:
-        """The most true positives of an attack that has this rate of false positives.
+    def true_positive_rate(self, false_positive_rate: float) -> float:
+        """The largest share of members that an attack with this false-positive rate, from 0 to 1, finds.
 
         Raises:
-            TypeError, ValueError: the rate is not in (0, 1].
+            TypeError, ValueError: the rate is not in [0, 1].
         """
-        probability(false_positive_rate=false_positive_rate)
-        by_false_positives = self.deltas + np.exp(self.epsilons) * false_positive_rate
-        by_true_negatives = 1 - np.exp(-self.epsilons) * (1 - self.deltas - false_positive_rate)
-        return _at_most_one(np.minimum(by_false_positives, by_true_negatives).min())
+        not_negative(false_positive_rate=false_positive_rate)
+        if false_positive_rate > 1:
+            raise ValueError(f"expected false_positive_rate <= 1, got false_positive_rate={false_positive_rate}")
+        bound = min(
+            min(
+                delta + math.exp(epsilon) * false_positive_rate,
+                1 - math.exp(-epsilon) * (1 - delta - false_positive_rate),
+            )
+            for epsilon, delta in self.profile
+        )
+        return min(1.0, bound * (1 + _ROUNDING) + _ROUNDING)
 
-    def false_negative_rate(self, *, false_positive_rate: float) -> float:
-        """The trade-off function of f-DP: the least false negatives of an attack with this rate of false positives.
-
-        Guarantee: a lower bound, as more errors are better for privacy.
+    def false_negative_rate(self, false_positive_rate: float) -> float:
+        """The trade-off function: the least share of members that an attack with this false-positive rate misses.
 
         Raises:
-            TypeError, ValueError: the rate is not in (0, 1].
+            TypeError, ValueError: the rate is not in [0, 1].
         """
-        return 1 - self.true_positive_rate(false_positive_rate=false_positive_rate)
+        return 1 - self.true_positive_rate(false_positive_rate)
 
-    @property
+    @cached_property
     def advantage(self) -> float:
-        """The most by which true positives can exceed false positives, from 0 to 1: the total variation distance.
+        """The largest difference of true-positive and false-positive rate: the total variation distance, from 0 to 1.
 
-        It is delta at epsilon 0, or less where another epsilon proves less.
-
-        Source: Kairouz, Oh and Viswanath 2015, Theorem 3.4 (of one pair of epsilon and delta).
+        The lines of one pair (epsilon, delta) meet where both errors are (1 - delta) / (1 + e^epsilon). The least
+        difference is delta at epsilon 0 where the curve is exact.
         """
-        return _at_most_one((self.deltas + (1 - self.deltas) * np.tanh(self.epsilons / 2)).min())
+        bound = min(1 - 2 * (1 - delta) / (1 + math.exp(epsilon)) for epsilon, delta in self.profile)
+        return min(1.0, bound + _ROUNDING)
 
     @property
     def accuracy(self) -> float:
-        """The largest probability that a guess is right, where the record is in or out with equal probability."""
+        """The largest probability of a right answer where the record took part with a prior probability of one half."""
         return (1 + self.advantage) / 2
 
-    def posterior(self, *, failure: float) -> float:
-        """The certainty that the record is in, from 1/2 to 1, which an attacker who began at 1/2 does not exceed.
+    def posterior(self, *, exceeded: float) -> float:
+        """A belief in membership, from a prior of one half, that the releases exceed with at most this probability.
 
-        The posterior probability exceeds this with a probability of at most ``failure`` where the record is in, and
-        less often where it is not. The same holds for the certainty that it is not in, where it is not.
+        With a delta above 0 no belief below 1 holds for every outcome. That of e^t / (1 + e^t) is exceeded where the
+        privacy loss is above t, which has a probability of at most delta(epsilon) / (1 - e^(epsilon - t)) for every
+        epsilon below t. Such a probability is larger than delta(t): delta weighs each outcome by its excess over t.
 
-        A posterior above e^a / (1 + e^a) is a privacy loss above a. Outputs with such a loss have a probability p with
-        the record, and at most e^-a p without it. So delta at any smaller epsilon is at least p (1 - e^(epsilon - a)),
-        which bounds p.
+        Args:
+            exceeded: probability over the randomness of the releases, in (0, 1), the record being in the data.
 
         Raises:
-            TypeError, ValueError: ``failure`` is not in (0, 1).
+            TypeError, ValueError: ``exceeded`` is not in (0, 1).
         """
-        open_fraction(failure=failure)
-        known = self.deltas < failure
-        if not known.any():
-            return 1.0
-        loss = float((self.epsilons[known] - np.log1p(-self.deltas[known] / failure)).min())
-        return _at_most_one(1 / (1 + math.exp(-loss)))
-
-
-def _at_most_one(rate: float) -> float:
-    return min(1.0, float(rate) * (1 + ROUNDING))
+        open_fraction(exceeded=exceeded)
+        losses = [epsilon - math.log1p(-delta / exceeded) for epsilon, delta in self.profile if delta < exceeded]
+        return min(1.0, 1 / (1 + math.exp(-min(losses))) + _ROUNDING) if losses else 1.0

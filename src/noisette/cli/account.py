@@ -56,6 +56,8 @@ def account(
         partial(checks.exactly_one, delta=delta, epsilon=epsilon),
         lambda: delta is None or checks.open_fraction(delta=delta),
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
+        partial(options.at_most, options.MOST_STEPS, steps=steps),
+        partial(options.at_most, options.MOST_RECORDS, size=size, batch_size=batch_size),
         partial(options.check_plot, plot),
     )
     event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy

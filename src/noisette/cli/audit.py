@@ -15,6 +15,7 @@ from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.audit_results import AuditResults
 from noisette.cli.errors import INTERRUPTED, plain_errors
 from noisette.cli.options import DataDir, option
+from noisette.training.unfinished import in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from noisette.audit import Attack
@@ -111,7 +112,8 @@ def _check_shadows(shadows: int, membership: bool) -> None:
 
 def _check_place(place: Path, membership: bool) -> None:
     if not place.exists():
-        raise ValueError(f"there is no {place}; give the folder of a run, or a recipe")
+        unfinished = [in_words(folder) for folder in unfinished_runs(place)]
+        raise ValueError("\n".join([f"there is no {place}; give the folder of a run, or a recipe", *unfinished]))
     if membership and not place.is_dir():
         raise ValueError("--membership attacks a trained model: give the folder of its run")
 

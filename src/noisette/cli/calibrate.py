@@ -63,6 +63,7 @@ def calibrate(
         lambda: noise_multiplier is None or checks.positive(noise_multiplier=noise_multiplier),
         lambda: steps is None or checks.count(steps=steps),
         partial(_check_keeps_budgets, accountant),
+        partial(options.at_most, options.MOST_STEPS, steps=steps),
         partial(options.check_plot, plot),
     )
     _solve(given, accountant).show(as_json=as_json, plot=plot, command="calibrate")

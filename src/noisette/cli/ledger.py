@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,31 +19,38 @@ from rich.table import Table
 from noisette._internal import checks
 from noisette.accounting import (
     Events,
-    FixedSizeGaussian,
-    Gaussian,
     GroupPrivacy,
     Ledger,
-    PoissonGaussian,
-    RepeatAndSelect,
-    tail_delta_of,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.events import Event, check_events
+from noisette.accounting.budget import tail_delta_in
+from noisette.accounting.events import check_events
 from noisette.accounting.ledger.ledger import LEDGER_FILE
+from noisette.accounting.ledger.lines import Series
 from noisette.accounting.serialization import facts_of
 from noisette.cli import options
 from noisette.cli.errors import plain_errors
-from noisette.cli.privacy_cost import accountant_facts, rounded_down, rounded_up
+from noisette.cli.event_words import in_words
+from noisette.cli.ledger_charge import charge
+from noisette.cli.privacy_cost import accountant_facts, rounded_up
 from noisette.errors import UnsupportedEventError
 
 ledger = typer.Typer(
     name="ledger",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Show the releases on a data set, compute their privacy cost, or repair a ledger after a crash.",
+    help="Show the releases on a data set, compute their privacy cost, record one, or repair a ledger after a crash.",
 )
+ledger.command()(charge)
 
-Place = Annotated[Path, typer.Argument(metavar="DIR|FILE", help="A run folder, or a ledger file.", show_default=False)]
+Place = Annotated[
+    Path,
+    typer.Argument(
+        metavar="DIR|FILE",
+        help="A run folder, also that of a run which was cut off, or a ledger file.",
+        show_default=False,
+    ),
+]
 GroupSize = Annotated[
     int,
     typer.Option(
@@ -61,7 +71,13 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
     relations = sorted({event.relation for event in read.events})
     if as_json:
         mechanisms = [facts_of(event) | asdict(tally) | {"paid": tally.paid} for event, tally in read.tallies.items()]
-        facts = {"dataset": read.dataset, "neighbouring": relations, "head": read.head, "mechanisms": mechanisms}
+        facts = {
+            "ledger": str(path),
+            "dataset": read.dataset,
+            "neighbouring": relations,
+            "head": read.head,
+            "mechanisms": mechanisms,
+        }
         typer.echo(json.dumps(facts))
         return
     table = Table("mechanism", box=None, pad_edge=False, header_style="bold")
@@ -69,7 +85,7 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for event, tally in read.tallies.items():
         numbers = (tally.reserved, tally.committed, tally.given_back, tally.charged, tally.paid)
-        table.add_row(_in_words(event), *(f"{number:,}" if number else "" for number in numbers))
+        table.add_row(in_words(event), *(f"{number:,}" if number else "" for number in numbers))
     below = Table.grid(padding=(0, 2))
     below.add_row("data set", read.dataset)
     below.add_row("neighbouring", "; ".join(relations) or "no releases")
@@ -96,10 +112,11 @@ def price(
     Example: noisette ledger price run --delta 1e-5
     """
     checks.all_of(partial(checks.open_fraction, delta=delta), partial(checks.count, group_size=group_size))
-    read = Ledger.read(_file(place))
+    path = _file(place)
+    read = Ledger.read(path)
     events = _for_group(read.events, group_size)
     check_events(events)
-    tail = tail_delta_of(events)
+    tail = _tail(read.paid, group_size)
     epsilons, refusals = _compose(events, delta - tail, accountant)
     relation = "; ".join({event.relation for event in events}) or "no releases"
     if as_json:
@@ -107,6 +124,7 @@ def price(
             "delta": delta,
             "tail_delta": tail,
             "neighbouring": relation,
+            "ledger": str(path),
             "dataset": read.dataset,
             "head": read.head,
             "prices": [accountant_facts(name, epsilon) for name, epsilon in epsilons.items()],
@@ -123,6 +141,8 @@ def price(
     console.print(table)
     below = Table.grid(padding=(0, 2))
     below.add_row("delta", f"{delta:g}, of which {rounded_up(tail)} is reserved for the tail of the noise generator")
+    if tail >= delta:
+        below.add_row("", "that is all of it: no epsilon is finite at so small a delta; give a larger one")
     below.add_row("neighbouring", relation)
     below.add_row("data set", read.dataset)
     console.print()
@@ -142,11 +162,37 @@ def repair(place: Place) -> None:
 
 
 def _file(place: Path) -> Path:
-    return place / LEDGER_FILE if place.is_dir() else place
+    """The ledger at this place, or of the run that was to be written there and has not ended.
+
+    Where the place alone does not say which ledger is meant, a line on standard error does.
+    """
+    from noisette.training.unfinished import in_words, unfinished_runs
+
+    named = place / LEDGER_FILE if place.is_dir() else place
+    unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
+    ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
+    if not named.exists() and len(ledgers) > 1:
+        folders = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
+        raise ValueError(
+            f"there is no ledger at {named}, but several runs for it have not ended; name one of {folders}"
+        )
+    used = named if named.exists() or not ledgers else ledgers[0]
+    if ledgers:
+        typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)
+    return used
 
 
 def _for_group(events: Events, records: int) -> Events:
     return events if records == 1 else {GroupPrivacy(event, records): times for event, times in events.items()}  # pyright: ignore[reportArgumentType] - it refuses unsupported events
+
+
+def _tail(paid: Mapping[Series, int], records: int) -> float:
+    """The part of delta that the tail of the noise takes, for one record or a group of them."""
+    grouped: Counter[Series] = Counter()
+    for series, times in paid.items():
+        for event in _for_group({series.event: times}, records):
+            grouped[series._replace(event=event)] += times
+    return tail_delta_in(grouped)
 
 
 def _compose(events: Events, delta: float, chosen: str | None) -> tuple[dict[str, float], dict[str, str]]:
@@ -168,27 +214,3 @@ def _compose(events: Events, delta: float, chosen: str | None) -> tuple[dict[str
     if not epsilons:
         raise UnsupportedEventError("\n".join(refusals.values()))
     return epsilons, refusals
-
-
-def _in_words(event: Event) -> str:
-    """The mechanism and its parameters in five digits, rounded in the direction of a larger privacy cost."""
-    match event:
-        case Gaussian():
-            return f"Gaussian, noise {rounded_down(event.noise_multiplier)}{_parts(event)}"
-        case PoissonGaussian():
-            rate, noise = rounded_up(event.sampling_rate), rounded_down(event.noise_multiplier)
-            return f"Poisson Gaussian, rate {rate}, noise {noise}{_parts(event)}"
-        case FixedSizeGaussian():
-            batch = f"{event.batch_size:,} of {event.size:,} records"
-            return f"fixed-size Gaussian, {batch}, noise {rounded_down(event.noise_multiplier)}"
-        case GroupPrivacy():
-            return f"{_in_words(event.event)}, for a group of {event.records:,}"
-        case RepeatAndSelect():
-            run = " and ".join(f"{times:,} × {_in_words(of_one)}" for of_one, times in event.run)
-            return f"best of about {rounded_up(event.mean)} runs (shape {event.shape:g}) of {run}"
-        case _:
-            raise AssertionError(f"{event!r} has no description")
-
-
-def _parts(event: Gaussian | PoissonGaussian) -> str:
-    return f" ({', '.join(name for name, _ in event.parts)})" if event.parts else ""

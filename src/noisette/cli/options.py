@@ -41,6 +41,20 @@ def whole_numbers(option: str, given: str, example: str, *, most: float = math.i
     return tuple(int(part) for part in parts)
 
 
+MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point would no longer tell runs apart
+
+
+def at_most(most: int, **arguments: float | None) -> None:
+    """Check that no argument is above this limit; one that is not given is fine.
+
+    Raises:
+        ValueError: one is.
+    """
+    for name, value in arguments.items():
+        if value is not None and value > most:
+            raise ValueError(f"expected {name} <= {most:.0e}, more than any training has; give a smaller {name}")
+
+
 _DESCRIPTIONS = "; ".join(f"{name}: {accountant.description}" for name, accountant in ACCOUNTANTS.items())
 _NAMES = f"[{'|'.join(ACCOUNTANTS)}]"
 AccountantName = Annotated[

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from noisette._internal import checks
 from noisette.accounting import PldAccountant, PoissonGaussian
-from noisette.accounting.plan import Setting, with_noise, within_budget
+from noisette.accounting.plan import LEAST_STEPS, NEARLY, Setting, recommended, with_noise, within_budget
 from noisette.cli import options
 from noisette.cli.errors import INTERRUPTED, plain_errors
 from noisette.cli.privacy_cost import PrivacyCost, accountant_facts, json_number, rounded_up
@@ -48,11 +48,13 @@ def plan(
     as_json: options.AsJson = False,
     plot: options.PlotFile = None,
 ) -> None:
-    """Show the noise that a budget needs, by batch size and epochs, and the epsilon of every noise multiplier.
+    """Recommend a batch size, epochs and noise for a budget, beside the noise and signal of all others.
 
-    Epsilon is computed at the middle number of epochs for every noise multiplier, and at the middle batch size by every
-    accountant. Example: noisette plan --size 60000 --epsilon 3 --delta 1e-5
+    It is the setting with the fewest epochs among those with nearly the largest total signal to noise. Epsilon is
+    computed at its number of epochs for every noise multiplier, and for itself by every accountant.
+    Example: noisette plan --size 60000 --epsilon 3 --delta 1e-5
     """
+    options.at_most(options.MOST_RECORDS, size=size)
     batch_sizes = _usual_batch_sizes(size) if batch_sizes is None else batch_sizes
     checks.all_of(
         partial(checks.count, size=size),
@@ -64,6 +66,7 @@ def plan(
         partial(options.check_plot, plot),
     )
     sizes = sorted(set(options.whole_numbers("batch-sizes", batch_sizes, "256,1024", most=size)))
+    options.at_most(options.MOST_STEPS, steps=max(_numbers("epochs", epochs)) * size / sizes[0])
     try:
         found = _compute(size, epsilon, delta, sizes, _numbers("epochs", epochs), _numbers("noise", noise))
     except KeyboardInterrupt:
@@ -135,7 +138,7 @@ class _Found:
             "accountant": cost.accountant,
             "neighbouring": cost.event.relation,
             "sampling": cost.event.sampling,
-            "within_budget": [asdict(setting) for setting in self.affordable],
+            "within_budget": [asdict(setting) | {"signal": setting.signal} for setting in self.affordable],
             "by_noise": [asdict(setting) | {"epsilon": json_number(setting.epsilon)} for setting in self.by_noise],
             "chosen": asdict(self.chosen),
             "by_accountant": [accountant_facts(name, value) for name, value in cost.values().items()],
@@ -181,11 +184,41 @@ class _Found:
             for row in zip(*batches, strict=True)
         ]
         _, headings, by_accountant = self._cost.by_accountant()
+        most = max(setting.signal for setting in self.affordable)
+        signal = [
+            (f"{row[0].batch_size:,}", *(f"{s.signal / most:.0%}" for s in row)) for row in _by_batch(self.affordable)
+        ]
         return [
+            (self._recommended_title, (), self._recommendation(most)),
+            (
+                "Share of the largest total signal to noise, √steps × sampling rate / noise",
+                ("batch size", *epochs),
+                signal,
+            ),
             (self._affordable_title, ("batch size", "sampling rate", *epochs), affordable),
             (self._by_noise_title, ("noise multiplier", *sizes), by_noise),
             (f"ε by every accountant: {self._of_chosen}", headings, by_accountant),
         ]
+
+    def _recommendation(self, most: float) -> list[tuple[str, str]]:
+        """Name and value of every parameter of the recommended setting, and why it was chosen."""
+        chosen = self.chosen
+        return [
+            ("batch size", f"{chosen.batch_size:,} expected; microbatches bound the memory"),
+            ("epochs", f"{chosen.epochs:g}"),
+            ("steps", f"{chosen.steps:,}"),
+            ("noise multiplier", rounded_up(chosen.noise_multiplier, _DIGITS)),
+            ("gradients", f"{chosen.epochs * self.size:.3g}, which decide the time of training"),
+            (
+                "why",
+                f"fewest epochs with {NEARLY:.0%} of the largest signal of all with {LEAST_STEPS} steps or more",
+            ),
+            ("signal", f"{chosen.signal / most:.0%} of the largest in the table"),
+        ]
+
+    @property
+    def _recommended_title(self) -> str:
+        return f"Recommended for ε ≤ {self.epsilon:g}"
 
     @property
     def _affordable_title(self) -> str:
@@ -217,14 +250,13 @@ def _compute(
 ) -> _Found:
     """Compute all settings, with a progress bar on standard error."""
     bar = partial(track, console=Console(stderr=True), transient=True)
-    batch_size, middle = batch_sizes[len(batch_sizes) // 2], epochs[len(epochs) // 2]
     searches = within_budget(size=size, epsilon=epsilon, delta=delta, batch_sizes=batch_sizes, epochs=epochs)
-    costs = with_noise(
-        size=size, delta=delta, batch_sizes=batch_sizes, epochs=middle, noise_multipliers=noise_multipliers
-    )
     affordable = list(bar(searches, "noise for the budget", len(batch_sizes) * len(epochs)))
+    chosen = recommended(affordable)
+    costs = with_noise(
+        size=size, delta=delta, batch_sizes=batch_sizes, epochs=chosen.epochs, noise_multipliers=noise_multipliers
+    )
     by_noise = list(bar(costs, "epsilon by noise", len(batch_sizes) * len(noise_multipliers)))
-    chosen = next(s for s in affordable if (s.batch_size, s.epochs) == (batch_size, middle))
     return _Found(size, epsilon, delta, affordable, by_noise, chosen)
 
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PoissonGaussian
+from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PoissonGaussian, TradeOff
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.errors import UnsupportedEventError
 
@@ -97,8 +97,14 @@ class PrivacyCost:
         title = f"{sought}{cost} after {self.steps:,} steps"
         description = ACCOUNTANTS[self.accountant].description
         lead = f"By the accountant {self.accountant} ({description}); {self.event.relation}."
-        tables = [("The run", (), self._rows()), self.by_accountant()]
-        Plot(command, title, lead, [self.curve()], tables).write(path)
+        panels, tables = [self.curve()], [("The run", (), self._rows()), self.by_accountant()]
+        if ACCOUNTANTS[self.accountant].upper_bound:
+            from noisette.training.report.attacks import attack_panels, attack_rows
+
+            attack = TradeOff(ACCOUNTANTS[self.accountant].compose({self.event: self.steps}))
+            panels += attack_panels(attack)
+            tables.insert(1, ("What any attack on one record reaches at most", (), attack_rows(attack)))
+        Plot(command, title, lead, panels, tables).write(path)
 
     def by_accountant(self) -> Cells:
         """The table of this run's cost by every accountant."""

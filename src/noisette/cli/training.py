@@ -47,12 +47,13 @@ def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path
     Raises:
         typer.Exit: the run was stopped.
     """
-    from noisette.training.report import RunFolder, unfinished_runs
+    from noisette.training.report import RunFolder
+    from noisette.training.unfinished import in_words, unfinished_runs
 
     keep_freed_memory()
     folder = RunFolder(out)
     for begun in unfinished_runs(out):
-        typer.echo(f"An earlier run is unfinished. To continue it: noisette train --resume {begun}", err=True)
+        typer.echo(f"{in_words(begun)}\nThis command begins another run, whose ledger does not count it.", err=True)
     settings = {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
     return _train(recipe, data_dir, folder, settings), out
 

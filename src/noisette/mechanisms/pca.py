@@ -15,6 +15,7 @@ from torch import Tensor
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.accounting import TAIL_SHARE, Gaussian, GdpAccountant, Ledger, noise_multiplier_for, tail_delta
+from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease
@@ -106,7 +107,8 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         self._check(features)
         noise_multiplier = self._calibrated_noise(features)
         total = _second_moment(rows)
-        self.ledger.charge(Gaussian(noise_multiplier, parts=((PART, 1.0),)))
+        run = RecordedRun(dimensions=features**2)
+        self.ledger.charge(Gaussian(noise_multiplier, parts=((PART, 1.0),)), run=run)
         noised = _noised(total, noise_multiplier)
         self.eigenvalues_, self.components_ = _leading((noised + noised.T) / 2, self.n_components)
         self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features

@@ -70,7 +70,7 @@ class SavedRun:
         saved = cls(
             terms=terms,
             steps_taken=steps_taken,
-            ledger=os.path.relpath(ledger.path.resolve(), folder.resolve()),
+            ledger=os.path.relpath(ledger.path, folder.resolve()),
             dataset=ledger.dataset,
             head=ledger.head,
             trained=list(bound.parameters),
@@ -139,7 +139,7 @@ class SavedRun:
         Raises:
             PrivacyError: the ledger does not continue from the checkpoint.
         """
-        lost = self.terms.spent(ledger.events) - self.steps_taken
+        lost = self.terms.spent(ledger) - self.steps_taken
         if not ledger.holds(self.head) or lost < 0:
             raise PrivacyError(
                 "the ledger does not continue from the checkpoint: it belongs to another run, or is an older copy that "

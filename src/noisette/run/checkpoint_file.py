@@ -18,7 +18,7 @@ from torch import Tensor
 from noisette._internal import atomic_files
 
 FILE = "checkpoint.json"
-_FORMAT = "noisette checkpoint 1"
+_FORMAT = "noisette checkpoint 2"
 _PRIVATE = 0o600
 _MOST_BYTES = 2**27  # of the JSON file: no checkpoint is larger
 

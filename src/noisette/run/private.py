@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from inspect import getattr_static
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.keystream import SecretKey
-from noisette.accounting import Accountant, Ledger, PldAccountant, PoissonGaussian, noise_multiplier_for
+from noisette.accounting import Accountant, Event, Ledger, PldAccountant, PoissonGaussian, noise_multiplier_for
 from noisette.accounting.budget import PrivacyBudget, delta_left_for_noise
+from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
 from noisette.gradients.vmap_internals import current_level
@@ -28,8 +30,9 @@ from noisette.validation import Call, check_no_batch_norm, check_worst_case, che
 from noisette.validation.checked_calls import FUNCTIONS, MOST_ENTRIES, PLAIN, CheckedCalls
 from noisette.validation.optimizer import check_optimizer
 
-# Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much.
-_LEASE = 64
+# Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much. It
+# depends on the planned number of steps alone, which is public, as the duration of a step is not.
+_MOST_AT_ONCE, _FEWEST_LEASES = 64, 20
 
 
 def privatize(
@@ -110,30 +113,29 @@ def privatize(
         check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
     ledger = ledger if ledger is not None else Ledger()
     given = noise_multiplier is not None
-    if noise_multiplier is None:
-        assert epsilon is not None
-        assert delta is not None
-        noise_multiplier = noise_multiplier_for(
-            epsilon=epsilon,
-            delta=delta_left_for_noise(delta, ledger),
-            sampling_rate=sampling_rate,
-            steps=steps,
+    with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
+        if noise_multiplier is None:
+            assert epsilon is not None
+            assert delta is not None
+            noise_multiplier = noise_multiplier_for(
+                epsilon=epsilon,
+                delta=delta_left_for_noise(delta, ledger),
+                sampling_rate=sampling_rate,
+                steps=steps,
+                accountant=accountant,
+                prior_events=ledger.events,
+            )
+        event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.pop_sums()))
+        run = PrivateRun(
+            bound,
+            optimizer,
+            dataset,
+            terms=RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon),
             accountant=accountant,
-            prior_events=ledger.events,
+            ledger=ledger,
+            separability=separability,
+            example=example,
         )
-    event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.pop_sums()))
-    before = ledger.events.get(event, 0)
-    terms = RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon, before=before)
-    run = PrivateRun(
-        bound,
-        optimizer,
-        dataset,
-        terms=terms,
-        accountant=accountant,
-        ledger=ledger,
-        separability=separability,
-        example=example,
-    )
     if given:
         try:
             run.check_budget()
@@ -185,9 +187,11 @@ class PrivateRun(DpSgdRun):
         self.ledger = ledger
         self.extras = extras
         self._dataset = dataset
-        self._beside = terms.beside(ledger.events)
-        self._reserved = 0
-        self._own_entries = -1  # entries of the ledger after this run's last one, if nothing else was written meanwhile
+        self._recorded = RecordedRun(terms.run, dimensions)
+        self._lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
+        self._reserved = self._own_entries = 0
+        self._other_entries = ledger.entries  # lines in the ledger that this object did not write
+        self._checked = self._other_releases()  # what the budget was computed with
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
@@ -331,31 +335,40 @@ class PrivateRun(DpSgdRun):
         Raises:
             PrivacyError: they do not.
         """
-        self._spending.check_budget(self.steps_left)
-        self._beside = self.terms.beside(self.ledger.events)
+        with self.ledger.lock:
+            self._spending.check_budget(self.steps_left)
+            self._checked = self._other_releases()
+
+    def _other_releases(self) -> Mapping[Event, int]:
+        """What the ledger holds beside the steps of this object; a copy of the run may have made some of it."""
+        others = Counter(self.ledger.events)
+        others[self.terms.event] -= self.steps_spent + self._reserved
+        return others
 
     def _reserve_step(self) -> None:
         """Write the step to the ledger before its batch is drawn, so that no crash can hide what was spent."""
         if self._reserved == 0:
-            if self.ledger.entries != self._own_entries and self.terms.beside(self.ledger.events) != self._beside:
-                self.check_budget()  # something else was released meanwhile
-            lease = min(_LEASE, self.steps_left) if self.ledger.path else 1
-            self.ledger.reserve(self.terms.event, lease)
-            self._reserved, self._own_entries = lease, self.ledger.entries
+            with self.ledger.lock:  # nothing else is reserved between the check and the reservation
+                others = self.ledger.entries - self._own_entries
+                if others != self._other_entries and self._other_releases() != self._checked:
+                    self.check_budget()  # something else was released meanwhile
+                self._other_entries = others
+                lease = min(self._lease, self.steps_left)
+                self.ledger.reserve(self.terms.event, lease, run=self._recorded)
+            self._reserved = lease
+            self._own_entries += 1
 
     def _commit_step(self) -> None:
-        unchanged = self.ledger.entries == self._own_entries
-        self.ledger.commit(self.terms.event)
+        self.ledger.commit(self.terms.event, run=self._recorded)
+        self._own_entries += 1
         self._reserved -= 1
-        if unchanged:
-            self._own_entries = self.ledger.entries
 
     def close(self) -> None:
         """Remove every hook from model and optimizer, and return the reserved steps that were not used."""
         self._remove_hooks()
         self.bound.close()
         try:
-            self.ledger.release()
+            self.ledger.release(run=self._recorded)
         finally:
             if self._own_ledger is not None:
                 self._own_ledger.close()

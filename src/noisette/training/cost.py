@@ -61,6 +61,6 @@ def costs(run: PrivateRun, recipe: Recipe, steps: list[int]) -> dict[int, float]
         checkpoints=steps,
         delta=run.delta_for_noise(recipe.privacy.delta),
         accountant=None if isinstance(run.accountant, PldAccountant) else run.accountant,
-        prior_events=run.terms.beside(run.ledger.events),
+        prior_events=run.terms.beside(run.ledger),
     )
     return {step: min(epsilon, recipe.privacy.epsilon) for step, epsilon in zip(steps, epsilons, strict=True)}

@@ -53,10 +53,17 @@ def test_a_bad_delta_is_refused_by_name(accountant, delta):
 
 
 @every_accountant
-@pytest.mark.parametrize("epsilon", [0, -0.1, math.nan, math.inf, "1", None])
+@pytest.mark.parametrize("epsilon", [-0.1, math.nan, math.inf, "1", None])
 def test_a_bad_epsilon_is_refused_by_name(accountant, epsilon):
     with pytest.raises((ValueError, TypeError), match="epsilon"):
         accountant.compose({FULL: 1}).delta(epsilon=epsilon)
+
+
+@every_accountant
+def test_delta_at_epsilon_zero(accountant):
+    """At most 1, and at least the advantage of an attacker: two Gaussians a quarter of a deviation apart."""
+    delta = accountant.compose({Gaussian(4.0): 1}).delta(epsilon=0)
+    assert math.erf(0.25 / math.sqrt(8)) * (1 - 1e-12) <= delta <= 1
 
 
 @every_accountant

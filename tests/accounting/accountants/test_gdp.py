@@ -1,4 +1,5 @@
 import math
+import random
 
 import mpmath
 import pytest
@@ -14,6 +15,7 @@ from noisette.accounting import (
     delta_for,
     noise_multiplier_for,
 )
+from noisette.accounting.accountants.gdp import GdpCurve
 from noisette.errors import UnsupportedEventError
 
 
@@ -90,6 +92,32 @@ def test_delta_is_exact_and_never_too_small(mu, threshold):
         return
     truth, ours = exact_delta(mu, epsilon), price(Gaussian(1 / mu)).delta(epsilon=epsilon)
     assert truth <= ours <= truth * (1 + mpmath.mpf(1e-8))
+
+
+def test_delta_of_thousands_of_curves():
+    """From distances of a billionth to a thousand, thresholds from -6 to 37 standard deviations, and epsilon 0."""
+    generator = random.Random(16)
+    for number in range(3000):
+        mu = 10 ** generator.uniform(-9, 3)
+        epsilon = 0.0 if number % 20 == 0 else max(0.0, mu * (generator.uniform(-6, 37) + mu / 2))
+        truth, ours = exact_delta(mu, epsilon), GdpCurve(mu).delta(epsilon=epsilon)
+        assert truth <= ours <= truth * (1 + mpmath.mpf(1e-9)), (mu, epsilon)
+
+
+def test_delta_where_the_two_terms_of_the_formula_nearly_cancel():
+    mu = 0.003159697665406127
+    epsilon = mu * (23.379349622943625 + mu / 2)
+    assert exact_delta(mu, epsilon) <= GdpCurve(mu).delta(epsilon=epsilon)
+    for distance in (1e-300, 1e-12, 0.00999, 0.01001):  # the last two: on both sides of the change of formula
+        assert exact_delta(distance, 0) <= GdpCurve(distance).delta(epsilon=0.0)
+
+
+def test_delta_falls_and_ends_above_zero():
+    deltas = [GdpCurve(0.5).delta(epsilon=epsilon) for epsilon in (0.0, 1e-9, 1e-3, 0.2, 1.0, 5.0, 1e5, 1e300)]
+    assert deltas == sorted(deltas, reverse=True)
+    assert deltas[-1] > 0
+    with pytest.raises(ValueError, match="epsilon=-1"):
+        GdpCurve(0.5).delta(epsilon=-1)
 
 
 @settings(max_examples=60, deadline=None)

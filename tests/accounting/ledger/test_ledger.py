@@ -21,7 +21,7 @@ from noisette.accounting import (
     RepeatAndSelect,
 )
 from noisette.accounting.ledger.ledger import Tally
-from noisette.accounting.ledger.lines import End, Entry, Kind, repaired
+from noisette.accounting.ledger.lines import End, Entry, Kind, Series, repaired
 from noisette.errors import PrivacyError
 
 EVENT = PoissonGaussian(0.01, 1.1)
@@ -207,7 +207,7 @@ def test_a_last_line_with_a_damaged_newline_is_not_taken_for_one_that_was_cut(pa
 
 
 @pytest.mark.parametrize(
-    "rest", [b"\0" * 300, b"{}", b'{"sequence": 3, "kind": "reserve", ', b"x", b'{"sequence": 7, "k\0']
+    "rest", [b"\0" * 300 + b"x", b"{}", b'{"sequence": 3, "kind": "reserve", ', b"x\0\0", b'{"sequence": 7, "k\0"']
 )
 def test_repair_refuses_an_end_that_is_not_the_beginning_of_the_next_line(written, rest):
     written.write_bytes(content := written.read_bytes() + rest)
@@ -246,7 +246,7 @@ def sealed(*lines):
     """A ledger of these kinds with their steps, all digests right."""
     content, end = b"", End()
     for kind, steps in lines:
-        line, end = Entry(kind, "digits", EVENT, steps).line(end)
+        line, end = Entry(kind, "digits", Series(EVENT), steps).line(end)
         content += line
     return content
 

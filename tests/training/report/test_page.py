@@ -43,7 +43,7 @@ def test_it_needs_nothing_but_itself(facts: Facts) -> None:
     assert outline.fetched == []
     assert "@import" not in html
     assert "url(http" not in html
-    assert outline.tags.count("svg") == 2
+    assert outline.tags.count("svg") == 4
 
 
 def test_it_shows_result_settings_and_the_whole_statement(facts: Facts) -> None:
@@ -88,7 +88,7 @@ def test_an_unsafe_switch_is_named_at_the_top(facts: Facts) -> None:
 
 def test_a_run_stopped_before_its_first_point_has_a_page(facts: Facts) -> None:
     outline = Outline(page(replace(facts, completed=False, test_accuracy=None, points=())))
-    assert "svg" not in outline.tags
+    assert "The course of the run" not in outline.text
     assert "Privacy statement" in outline.text
 
 
@@ -108,3 +108,10 @@ def test_a_norm_is_among_the_settings(facts: Facts) -> None:
     ).text
     assert "batch norm public, 64 examples of kmnist" in text
     assert "batch norm group" in Outline(page(with_recipe(facts, model={"batch_norm": "group"}))).text
+
+
+def test_it_says_what_an_attack_reaches_at_most(facts: Facts) -> None:
+    text = Outline(page(facts)).text
+    assert "What the guarantee means" in text
+    assert "with at most 0.1 %, at most" in text
+    assert "members found, at 1 % false alarms" in text

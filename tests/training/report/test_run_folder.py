@@ -11,7 +11,8 @@ import pytest
 
 from noisette.accounting import Ledger, PoissonGaussian
 from noisette.run import checkpoint_file
-from noisette.training.report import RunFolder, unfinished_runs
+from noisette.training.report import RunFolder
+from noisette.training.unfinished import in_words, unfinished_runs
 
 EVENT = PoissonGaussian(sampling_rate=0.1, noise_multiplier=1.0)
 FILES = {"run.json": b"{}", "report.html": b"<p>", "privacy.txt": b"p", "model.safetensors": b"w"}
@@ -205,6 +206,25 @@ def test_a_failure_says_how_to_go_on(tmp_path: Path) -> None:
     assert notes[1].endswith(f"noisette train --resume {tmp_path}/run.unfinished-1")
 
 
+def test_a_place_within_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"/dev/full is not a folder.*choose another --out"):
+        RunFolder(Path("/dev/full/run"))
+    with pytest.raises(ValueError, match="is not a run; choose another --out"):
+        RunFolder(Path("/dev/full"))
+    assert names(tmp_path) == []
+
+
+def test_a_folder_is_quoted_in_the_command_that_continues_it(tmp_path: Path) -> None:
+    def work(folder: RunFolder) -> None:
+        save(folder)
+        spend(folder)
+
+    (tmp_path / "my runs").mkdir()
+    notes = fail_after(work, tmp_path / "my runs").__notes__
+    assert notes[1].endswith(f"noisette train --resume '{tmp_path}/my runs/run.unfinished-1'")
+    assert in_words(*unfinished_runs(tmp_path / "my runs" / "run")).endswith("/my runs/run.unfinished-1'")
+
+
 def test_a_saved_run_that_spent_nothing_leaves_nothing(tmp_path: Path) -> None:
     fail_after(save, tmp_path)
     assert names(tmp_path) == []
@@ -285,7 +305,11 @@ def test_other_runs_and_what_was_never_saved_are_not_picked_up(tmp_path: Path) -
     (tmp_path / "run2.unfinished-1" / "checkpoint" / checkpoint_file.FILE).write_text("{}")
     (tmp_path / "run.unfinished-2" / "checkpoint").mkdir(parents=True)
     (tmp_path / "run.unfinished-2" / "checkpoint" / "settings.json").write_text("{}")
-    assert unfinished_runs(tmp_path / "run") == []
+    (spent,) = unfinished_runs(tmp_path / "run")
+    assert spent == tmp_path / "run.unfinished-1"
+    assert "cannot be continued" in in_words(spent)
+    with pytest.raises(ValueError, match=r"no checkpoint to continue from.*noisette ledger show"):
+        RunFolder.unfinished(tmp_path / "run")
     assert unfinished_runs(tmp_path / "no such folder" / "run") == []
 
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from noisette._internal.checks import open_fraction, positive
+from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.gdp import GdpCurve
 from noisette.accounting.accountants.interface import require_sampled, resolved_noise
 from noisette.accounting.events import Events, Sampled
@@ -37,7 +37,7 @@ class CompositionCurve:
         """Delta at this epsilon, not below 1e-300."""
         from scipy.optimize import root_scalar  # imported here because the import takes a third of a second
 
-        positive(epsilon=epsilon)
+        not_negative(epsilon=epsilon)
         if self.theorem(MOST_DELTA) > epsilon:
             return 1.0
         if self.theorem(LEAST_DELTA) <= epsilon:

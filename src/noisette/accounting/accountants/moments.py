@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
 
-from noisette._internal.checks import open_fraction, positive
+from noisette._internal.checks import not_negative, open_fraction, positive
 from noisette.accounting.accountants.interface import require_sampled, resolved_noise, valid_orders
 from noisette.accounting.events import Events, Sampled
 
@@ -113,7 +113,7 @@ class MomentsCurve:
 
         Source: Abadi et al. 2016, Theorem 2.2.
         """
-        positive(epsilon=epsilon)
+        not_negative(epsilon=epsilon)
         if not self.log_moments.any():
             return 0.0
         return float(np.exp(min(0.0, np.min(self.log_moments - self.orders * epsilon))))

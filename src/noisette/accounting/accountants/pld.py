@@ -51,6 +51,8 @@ TAIL_SHARE = 1e-5
 LEAST_TAIL = 1e-320
 # Where delta is sought, its first guess, and the most searches with a better one.
 FIRST_DELTA, SEARCHES = 1e-7, 9
+# Of more releases than these the rounding would leave nothing certain: they have no finite epsilon.
+MOST_RELEASES = 10**12
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,11 +72,11 @@ class PldCurve:
     def epsilon(self, *, delta: float) -> float:
         """Epsilon at this delta, the larger of both directions (added, removed).
 
-        Guarantee: an upper bound at every delta. It is at most a few parts in ten thousand too large, save for events
-        of which only a bound is known.
+        Guarantee: an upper bound at every delta, ``inf`` for more than 10^12 releases. It is at most a few parts in ten
+        thousand too large, save for events of which only a bound is known.
         """
         open_fraction(delta=delta)
-        if math.isinf(self.mu):
+        if math.isinf(self.mu) or self._releases > MOST_RELEASES:
             return math.inf
         if not self._releases:
             return GdpCurve(self.mu).epsilon(delta=delta)
@@ -83,7 +85,7 @@ class PldCurve:
     def delta(self, *, epsilon: float) -> float:
         """Delta at this epsilon, 0 or more, under the same guarantee."""
         not_negative(epsilon=epsilon)
-        if math.isinf(self.mu):
+        if math.isinf(self.mu) or self._releases > MOST_RELEASES:
             return 1.0
         if not self._releases:
             return GdpCurve(self.mu).delta(epsilon=epsilon)

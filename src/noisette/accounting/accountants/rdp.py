@@ -11,11 +11,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.stats import binom
 
 from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.group_privacy import Mixture, group_divergences
 from noisette.accounting.accountants.interface import resolved_noise, unsupported, valid_orders
+from noisette.accounting.accountants.truncation import full_batch_probability
 from noisette.accounting.events import (
     DiscreteGaussian,
     DpAmount,
@@ -178,7 +178,7 @@ def _group_of(event: UserLevel) -> Event:
 
 def _truncated_divergences(event: TruncatedPoissonGaussian, orders: tuple[float, ...]) -> np.ndarray:
     """Those of a mixture: a batch that is full exchanges a record, which counts twice, and anyone sees that it is."""
-    full = min(1.0, float(binom.sf(event.largest_batch - 1, event.most_records, event.sampling_rate)) * (1 + 1e-9))
+    full = full_batch_probability(event)
     grows = _divergences(PoissonGaussian(event.sampling_rate, event.noise_multiplier), orders)
     if full == 0:
         return grows

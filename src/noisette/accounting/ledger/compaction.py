@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from noisette.accounting.events import Event
-from noisette.accounting.ledger.lines import End, Entry, Kind
+from noisette.accounting.ledger.lines import End, Entry, Kind, Series
 
 MOST_LINES = 1024
 """A tail of this many lines is compacted at the next reservation or charge."""
@@ -14,8 +13,8 @@ MOST_LINES = 1024
 class Tail:
     """The lines after the last one whose digest may be stored elsewhere.
 
-    Only totals count, so these lines can be replaced by one for each event and kind. The lines before them stay, since
-    a checkpoint may name the digest of the last.
+    Only totals count, so these lines can be replaced by one for each run, event and kind. The lines before them stay,
+    since a checkpoint may name the digest of the last.
 
     Args:
         start: the end of the lines that stay.
@@ -24,7 +23,7 @@ class Tail:
     def __init__(self, start: End = End()) -> None:  # noqa: B008 - it is immutable
         self.start = start
         self.heads: list[str] = []
-        self._steps: Counter[tuple[Event, Kind]] = Counter()
+        self._steps: Counter[tuple[Series, Kind]] = Counter()
 
     @property
     def is_long(self) -> bool:
@@ -38,7 +37,7 @@ class Tail:
 
     def add(self, entry: Entry, end: End) -> None:
         """Add the entry of a further line, and the end of the ledger after it."""
-        self._steps[entry.event, entry.kind] += entry.steps
+        self._steps[entry.series, entry.kind] += entry.steps
         self.heads.append(end.head)
 
     def shortened(self, dataset: str) -> tuple[bytes, Tail, End]:
@@ -49,8 +48,8 @@ class Tail:
         """
         lines, tail, end = b"", Tail(self.start), self.start
         for kind in Kind:
-            for event in dict.fromkeys(event for event, of in self._steps if of is kind):
-                entry = Entry(kind, dataset, event, self._steps[event, kind])
+            for series in dict.fromkeys(series for series, of in self._steps if of is kind):
+                entry = Entry(kind, dataset, series, self._steps[series, kind])
                 line, end = entry.line(end)
                 lines += line
                 tail.add(entry, end)

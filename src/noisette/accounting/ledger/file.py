@@ -4,41 +4,70 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from noisette._internal import atomic_files
 from noisette.errors import PrivacyError
 
+STALE = "shows a file that was replaced by a newer one, as where a single file is mounted; mount its folder instead"
+_ATTEMPTS = 10
+_PAUSE = 0.01  # seconds between two attempts to lock a file, which a reader may hold for a moment
+
 
 class LedgerFile:
     """A file open for appending and locked against every other writer until it is closed or its process ends.
 
     It is created with mode 0600 where it does not exist. The lock is advisory (``flock``) and needs a POSIX system.
+    Links in the path are followed once, so that later every name of the file shows the same content: ``path`` is that
+    of the file itself.
 
     Raises:
+        ValueError: the path is that of a device, a pipe or a socket.
         PrivacyError: another process, or another object of this process, has the file open.
         OSError: the file cannot be opened or locked.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self._owner = os.getpid()
-        self._adopt(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600))
+        for _ in range(_ATTEMPTS):
+            self.path = Path(os.path.realpath(path))
+            if self._open():
+                break
+        else:
+            raise PrivacyError(f"{self.path} is replaced whenever it is opened; end the process that does so")
+
+    def _open(self) -> bool:
+        """Open and lock what the path names, and return whether the path still names it then.
+
+        If not, a writer has replaced it by a shorter file meanwhile. A link in the place of the file is not followed.
+        """
+        check_is_file(self.path)
+        self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         try:
             _lock(self._descriptor)
+            if not self._is_at_its_path():
+                self.close()
+                return False
+            if os.fstat(self._descriptor).st_nlink == 0:
+                raise PrivacyError(f"{self.path} {STALE}")
+            atomic_files.clear(self.path)
         except BlockingIOError:
             self.close()
             raise PrivacyError(
-                f"{path} is open for writing elsewhere, so its privacy cost may change; wait until that run has ended, "
-                "or within one process let the runs share one Ledger. Ledger.read needs no lock"
+                f"{self.path} is open for writing elsewhere, so its privacy cost may change; wait until that run has "
+                "ended, or within one process let the runs share one Ledger. Ledger.read needs no lock"
             ) from None
-        except OSError as error:
+        except BaseException as error:
             self.close()
-            error.filename = str(path)
+            if isinstance(error, OSError):
+                error.filename = str(self.path)
             raise
-        atomic_files.clear(path)
+        return True
 
     def _adopt(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -84,14 +113,15 @@ class LedgerFile:
         """Replace all bytes after ``start`` in a file of this size by these lines, durably.
 
         Returns:
-            Whether that was done. Where the disk has no room, or the file was moved, the file stays as it was.
+            Whether that was done. The file stays as it was where the disk has no room, where it was moved, and where it
+            has a second name (a hard link), which would keep the old content.
 
         Raises:
             PrivacyError: the file was closed, removed or changed, or belongs to the process this one was forked from.
             OSError: it is unknown which of the two files a crash would leave; the file is closed.
         """
         self._check_ours(size)
-        if not self._is_at_its_path():
+        if not self._is_replaceable():
             return False
         descriptor = -1
         try:
@@ -101,6 +131,9 @@ class LedgerFile:
                 content = self.content()[:start] + lines
                 if os.write(descriptor, content) < len(content):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(descriptor)
+                if not self._is_replaceable():  # again: a link may have been made while the new file was written
+                    raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
         except BaseException as error:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -115,9 +148,13 @@ class LedgerFile:
         return True
 
     def _is_at_its_path(self) -> bool:
-        with suppress(FileNotFoundError):
-            return os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
+        with suppress(OSError):
+            return os.path.samestat(os.lstat(self.path), os.fstat(self._descriptor))
         return False
+
+    def _is_replaceable(self) -> bool:
+        """Whether replacing what is at the path leaves no other name for the old content."""
+        return self._is_at_its_path() and os.fstat(self._descriptor).st_nlink == 1
 
     def close(self) -> None:
         """Unlock and close the file. Later writes are refused."""
@@ -146,10 +183,34 @@ class LedgerFile:
             raise
 
 
+def check_is_file(path: Path, *, readable: Callable[[int], bool] = stat.S_ISREG) -> None:
+    """Check that what is at a path is a file, if there is anything.
+
+    Args:
+        path: of the ledger.
+        readable: of a mode, whether that will do; a folder is left to the call that opens it.
+
+    Raises:
+        ValueError: it is a device, a pipe or a socket.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        mode = os.stat(path).st_mode
+        if not readable(mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{path} is a device, a pipe or a socket; a ledger is kept in a file on a disk")
+
+
 def _lock(descriptor: int) -> None:
     import fcntl  # only POSIX systems have it, and reading needs no lock
 
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for attempt in range(_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(_PAUSE)
+        else:
+            return
 
 
 def _unlock_and_close(descriptor: int, owner: int) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
+import secrets
+import threading
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
+from weakref import WeakSet
 
 from noisette._internal.checks import count
 from noisette.accounting.events import Event, check_events
 from noisette.accounting.ledger.compaction import Tail
 from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.lines import End, Entry, Kind, repaired, sealed_entries
+from noisette.accounting.ledger.lines import End, Entry, Kind, Series, repaired, sealed_entries
+from noisette.accounting.ledger.reading import contents
 from noisette.errors import PrivacyError
 
 LEDGER_FILE = "ledger.jsonl"
@@ -43,6 +48,14 @@ class Tally:
         """The number that counts towards the privacy cost: all releases that may have happened."""
         return self.reserved - self.given_back + self.charged
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.reserved + other.reserved,
+            self.committed + other.committed,
+            self.given_back + other.given_back,
+            self.charged + other.charged,
+        )
+
     def after(self, kind: Kind, steps: int) -> Tally:
         """The tally after a line of this kind.
 
@@ -63,12 +76,30 @@ class Tally:
         return tally
 
 
+class RecordedRun:
+    """A run as the ledger knows it: steps that were reserved for this object are committed and given back for it alone.
+
+    Args:
+        id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
+        dimensions: number of elements that each step adds noise to, if it is declared.
+    """
+
+    def __init__(self, id: str | None = None, dimensions: int | None = None) -> None:
+        if dimensions is not None:
+            count(dimensions=dimensions)
+        self.id = secrets.token_hex(8) if id is None else id
+        self.dimensions = dimensions
+
+
 class Ledger:
     """The releases made on one data set, in memory or in an append-only file.
 
     A run reserves steps before it draws their batches, commits each step before its noise is drawn, and gives back
     unused steps at its end. Reserved steps count towards the privacy cost, so a crash can only increase it. The file
     holds one JSON object per line, sealed by a chain of SHA-256 digests, and nothing that depends on the data.
+
+    Several runs may share a ledger, also in threads of one process: each line names its run, and a run gives back only
+    its own steps.
 
     A file that was cut between two lines is a valid ledger. To detect that, store its ``head`` elsewhere, as
     checkpoints do, and check it with :meth:`holds`.
@@ -82,7 +113,8 @@ class Ledger:
     any moment leaves a file that counts no less than what happened.
 
     Raises:
-        ValueError: a line of the file was cut or altered, or the file belongs to another data set.
+        ValueError: a line of the file was cut or altered, or the file belongs to another data set; or the path is that
+            of a device, a pipe or a socket.
         PrivacyError: the file is open for writing elsewhere.
         OSError: the file cannot be opened, or cannot be locked.
 
@@ -96,15 +128,17 @@ class Ledger:
     """
 
     def __init__(self, path: Path | str | None = None, *, dataset: str = "unnamed") -> None:
-        self.path = None if path is None else Path(path)
+        self._lock = threading.RLock()
         self.dataset = dataset
         self._end = End()
         self._heads = {self._end.head}
         self._tail = Tail()
-        self._tallies: dict[Event, Tally] = {}
+        self._tallies: dict[Series, Tally] = {}
         self.entries = 0  # lines that were read or written, also those of a ledger in memory
-        self._unused: Counter[Event] = Counter()
-        self._file = None if self.path is None else LedgerFile(self.path)
+        self._unnamed = RecordedRun()  # the run of lines that are written for no other
+        self._unused: defaultdict[RecordedRun, Counter[Event]] = defaultdict(Counter)
+        self._file = None if path is None else LedgerFile(Path(path))
+        self.path = None if self._file is None else self._file.path
         self._owner = os.getpid()
         if self._file is not None:
             try:
@@ -113,17 +147,29 @@ class Ledger:
             except BaseException:
                 self._file.close()
                 raise
+        _LEDGERS.add(self)
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
         """The ledger in a file, read-only and without a lock.
 
+        Beside a process that writes to the file these are the whole lines: one that is being written is left out.
+
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: a line was cut or altered.
+            ValueError: a line was cut or altered, or the path is that of a device or a socket.
         """
         path = Path(path)
-        content = path.read_bytes()
+        damage = ValueError(f"{path} cannot be read")
+        for content in contents(path):
+            try:
+                return cls._read(content, path)
+            except ValueError as error:
+                damage = error
+        raise damage
+
+    @classmethod
+    def _read(cls, content: bytes, path: Path) -> Self:
         first = next(sealed_entries(content, path), None)
         ledger = cls(dataset=first[0].dataset) if first else cls()
         ledger.path = path
@@ -134,6 +180,8 @@ class Ledger:
     def repair(path: Path | str) -> bool:
         """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
 
+        Zero bytes that a power failure left at the end are dropped with it.
+
         Guarantee: the privacy cost does not decrease. Releases that were to be recorded by a line which did not reach
         the disk completely never happened.
 
@@ -143,16 +191,17 @@ class Ledger:
             PrivacyError: the file is open for writing elsewhere.
         """
         path = Path(path)
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         file = LedgerFile(path)
         try:
             content = file.content()
             left = repaired(content, path)
-            if len(left) > len(content):
-                file.append(left[len(content) :], size=len(content), durable=True)
-            elif len(left) < len(content):
-                file.cut(len(left))  # in place: this works on a full disk, and keeps the lock
+            kept = len(left) if content.startswith(left) else len(left) - 1  # of a whole line the newline is added
+            if kept < len(content):
+                file.cut(kept)  # in place: this works on a full disk, and keeps the lock
+            if kept < len(left):
+                file.append(left[kept:], size=kept, durable=True)
         finally:
             file.close()
         return left != content
@@ -163,30 +212,55 @@ class Ledger:
 
         From then on :meth:`shorten` keeps this line.
         """
-        self._keep_head()
-        return self._end.head
+        with self._lock:
+            self._keep_head()
+            return self._end.head
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Held in a ``with`` block by a thread that reads the ledger and then writes, so that no other writes between.
+
+        Each method holds it for itself.
+        """
+        return self._lock
 
     @property
     def events(self) -> dict[Event, int]:
         """The events that count towards the privacy cost: reserved and charged ones, less those given back."""
-        return {event: tally.paid for event, tally in self._tallies.items() if tally.paid}
+        return {event: tally.paid for event, tally in self.tallies.items() if tally.paid}
 
     @property
     def tallies(self) -> Mapping[Event, Tally]:
         """The counts of each event in the ledger, also of one that was given back."""
-        return dict(self._tallies)
+        tallies: dict[Event, Tally] = {}
+        with self._lock:
+            for series, tally in self._tallies.items():
+                tallies[series.event] = tallies.get(series.event, Tally()) + tally
+        return tallies
+
+    @property
+    def paid(self) -> Mapping[Series, int]:
+        """What counts towards the privacy cost, for each run and event on its own."""
+        with self._lock:
+            return {series: tally.paid for series, tally in self._tallies.items() if tally.paid}
 
     @property
     def committed(self) -> int:
         """The number of steps that were released, in this run and in earlier ones."""
-        return sum(tally.committed for tally in self._tallies.values())
+        return sum(tally.committed for tally in self.tallies.values())
 
     def holds(self, head: str) -> bool:
         """Whether this was once the head of the ledger, so that the ledger continues from there."""
-        return head in self._heads or head in self._tail.heads
+        with self._lock:
+            return head in self._heads or head in self._tail.heads
 
-    def reserve(self, event: Event, steps: int) -> None:
+    def reserve(self, event: Event, steps: int, *, run: RecordedRun | None = None) -> None:
         """Record, durably, that this many releases may follow. Call it before their batches are drawn.
+
+        Args:
+            event: the event of each release.
+            steps: how many.
+            run: whose steps they are, where several runs share the ledger.
 
         Raises:
             TypeError, ValueError: ``steps`` is not an integer of at least 1, or the ledger holds events of another
@@ -196,11 +270,18 @@ class Ledger:
         """
         if type(steps) is not int or steps < 1:
             count(steps=steps)
-        self._spend(Kind.RESERVE, event, steps)
-        self._unused[event] += steps
+        run = run or self._unnamed
+        with self._lock:
+            self._spend(Kind.RESERVE, event, steps, run)
+            self._unused[run][event] += steps
 
-    def charge(self, event: Event, times: int = 1) -> None:
+    def charge(self, event: Event, times: int = 1, *, run: RecordedRun | None = None) -> None:
         """Record, durably, a release that is not a step of a run. Call it before the release; it is never given back.
+
+        Args:
+            event: the event of the release.
+            times: how often it happens.
+            run: what it belongs to, and its number of elements with noise.
 
         Raises:
             TypeError, ValueError: ``times`` is not an integer of at least 1, or the ledger holds events of another
@@ -215,9 +296,10 @@ class Ledger:
         {Gaussian(noise_multiplier=7.0): 1}
         """
         count(times=times)
-        self._spend(Kind.CHARGE, event, times)
+        with self._lock:
+            self._spend(Kind.CHARGE, event, times, run or self._unnamed)
 
-    def commit(self, event: Event | None = None) -> None:
+    def commit(self, event: Event | None = None, *, run: RecordedRun | None = None) -> None:
         """Record that one of the reserved steps is released now. Call it before the noise of that step is drawn.
 
         Once it has returned, the step is never given back, even if the release is interrupted; where it raises, nothing
@@ -225,53 +307,67 @@ class Ledger:
 
         Args:
             event: the event of the step; ``None`` where only one event has reserved steps.
+            run: for which the step was reserved.
 
         Raises:
             PrivacyError: no such step is left, several events have reserved steps, the ledger was closed or is
                 read-only, or another process has written to the file.
             OSError: the file cannot be written; the step still counts.
         """
-        unused = [known for known, steps in self._unused.items() if steps and event in (None, known)]
-        if not unused:
-            raise PrivacyError("commit() found no reserved step; call reserve(event, steps) before the batch is drawn")
-        if len(unused) > 1:
-            raise PrivacyError(
-                f"commit() found reserved steps of {len(unused)} events; name the one that is released: commit(event)"
-            )
-        self._unused[unused[0]] -= 1  # first: a step whose line fails below must not count as unused
-        self._append(Kind.COMMIT, unused[0], 1, durable=False)
+        run = run or self._unnamed
+        with self._lock:
+            steps = self._unused[run]
+            unused = [known for known, left in steps.items() if left and event in (None, known)]
+            if not unused:
+                raise PrivacyError(
+                    "commit() found no reserved step; call reserve(event, steps) before the batch is drawn"
+                )
+            if len(unused) > 1:
+                raise PrivacyError(
+                    f"commit() found reserved steps of {len(unused)} events; name the one that is released: "
+                    "commit(event)"
+                )
+            steps[unused[0]] -= 1  # first: a step whose line fails below must not count as unused
+            self._append(Kind.COMMIT, unused[0], 1, run, durable=False)
 
-    def release(self) -> None:
-        """Give back, durably, the steps that this object reserved and did not commit; those of other processes stay.
+    def release(self, *, run: RecordedRun | None = None) -> None:
+        """Give back, durably, the steps that were reserved for a run by this process and were not committed.
+
+        Args:
+            run: for which they were reserved; the steps of other runs and other processes stay.
 
         Raises:
             PrivacyError: the ledger was closed, or another process has written to the file; the steps still count.
             OSError: the file cannot be written; the steps still count.
         """
-        while self._unused:
-            event, steps = self._unused.popitem()  # first: a step is given back at most once, also after an error
-            if steps:
-                self._append(Kind.RELEASE, event, steps, durable=True)
+        run = run or self._unnamed
+        with self._lock:
+            unused = self._unused.pop(run, Counter())  # first: a step is given back at most once, also after an error
+            for event, steps in unused.items():
+                if steps:
+                    self._append(Kind.RELEASE, event, steps, run, durable=True)
 
     def shorten(self) -> None:
         """Replace the lines after the last :attr:`head` that was read by a few lines with the same totals, durably.
 
         So the file does not grow with every step; long tails are also replaced automatically. Nothing changes where the
-        disk has no room.
+        disk has no room, and where the file has a second name (a hard link), which would keep the old content.
 
         Raises:
             PrivacyError: the ledger was closed, or another process has written to the file.
             OSError: it is unknown what reached the disk; later writes are refused.
         """
-        if self._file is not None and self._tail.shrinks:
-            lines, tail, end = self._tail.shortened(self.dataset)
-            if self._file.replace_end(lines, start=tail.start.size, size=self._end.size):
-                self._tail, self._end = tail, end
+        with self._lock:
+            if self._file is not None and self._tail.shrinks:
+                lines, tail, end = self._tail.shortened(self.dataset)
+                if self._file.replace_end(lines, start=tail.start.size, size=self._end.size):
+                    self._tail, self._end = tail, end
 
     def close(self) -> None:
         """Unlock the file. The ledger can still be read; later writes are refused."""
-        if self._file is not None:
-            self._file.close()
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -284,23 +380,23 @@ class Ledger:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ledger cannot be copied: releases recorded in the copy would be missing here; share it")
 
-    def _spend(self, kind: Kind, event: Event, steps: int) -> None:
-        if not (known := self._tallies.get(event)) or not known.paid:
+    def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
+        if Series(event, run.id, run.dimensions) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
         if self._file is not None and self._tail.is_long:
             self.shorten()
-        self._append(kind, event, steps, durable=True)
+        self._append(kind, event, steps, run, durable=True)
 
     def _keep_head(self) -> None:
         self._heads.update(self._tail.heads)
         self._tail = Tail(self._end)
 
-    def _append(self, kind: Kind, event: Event, steps: int, *, durable: bool) -> None:
+    def _append(self, kind: Kind, event: Event, steps: int, run: RecordedRun, *, durable: bool) -> None:
         if os.getpid() != self._owner:
             raise PrivacyError(
                 f"the ledger belongs to process {self._owner}, from which this one was forked; use it there"
             )
-        entry, end = Entry(kind, self.dataset, event, steps), self._end
+        entry, end = Entry(kind, self.dataset, Series(event, run.id, run.dimensions), steps), self._end
         if self._file is not None:
             line, end = entry.line(end)
             self._file.append(line, size=self._end.size, durable=durable)
@@ -313,7 +409,7 @@ class Ledger:
 
     def _count(self, entry: Entry, end: End) -> None:
         self.entries += 1
-        self._tallies[entry.event] = self._tallies.get(entry.event, Tally()).after(entry.kind, entry.steps)
+        self._tallies[entry.series] = self._tallies.get(entry.series, Tally()).after(entry.kind, entry.steps)
         if end.head:
             self._tail.add(entry, end)
         self._end = end
@@ -329,3 +425,16 @@ class Ledger:
                 self._count(entry, end)
             except ValueError as error:
                 raise ValueError(f"{path}, line {end.lines}: {error}; restore the file from a copy") from None
+
+
+_LEDGERS: WeakSet[Ledger] = WeakSet()
+
+
+def _unlock_in_child() -> None:
+    """A forked process has one thread, and would wait for ever for a lock that another thread held."""
+    for ledger in _LEDGERS:
+        ledger._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock_in_child)

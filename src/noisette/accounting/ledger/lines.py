@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from noisette._internal.checks import count
 from noisette.accounting.events import Event
 from noisette.accounting.serialization import event_of, facts_of
+
+_LONGEST_LINE = 4096  # bytes; a line has some 500
 
 
 class Kind(Enum):
@@ -33,13 +36,27 @@ class End(NamedTuple):
     head: str = ""
 
 
+class Series(NamedTuple):
+    """The releases of one event by one run: what the commits and returned steps of a run are checked against.
+
+    Args:
+        event: the event.
+        run: the random id of the run; empty in lines that were written before lines named their run.
+        dimensions: number of elements with noise in each release, where the line states it.
+    """
+
+    event: Event
+    run: str = ""
+    dimensions: int | None = None
+
+
 @dataclass(frozen=True)
 class Entry:
     """The content of one line. Its random mark distinguishes two ledgers with otherwise equal lines."""
 
     kind: Kind
     dataset: str
-    event: Event
+    series: Series
     steps: int
     mark: str = field(default="", compare=False)  # drawn when the line is written
 
@@ -50,7 +67,7 @@ class Entry:
             "kind": self.kind.value,
             "dataset": self.dataset,
             "steps": self.steps,
-            **facts_of(self.event),
+            **_facts_of(self.series),
             "mark": self.mark or secrets.token_hex(8),
             "previous": after.head,
         }
@@ -67,8 +84,9 @@ class Entry:
             ArithmeticError, KeyError, RecursionError, TypeError, ValueError: the line holds no entry.
         """
         facts = json.loads(line)
-        count(steps=facts["steps"])
-        return cls(Kind(facts["kind"]), str(facts["dataset"]), event_of(facts), facts["steps"], str(facts["mark"]))
+        count(steps=facts["steps"], dimensions=facts.get("dimensions", 1))
+        series = Series(event_of(facts), str(facts.get("run_id", "")), facts.get("dimensions"))
+        return cls(Kind(facts["kind"]), str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
@@ -77,22 +95,24 @@ def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:
     Raises:
         ValueError: a line is not as it was written; the message names the first such line, and the path.
     """
-    end = End()
-    while end.size < len(content):
-        if found := _entry_after(end, content):
+    end, written = End(), _written(content, path)
+    while end.size < len(written):
+        if found := _entry_after(end, written):
             yield found
             end = found[1]
-        elif _lacks_its_newline(end, content) or _is_beginning(end, content):
-            raise ValueError(
-                f"{path}, line {end.lines + 1}: this last line was cut off, as by a crash. Nothing was released on its "
-                f"account; repair the file with: noisette ledger repair {path}"
-            )
+        elif _lacks_its_newline(end, written) or _is_beginning(end, written):
+            raise _cut_off(end, path, "this last line was cut off, as by a crash")
         else:
             raise _altered(end, path)
+    if zeros := len(content) - len(written):
+        raise _cut_off(end, path, f"the file ends in {zeros:,} zero bytes, as after a power failure")
 
 
 def repaired(content: bytes, path: Path) -> bytes:
     """The content without a last line that was cut off; a last line that lacks only its newline gets it.
+
+    Zero bytes at the end are dropped first: after a power failure a file may have its new size and not yet its new
+    bytes.
 
     Guarantee: the privacy cost does not decrease. A reservation or a charge that was cut off had not reached the disk,
     so the releases that waited for it never happened; a commit does not change the cost; steps whose return was cut
@@ -101,15 +121,35 @@ def repaired(content: bytes, path: Path) -> bytes:
     Raises:
         ValueError: a line is damaged in any other way.
     """
-    whole = content[: content.rfind(b"\n") + 1]
+    written = _written(content, path)
+    whole = written[: written.rfind(b"\n") + 1]
     end = End()
     for _, end in sealed_entries(whole, path):  # noqa: B007 - the last end is used
         pass
-    if _lacks_its_newline(end, content):
-        return content + b"\n"
-    if whole == content or _is_beginning(end, content):
+    if _lacks_its_newline(end, written):
+        return written + b"\n"
+    if whole == written or _is_beginning(end, written):
         return whole
     raise _altered(end, path)
+
+
+def _facts_of(series: Series) -> dict[str, Any]:
+    named: dict[str, Any] = {"run_id": series.run} if series.run else {}  # older lines do not name their run
+    if series.dimensions is not None:
+        named["dimensions"] = series.dimensions
+    return named | facts_of(series.event)
+
+
+def _written(content: bytes, path: Path) -> bytes:
+    """The content without zero bytes at its end.
+
+    The first line is on the disk before anything is released, so a file of zeros may have one line that was never
+    written; where it is longer, lines that counted have been lost.
+    """
+    written = content.rstrip(b"\0")
+    if not written and len(content) >= _LONGEST_LINE:
+        raise _altered(End(), path)
+    return written
 
 
 def _entry_after(end: End, content: bytes) -> tuple[Entry, End] | None:
@@ -141,6 +181,13 @@ def _is_beginning(end: End, content: bytes) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _cut_off(end: End, path: Path, fact: str) -> ValueError:
+    return ValueError(
+        f"{path}, line {end.lines + 1}: {fact}. Nothing was released on its account; repair the file with: "
+        f"noisette ledger repair {shlex.quote(str(path.absolute()))}"
+    )
 
 
 def _altered(end: End, path: Path) -> ValueError:

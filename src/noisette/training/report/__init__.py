@@ -8,4 +8,3 @@ from noisette.training.report.numbers import power_of_ten as power_of_ten
 from noisette.training.report.numbers import upward as upward
 from noisette.training.report.run_folder import RunFolder as RunFolder
 from noisette.training.report.run_folder import documents as documents
-from noisette.training.report.run_folder import unfinished_runs as unfinished_runs

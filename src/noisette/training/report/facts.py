@@ -143,7 +143,7 @@ def facts_of(outcome: Outcome) -> Facts:
         groups=1 if by_layers else len(gradients),
         parts=_parts(run),
         lipschitz=_layer_bounds(run) if by_layers else None,
-        steps=run.ledger.events.get(run.event, 0),
+        steps=run.terms.spent(run.ledger),
         steps_planned=run.steps,
         steps_taken=run.steps_taken,
         steps_lost=run.steps_lost,

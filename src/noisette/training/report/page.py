@@ -8,11 +8,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from noisette.accounting import Event, Gaussian, PoissonGaussian, TradeOff
+from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
+from noisette.training.report.attacks import attack_panels, attack_rows, attack_sentence
 from noisette.training.report.facts import Facts
 from noisette.training.report.figures import accuracy_against_epsilon, accuracy_against_radius, epsilon_against_steps
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
+from noisette.training.report.plan_figures import as_svg
 from noisette.training.report.statement import statement
 from noisette.training.report.templates import templates
 
@@ -31,18 +35,31 @@ def page(facts: Facts) -> str:
 
     It has no script and loads nothing, so it does not change with time, and nobody learns that it is read.
     """
+    attack = _attack(facts)
     return _PAGES.get_template("page.html").render(
         facts=facts,
         settings=_settings(facts),
         epsilon_figure=Markup(epsilon_against_steps(facts)),
         accuracy_figure=Markup(accuracy_against_epsilon(facts)),
         radius_figure=Markup(accuracy_against_radius(facts.certified)),
+        attack=attack_sentence(attack),
+        attack_rows=attack_rows(attack),
+        attack_figures=[(panel.title, Markup(as_svg([panel]))) for panel in attack_panels(attack)],
         sections=statement(facts),
         loading=_loading(facts),
         upward=upward,
         percent=percent,
         power_of_ten=power_of_ten,
     )
+
+
+def _attack(facts: Facts) -> TradeOff:
+    """What this run leaves to attacks, by its own accountant, the tail of the noise generator included."""
+    events: dict[Event, int] = {PoissonGaussian(facts.sampling_rate, facts.noise_multiplier): facts.steps}
+    if facts.recipe.projection.components:
+        events[Gaussian(facts.recipe.projection.noise_multiplier)] = 1
+    curve = ACCOUNTANTS[facts.recipe.privacy.accountant].compose({e: times for e, times in events.items() if times})
+    return TradeOff(curve, facts.tail_delta)
 
 
 def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:

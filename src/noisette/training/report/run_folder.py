@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import re
+import shlex
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,14 +19,13 @@ from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.training.report.facts import Facts
 from noisette.training.report.page import page
 from noisette.training.report.statement import as_text, statement
+from noisette.training.unfinished import CHECKPOINT, NAME, can_continue, in_words, unfinished_runs
 
 if TYPE_CHECKING:
     from torch import nn
 
-_CHECKPOINT, _SETTINGS = "checkpoint", "settings.json"
-_FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", _CHECKPOINT}
-_SAVED = "checkpoint.json"  # written by noisette.run.checkpoint_file, whose import brings torch
-_UNFINISHED = re.compile(r"(.+)\.unfinished-\d+")
+_SETTINGS = "settings.json"
+_FILES = {LEDGER_FILE, "model.safetensors", "privacy.txt", "report.html", "run.json", CHECKPOINT}
 
 
 class RunFolder:
@@ -38,7 +37,7 @@ class RunFolder:
     ledger and the checkpoints otherwise.
 
     Raises:
-        ValueError: ``out`` exists, and is not a run or holds other files too.
+        ValueError: ``out`` exists, and is not a run or holds other files too; or it is to lie in what is no folder.
     """
 
     def __init__(self, out: Path) -> None:
@@ -47,6 +46,8 @@ class RunFolder:
         self._resumed = self._whole = False
         if self.out.exists():
             _check_is_run(self.out, str(out))
+        if not (above := next(parent for parent in self.out.parents if parent.exists())).is_dir():
+            raise ValueError(f"{above} is not a folder, so {out} cannot be made in it; choose another --out")
 
     @classmethod
     def unfinished(cls, place: Path) -> Self:
@@ -59,12 +60,13 @@ class RunFolder:
             ValueError: there is no such folder, there are several, or it holds no checkpoint.
         """
         place = place.resolve()
-        if named := _UNFINISHED.fullmatch(place.name):
+        if named := NAME.fullmatch(place.name):
             folder, out = place, place.with_name(named[1])
         else:
             folder, out = _only_one_unfinished(place), place
-        if not (folder / _CHECKPOINT / _SAVED).is_file():
-            raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run")
+        if not can_continue(folder):
+            spent = f" {in_words(folder)}" if (folder / LEDGER_FILE).is_file() else ""
+            raise ValueError(f"{folder} holds no checkpoint to continue from; start a new run.{spent}")
         run = cls(out)
         run._making, run._resumed = folder, True
         return run
@@ -90,7 +92,7 @@ class RunFolder:
     @property
     def checkpoint(self) -> Path:
         """The folder of the run's checkpoints."""
-        return self.place / _CHECKPOINT
+        return self.place / CHECKPOINT
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -130,7 +132,7 @@ class RunFolder:
         moves = [(self.out, older / "run")] if self.out.exists() else []
         moves.append((self.place, self.out))
         if self.checkpoint.exists():
-            moves.append((self.out / _CHECKPOINT, older / _CHECKPOINT))
+            moves.append((self.out / CHECKPOINT, older / CHECKPOINT))
         done: list[tuple[Path, Path]] = []
         try:
             for source, target in moves:
@@ -157,7 +159,7 @@ class RunFolder:
         if error and self.place.exists():
             error.add_note(f"The privacy spent until then is recorded in {self.ledger}")
             if self.checkpoint.exists():
-                error.add_note(f"To continue the run: noisette train --resume {self.place}")
+                error.add_note(f"To continue the run: noisette train --resume {shlex.quote(str(self.place))}")
 
     def _tidy(self) -> None:
         """Delete everything except the ledger and the checkpoints, and these too if no privacy was spent."""
@@ -199,20 +201,9 @@ def _check_is_run(folder: Path, name: str) -> None:
         )
 
 
-def unfinished_runs(out: Path) -> list[Path]:
-    """The folders of unfinished runs for this ``out`` that hold a checkpoint."""
-    out = out.resolve()
-    found = out.parent.iterdir() if out.parent.is_dir() else []
-    named = {folder: _UNFINISHED.fullmatch(folder.name) for folder in found}
-    return sorted(
-        folder
-        for folder, name in named.items()
-        if name and name[1] == out.name and (folder / _CHECKPOINT / _SAVED).is_file()
-    )
-
-
 def _only_one_unfinished(out: Path) -> Path:
-    match unfinished_runs(out):
+    begun = unfinished_runs(out)
+    match [folder for folder in begun if can_continue(folder)] or begun:
         case [folder]:
             return folder
         case []:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from noisette.accounting.accountants.privacy_loss.distribution import ROUNDING, LossDistribution, Tilted
 
@@ -196,20 +197,23 @@ class _Line:
             rounding += times * uncertainty
             log_scale += times * tilted.log_mean
             centre += times * tilted.mean
-            kept = 1 + int(np.flatnonzero(np.abs(product) * kernel > LEAST_TERM * kernel[0])[-1])
+            kept = 1 + int(np.flatnonzero(np.abs(product) * kernel > LEAST_TERM * kernel[0]).max(initial=0))
             error += float(np.abs(product[kept:]) @ kernel[kept:])
             product, kernel = product[:kept], kernel[:kept]
         t = t[: len(kernel)]
         s = c + 1j * t
         values = np.broadcast_to(product, kernel.shape) * np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
         values[1:] *= 2
-        rounding += ROUNDING * (len(values) + abs(log_scale) + 64)
-        return cls(c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(rounding)) * 1.01)
+        rounding += ROUNDING * (len(values) + 2 * abs(log_scale) + 1024)
+        return cls(
+            c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(min(rounding, MOST_EXPONENT))) * 1.01
+        )
 
     def integral(self, epsilon: float) -> float:
         """Delta at this epsilon, rounded upwards."""
-        phases = np.exp(-1j * self.spacing * np.arange(len(self.values)) * (epsilon - self.centre))
-        total = float(np.real(self.values @ phases)) + self.error
+        t = self.spacing * np.arange(len(self.values))
+        total = float(np.real(self.values @ np.exp(-1j * t * (epsilon - self.centre))))
+        total += self.error + 4 * ROUNDING * (abs(epsilon) + abs(self.centre)) * float(np.abs(self.values) @ t)
         exponent = self.log_scale - self.c * epsilon
         if exponent > MOST_EXPONENT:
             return math.inf
@@ -243,10 +247,24 @@ def _characteristic(
     likely = tilted.weights > LEAST_WEIGHT
     weights = tilted.weights[likely]
     losses = spacing * (one.losses[likely] - tilted.mean)
-    fine = np.exp(1j * np.outer(np.arange(rows), losses))
-    coarse = np.exp(1j * np.outer(rows * np.arange(math.ceil(points / rows)), losses)) * weights
-    factor = (coarse @ fine.T).ravel()[:points]
+    fine = _powers(np.exp(1j * losses), rows)
+    coarse = _powers(np.exp(1j * rows * losses), math.ceil(points / rows)) * weights
+    with _linear_algebra().limit(limits=1, user_api="blas"):
+        factor = (coarse @ fine.T).ravel()[:points]
     left_out = LEAST_WEIGHT * (len(tilted.weights) - len(weights))
-    phases = points * float(weights @ np.abs(losses))
+    phases = points * spacing * (float(weights @ np.abs(one.losses[likely])) + abs(tilted.mean))
     exponents = float(tilted.weights @ np.abs(c * one.losses)) + abs(tilted.log_mean)
-    return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents)
+    return factor, one.uncertainty + left_out + 4 * ROUNDING * (phases + exponents + 2 * rows)
+
+
+@cache
+def _linear_algebra() -> ThreadpoolController:
+    """The threads of matrix products: for these small ones more than one would mostly wait for each other."""
+    return ThreadpoolController()
+
+
+def _powers(base: np.ndarray, count: int) -> np.ndarray:
+    """The powers 0 to ``count - 1`` of each number, by repeated multiplication."""
+    factors = np.empty((count, len(base)), dtype=complex)
+    factors[0], factors[1:] = 1, base
+    return np.multiply.accumulate(factors, axis=0)

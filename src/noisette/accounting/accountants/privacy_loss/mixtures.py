@@ -92,7 +92,8 @@ class _Grid:
         self.loss = _loss(mixture, dropped, x)
         moved = mixture.shifts > 0
         self._moved = [*zip(mixture.log_probabilities[moved].tolist(), mixture.shifts[moved].tolist(), strict=True)]
-        self._still = _LogMass.of(x)
+        self._still = _LogMass.of(x, 0.0)
+        self._weight_error = _weight_error(mixture, x)
         # exp(loss) at the right end of each interval, over that at its left end, less 1
         self._growth = np.zeros(len(x) - 1)
         for log_p, shift in self._moved:
@@ -103,24 +104,28 @@ class _Grid:
         masses = self._still_probability * self._still.upper
         excess = np.zeros(len(self.x) - 1)
         for log_p, shift in self._moved:
-            moved = _LogMass.of(self.x - shift)
+            moved = _LogMass.of(self.x, shift)
             masses += math.exp(log_p) * moved.upper
             least = _exponent(shift, self.x[:-1]) + self._still.log
-            excess += np.exp(log_p + moved.log) * _shrinkage(moved.log - least, moved.error + self._still.error)
+            error = moved.error + self._still.error + self._weight_error[:-1]
+            excess += np.exp(log_p + moved.log) * _shrinkage(moved.log - least, error)
         shares = excess * (1 + self._growth) / np.maximum(self._growth * masses, 1e-300)
-        return on_points(self.raised, masses, shares * (1 + 1e-12))
+        above = 1 + 4 * self._weight_error[:-1]
+        return on_points(self.raised, masses * above, shares * above)
 
     def added(self) -> LossDistribution:
         """The loss under the Gaussian: it falls from left to right."""
         masses = self._still.upper
         shares = np.zeros(len(self.x) - 1)
         for log_p, shift in self._moved:
-            moved = _LogMass.of(self.x - shift)
+            moved = _LogMass.of(self.x, shift)
             most = _exponent(shift, self.x[1:]) + self._still.log
             relative = np.exp(log_p + _exponent(shift, self.x[1:]) - self.loss[1:])
-            shares += relative * _shrinkage(most - moved.log, moved.error + self._still.error)
+            error = moved.error + self._still.error + self._weight_error[1:]
+            shares += relative * _shrinkage(most - moved.log, error)
         shares *= (1 + self._growth) / np.maximum(self._growth, 1e-300)
-        return on_points(-self.lowered[::-1], masses[::-1], shares[::-1] * (1 + 1e-12))
+        shares *= 1 + 4 * self._weight_error[1:]
+        return on_points(-self.lowered[::-1], masses[::-1], shares[::-1])
 
     @property
     def raised(self) -> np.ndarray:
@@ -134,12 +139,11 @@ class _Grid:
 
     @property
     def _loss_error(self) -> np.ndarray:
-        """A bound on the rounding error of the losses: that of the exponents, weighted as they enter the loss."""
-        error = np.abs(self.loss)
+        """A bound on the rounding error of the losses: that of the weights, as they enter the loss."""
+        entering = np.zeros_like(self.x)
         for log_p, shift in self._moved:
-            weight = np.exp(log_p + _exponent(shift, self.x) - self.loss)
-            error += weight * (1 + np.abs(shift * self.x) + shift**2 + abs(log_p))
-        return 16 * ROUNDING * error
+            entering += np.exp(log_p + _exponent(shift, self.x) - self.loss)
+        return 16 * ROUNDING * np.abs(self.loss) + self._weight_error * entering
 
 
 class _LogMass:
@@ -149,16 +153,27 @@ class _LogMass:
         self.log, self.error = log, error
 
     @classmethod
-    def of(cls, x: np.ndarray) -> _LogMass:
+    def of(cls, points: np.ndarray, shift: float) -> _LogMass:
+        """For the points seen from this shift, whose subtraction is rounded too."""
+        x = points - shift
         left, right = np.where(x[:-1] + x[1:] > 0, (-x[1:], -x[:-1]), (x[:-1], x[1:]))  # the nearer tail
         above, below = log_ndtr(right), log_ndtr(left)
         gap = np.maximum(above - below, 1e-300)
         log = above + np.log(-np.expm1(-gap))
-        return cls(log, 16 * ROUNDING * (1 + np.abs(above) + np.abs(below) / np.minimum(gap, 1.0)))
+        subtraction = (np.abs(points[-1]) + shift) * (np.abs(right) + 1 / np.diff(points))
+        return cls(log, 16 * ROUNDING * (1 + np.abs(above) + np.abs(below) / np.minimum(gap, 1.0) + subtraction))
 
     @property
     def upper(self) -> np.ndarray:
         return np.exp(self.log + self.error)
+
+
+def _weight_error(mixture: Mixture, x: np.ndarray) -> np.ndarray:
+    """A bound on the relative rounding error of a shift's probability times its ratio of densities, at each point."""
+    largest, count = float(mixture.shifts.max()), 1 + len(mixture.shifts)
+    kept = mixture.log_probabilities[np.isfinite(mixture.log_probabilities)]
+    binomial = float(np.abs(kept).max()) + count * math.log(count)  # logarithms of factorials were added
+    return 16 * ROUNDING * (1 + binomial + largest * np.abs(x) + largest**2)
 
 
 def _exponent(shift: float, x: np.ndarray) -> np.ndarray:

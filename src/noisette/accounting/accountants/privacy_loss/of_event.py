@@ -6,7 +6,6 @@ import math
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
 
 from noisette.accounting.accountants.group_privacy import Mixture
 from noisette.accounting.accountants.interface import resolved_noise, unsupported
@@ -19,6 +18,7 @@ from noisette.accounting.accountants.privacy_loss.other_mechanisms import (
     discrete_gaussian_directions,
     laplace_directions,
 )
+from noisette.accounting.accountants.truncation import full_batch_probability
 from noisette.accounting.events import (
     BallsInBinsGaussian,
     DiscreteGaussian,
@@ -99,8 +99,7 @@ def _truncated(event: TruncatedPoissonGaussian, tail: float) -> Directions:
 
     Whether the batch is full depends on the other records alone. Knowing it can only help an attacker.
     """
-    full = float(binom.sf(event.largest_batch - 1, event.most_records, event.sampling_rate)) * (1 + 1e-9)
-    full = min(full, 1.0)
+    full = full_batch_probability(event)
     grows = _sampled(PoissonGaussian(event.sampling_rate, event.noise_multiplier), tail)
     if full == 0:
         return grows

@@ -1,0 +1,101 @@
+"""Repeat a private run a secret number of times and release the best result alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from noisette._internal.keystream import SecretKey
+from noisette.accounting import Ledger, RepeatAndSelect
+from noisette.accounting.events import Event, Events
+from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.errors import PrivacyError
+
+Result = TypeVar("Result")
+
+
+def repeat_and_select(
+    ledger: Ledger,
+    search: RepeatAndSelect,
+    train_once: Callable[[Ledger], Result],
+    score: Callable[[Result], float],
+    *,
+    fallback: Result,
+) -> Result:
+    """Charge a search, repeat its run as often as is drawn in secret, and return the result with the highest score.
+
+    The search is charged durably before anything else happens. The number of runs is drawn from a key that never leaves
+    this call: after a crash or an interrupt there is nothing from which to go on, the search is spent, and another one
+    is charged anew. So a number that was drawn cannot be exchanged for a better one. Of equal scores the first counts.
+
+    Args:
+        ledger: the ledger of the data set.
+        search: the event to charge, such as that of :func:`noisette.accounting.search_plan.least_noise_search`.
+        train_once: makes one run and returns its result, with fresh randomness in each call. Its releases go into the
+            ledger that it is given (``privatize(..., ledger=...)``), which holds one run alone and is in memory: the
+            search has paid for it.
+        score: the score of a result; NaN counts as the lowest. It may read the result and public data. A score on
+            private records has to be released by the run itself, with noise and charged to the run's ledger, as a part
+            of its result.
+        fallback: what is returned if no run is drawn, which an infinite ``shape`` (Poisson) allows, or if every run
+            fails. It must not depend on private records: new weights, or ``None``.
+
+    Returns:
+        The result with the highest score. The other results, their scores, their number and what they raised are
+        discarded.
+
+    Guarantee: what is returned costs ``search`` and nothing more, if each call of ``train_once`` is one run of that
+    event whose result depends on private records through its releases alone. A run that raises an ``Exception`` counts
+    as the lowest score, so that a failure is not visible by itself. The time that the search takes is not hidden: it
+    tells about how many runs there were, and whether one ended early; do not let others observe it, nor what
+    ``train_once`` prints or writes to disk.
+
+    Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy", Algorithm 1.
+
+    Raises:
+        PrivacyError: the ledger cannot record the search, or a run released more than the search has paid for. Nothing
+            is returned, and the search is spent.
+        OSError: the ledger cannot be written; nothing was run.
+
+    >>> from noisette.accounting import Gaussian
+    >>> release = Gaussian(noise_multiplier=4.0)
+    >>> def train_once(ledger):
+    ...     ledger.charge(release)
+    ...     return 0.5  # in a real run: a model
+    >>> ledger = Ledger()
+    >>> search = RepeatAndSelect(run=((release, 1),), mean=5.0, shape=1.0)
+    >>> repeat_and_select(ledger, search, train_once, score=lambda accuracy: accuracy, fallback=0.0)
+    0.5
+    >>> ledger.events == {search: 1}
+    True
+    """
+    ledger.charge(search)
+    best, highest = fallback, -math.inf
+    for _ in range(NumberOfRuns.of(search).draw(SecretKey())):
+        of_run = Ledger(dataset=ledger.dataset)
+        try:
+            result = train_once(of_run)
+            reached = float(score(result))
+        except Exception:
+            result, reached = fallback, -math.inf
+        _check_paid(of_run.events, search)
+        if reached > highest:
+            best, highest = result, reached
+    return best
+
+
+def _check_paid(released: Events, search: RepeatAndSelect) -> None:
+    """Check that a run released no more than the search has paid for.
+
+    Raises:
+        PrivacyError: it did.
+    """
+    paid: dict[Event, int] = dict(search.run)
+    excess = [f"{times} × {event!r}" for event, times in released.items() if times > paid.get(event, 0)]
+    if excess:
+        raise PrivacyError(
+            f"a run of the search released {' and '.join(excess)}, but the search has paid for "
+            f"{' and '.join(f'{times} × {event!r}' for event, times in search.run)} in each run; nothing is returned, "
+            "and the search is spent. Charge a search whose run holds all releases of train_once"
+        )

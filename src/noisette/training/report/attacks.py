@@ -1,0 +1,70 @@
+"""What any attack on the membership of one record can reach, as rows of a table and as panels of a figure."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Decimal
+
+from noisette.accounting.trade_off import TradeOff
+from noisette.training.report.plan_figures import Line, Panel
+from noisette.training.report.svg import BLUE, INK
+
+ALARMS = (0.01, 0.001)  # the false-positive rates of the table
+RARELY = 0.01  # how often a belief may be above the stated one
+_LEAST = 1e-4  # false-positive rate at the left end of the figure
+_POINTS = 60
+_VISIBLE = 1e-12  # a smaller delta would only lengthen the axis
+
+
+def attack_rows(attack: TradeOff) -> list[tuple[str, str]]:
+    """What is measured, and the most that any attack reaches of it, rounded upwards."""
+    rows = [
+        *((f"members found, at {100 * rate:g} % false alarms", attack.true_positive_rate(rate)) for rate in ALARMS),
+        ("advantage: members found less false alarms", attack.advantage),
+        ("right answers, members and others being equally many", attack.accuracy),
+        (
+            f"belief in membership, 50 % before, in {100 * (1 - RARELY):g} of 100 trainings",
+            attack.posterior(exceeded=RARELY),
+        ),
+    ]
+    return [(name, upward_percent(share)) for name, share in rows]
+
+
+def attack_sentence(attack: TradeOff) -> str:
+    """The bounds in one sentence for readers who know no epsilon."""
+    many, few = (upward_percent(attack.true_positive_rate(rate)) for rate in ALARMS)
+    return (
+        "Whoever sees everything released and knows all other records, and tries to tell whether one record took "
+        f"part, is right at most {upward_percent(attack.accuracy)} of the time; a coin toss is right 50 % of it. With "
+        f"false alarms for at most 1 % of the records that took no part, any attack finds at most {many} of those "
+        f"that did; with at most 0.1 %, at most {few}."
+    )
+
+
+def attack_panels(attack: TradeOff) -> list[Panel]:
+    """The trade-off curve as the most members found by false alarms, and delta against epsilon."""
+    alarms = [_LEAST ** (1 - k / (_POINTS - 1)) for k in range(_POINTS)]
+    found = [attack.true_positive_rate(rate) for rate in alarms]
+    pairs = [(epsilon, delta) for epsilon, delta in attack.profile if epsilon > 0 and delta > _VISIBLE]
+    panels = [
+        Panel(
+            "Most members that any attack finds",
+            "false-positive rate",
+            "true-positive rate",
+            [Line("guessing", alarms, alarms, INK, 0.5, ":"), Line("any attack", alarms, found)],
+        )
+    ]
+    if len(pairs) > 1:
+        epsilons, deltas = zip(*pairs, strict=True)
+        panels.append(Panel("Privacy profile: δ at every ε", "ε", "δ", [Line("all steps", epsilons, deltas, BLUE)]))
+    return panels
+
+
+def upward_percent(share: float) -> str:
+    """A share as a percentage, rounded up: to one decimal, below one percent to two.
+
+    >>> upward_percent(0.0711), upward_percent(0.00401), upward_percent(1.0)
+    ('7.2 %', '0.41 %', '100 %')
+    """
+    digits = Decimal("0.01") if share < 0.01 else Decimal("0.1")
+    value = (100 * Decimal(repr(float(share)))).quantize(digits, ROUND_CEILING)
+    return "100 %" if value >= 100 else f"{value} %"

@@ -1,0 +1,226 @@
+"""A reader beside a writer sees whole lines and no damage; what a power failure leaves can be repaired."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from noisette.accounting import Gaussian, Ledger, PoissonGaussian
+from noisette.errors import PrivacyError
+
+EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.fixture
+def small(path: Path) -> Path:
+    """A ledger with one line of each kind."""
+    with Ledger(path) as ledger:
+        ledger.reserve(EVENT, 2)
+        ledger.commit()
+        ledger.release()
+        ledger.charge(OTHER)
+    return path
+
+
+def writer(path: Path) -> int:
+    """A descriptor that holds the lock of a writer."""
+    descriptor = os.open(path, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+# Beside a writer
+
+
+def test_a_line_that_is_being_written_is_left_out(small: Path) -> None:
+    content = small.read_bytes()
+    held = writer(small)
+    for kept in range(0, len(content), 7):
+        for zeros in (b"", b"\0" * 40):
+            small.write_bytes(content[:kept] + zeros)
+            assert Ledger.read(small).entries == content[:kept].count(b"\n")
+    os.close(held)
+
+
+def test_a_line_that_was_cut_is_damage_where_nobody_writes(small: Path) -> None:
+    small.write_bytes(small.read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"line 4: this last line was cut off"):
+        Ledger.read(small)
+    held = writer(small)
+    assert Ledger.read(small).entries == 3
+    os.close(held)
+    with pytest.raises(ValueError, match=r"line 4: this last line was cut off"):
+        Ledger.read(small)
+
+
+def test_an_altered_line_is_damage_beside_a_writer_too(small: Path) -> None:
+    small.write_bytes(small.read_bytes().replace(b'"steps": 2', b'"steps": 3'))
+    held = writer(small)
+    with pytest.raises(ValueError, match=r"line 1: this line was altered"):
+        Ledger.read(small)
+    os.close(held)
+
+
+def test_a_reader_keeps_no_lock_and_hinders_no_writer(small: Path) -> None:
+    small.write_bytes(small.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="cut off"):
+        Ledger.read(small)
+    Ledger.repair(small)
+    reader = os.open(small, os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)  # as a reader that looks whether anybody writes
+    timer = threading.Timer(0.03, os.close, [reader])
+    timer.start()
+    Ledger(small).close()
+    timer.join()
+    reader = os.open(small, os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    with pytest.raises(PrivacyError, match="open for writing elsewhere"):
+        Ledger(small)
+    os.close(reader)
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from noisette.accounting import Gaussian, Ledger, PoissonGaussian
+from noisette.accounting.ledger import compaction
+from noisette.errors import PrivacyError
+
+compaction.MOST_LINES = 16
+os.fsync = lambda descriptor: None
+EVENT, OTHER = PoissonGaussian(0.01, 1.1), Gaussian(7.0)
+whole, left = os.write, 0
+
+def in_pieces(descriptor, data):  # as a reader may see a write that has not ended, and one that finds no room
+    global left
+    left += 1
+    if left % 5 == 0:
+        whole(descriptor, data[: len(data) // 2])
+        raise OSError(28, "disk full")
+    if len(data) > 600:
+        return whole(descriptor, data)
+    return sum(whole(descriptor, data[at : at + 50]) for at in range(0, len(data), 50))
+
+os.write = in_pieces
+with Ledger(Path(sys.argv[1])) as ledger:
+    while True:
+        for spend in (lambda: ledger.reserve(EVENT, 3), ledger.commit, ledger.commit, lambda: ledger.charge(OTHER)):
+            try:
+                spend()
+            except (OSError, PrivacyError):  # a reservation that found no room has no commits
+                pass
+"""
+
+
+def test_a_reader_beside_a_busy_writer_never_sees_damage(path: Path) -> None:
+    with Ledger(path) as ledger:
+        ledger.charge(OTHER)
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)]) as process:
+        try:
+            while Ledger.read(path).entries < 3:
+                time.sleep(0.01)
+            paid, reads, until = 0, 0, time.monotonic() + 2
+            while time.monotonic() < until:
+                read = Ledger.read(path)
+                assert sum(read.events.values()) >= paid, "the cost never falls while nothing is given back"
+                paid, reads = sum(read.events.values()), reads + 1
+        finally:
+            process.kill()
+    assert reads > 20
+    assert paid > 100
+    Ledger.repair(path)
+    with Ledger(path) as ledger:
+        assert sum(ledger.events.values()) >= paid
+
+
+# After a power failure
+
+
+@pytest.mark.parametrize("zeros", [1, 300, 4096, 100_000])
+def test_zeros_at_the_end_are_dropped_with_the_line_that_they_are_part_of(small: Path, zeros: int) -> None:
+    content = small.read_bytes()
+    for kept in range(1, len(content), 61):
+        before = content[: content.rfind(b"\n", 0, kept) + 1]
+        small.write_bytes(content[:kept] + b"\0" * zeros)
+        for read in (Ledger.read, Ledger):
+            with pytest.raises(ValueError, match=r"cut off|zero bytes") as refusal:
+                read(small)
+            assert f"noisette ledger repair {small}" in str(refusal.value)
+        assert Ledger.repair(small)
+        assert small.read_bytes() == before
+        Ledger.read(small)
+
+
+def test_zeros_after_whole_lines_are_named(small: Path) -> None:
+    content = small.read_bytes()
+    small.write_bytes(content + b"\0" * 5000)
+    with pytest.raises(ValueError, match=r"line 5: the file ends in 5,000 zero bytes, as after a power failure"):
+        Ledger.read(small)
+    assert Ledger.repair(small)
+    assert small.read_bytes() == content
+    assert not Ledger.repair(small)
+
+
+def test_a_whole_line_whose_newline_alone_is_zero_stays(small: Path) -> None:
+    content = small.read_bytes()
+    for zeros in (1, 700):
+        small.write_bytes(content[:-1] + b"\0" * zeros)
+        assert Ledger.repair(small)
+        assert small.read_bytes() == content
+
+
+@pytest.mark.parametrize("where", ["between", "within", "before"])
+def test_zeros_that_bytes_follow_are_no_end(small: Path, where: str) -> None:
+    lines = small.read_bytes().splitlines(keepends=True)
+    match where:
+        case "between":
+            content = b"".join([*lines[:2], b"\0" * 512, *lines[2:]])
+        case "within":
+            content = b"".join([*lines[:3], lines[3][:50], b"\0" * 30, lines[3][80:]])
+        case _:
+            content = b"\0" * 512 + b"".join(lines)
+    small.write_bytes(content)
+    with pytest.raises(ValueError, match="restore it from a copy"):
+        Ledger.repair(small)
+    assert small.read_bytes() == content
+
+
+def test_a_file_of_zeros_is_one_line_that_was_never_written_or_many_that_were_lost(path: Path) -> None:
+    path.write_bytes(b"\0" * 480)
+    with pytest.raises(ValueError, match="480 zero bytes"):
+        Ledger.read(path)
+    assert Ledger.repair(path)
+    assert path.read_bytes() == b""
+    path.write_bytes(b"\0" * 8192)
+    with pytest.raises(ValueError, match="restore it from a copy"):
+        Ledger.repair(path)
+
+
+def test_a_repair_that_is_killed_between_its_two_writes_is_repaired_again(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = small.read_bytes()
+    small.write_bytes(content[:-1] + b"\0" * 64)
+
+    def killed(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Ledger.repair(small)
+    assert small.read_bytes() == content[:-1]
+    assert Ledger.repair(small)
+    assert small.read_bytes() == content

@@ -1,0 +1,127 @@
+"""``noisette ledger charge``, and the words for every kind of event."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from noisette.accounting import (
+    BallsInBinsGaussian,
+    DiscreteGaussian,
+    DpAmount,
+    Gaussian,
+    Laplace,
+    Ledger,
+    PldAccountant,
+    PoissonGaussian,
+    TruncatedPoissonGaussian,
+    UserLevel,
+    ZcdpAmount,
+)
+from noisette.cli.ledger import ledger as app
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+
+
+@pytest.fixture
+def path(tmp_path):
+    with Ledger(tmp_path / "ledger.jsonl", dataset="census") as ledger:
+        ledger.charge(PoissonGaussian(0.01, 2.0), 100)
+    return tmp_path / "ledger.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("words", "event", "times"),
+    [
+        (["--zcdp", "0.1", "--tool", "census tables"], ZcdpAmount(0.1, "census tables"), 1),
+        (["--epsilon", "0.5"], DpAmount(0.5), 1),
+        (["--epsilon", "0.5", "--delta", "1e-9", "--tool", "x"], DpAmount(0.5, 1e-9, "x"), 1),
+        (["--epsilon", "0", "--delta", "1e-9"], DpAmount(0.0, 1e-9), 1),
+        (["--laplace", "2", "--times", "7"], Laplace(2.0), 7),
+        (["--discrete-gaussian", "5"], DiscreteGaussian(5.0), 1),
+        (["--gaussian", "8"], Gaussian(8.0), 1),
+    ],
+)
+def test_a_release_of_another_tool_is_recorded_and_priced_with_the_rest(path, words, event, times):
+    result = run("charge", path.parent, *words)
+    assert result.exit_code == 0, result.output
+    assert f"recorded {times} × " in result.stdout
+    assert Ledger.read(path).events == {PoissonGaussian(0.01, 2.0): 100, event: times}
+    priced = json.loads(run("price", path, "--delta", "1e-5", "--accountant", "pld", "--json").stdout)
+    alone = PldAccountant().compose({PoissonGaussian(0.01, 2.0): 100}).epsilon(delta=1e-5)
+    assert alone < float(priced["prices"][0]["epsilon"])
+
+
+def test_a_new_ledger_needs_the_name_of_its_data_set(tmp_path):
+    path = tmp_path / "new.jsonl"
+    refused = run("charge", path, "--zcdp", "0.1")
+    assert refused.exit_code == 2
+    assert "--dataset" in refused.stderr
+    assert not path.exists()
+    assert run("charge", path, "--zcdp", "0.1", "--dataset", "census").exit_code == 0
+    assert run("charge", path, "--zcdp", "0.1", "--dataset", "census").exit_code == 0
+    assert Ledger.read(path).dataset == "census"
+    assert Ledger.read(path).events == {ZcdpAmount(0.1): 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "problems"),
+    [
+        ([], ["exactly one", "neither"]),
+        (["--zcdp", "1", "--laplace", "1", "--times", "0"], ["zcdp and laplace", "times=0"]),
+        (["--zcdp", "1", "--delta", "1e-5"], ["delta=1e-05 belongs to an epsilon"]),
+        (["--laplace", "1", "--tool", "x"], ["tool='x'"]),
+        (["--zcdp", "-1"], ["rho"]),
+        (["--zcdp", "nan"], ["rho"]),
+        (["--epsilon", "-1", "--delta", "1"], ["epsilon=-1", "delta=1"]),
+        (["--zcdp", "1", "--dataset", "other"], ["'census', not of 'other'"]),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(path, words, problems):
+    before = path.read_bytes()
+    result = run("charge", path, *words)
+    assert result.exit_code == 2
+    assert all(problem in result.stderr for problem in problems), result.stderr
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (ZcdpAmount(0.1, "census tables"), "declared zCDP, rho 0.1 (census tables)"),
+        (DpAmount(0.1234567, 1e-9), "declared epsilon 0.12346, delta 1e-09"),
+        (DpAmount(1.0), "declared epsilon 1"),
+        (Laplace(2.0), "Laplace, noise 2"),
+        (DiscreteGaussian(2.9999999), "discrete Gaussian, noise 2.9999"),
+        (TruncatedPoissonGaussian(0.01, 2.0, 150, 10_000), "rate 0.01, at most 150 of at most 10,000 records, noise 2"),
+        (BallsInBinsGaussian(100, 2.0), "balls-in-bins Gaussian, one of 100 batches, noise 2"),
+        (UserLevel(PoissonGaussian(0.01, 4.0), 3), "Poisson Gaussian, rate 0.01, noise 4, for a user of up to 3"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_kind_of_event_has_words_and_a_price(tmp_path, event, words):
+    with Ledger(tmp_path / "any.jsonl") as ledger:
+        ledger.charge(event)
+    assert words in run("show", tmp_path / "any.jsonl").stdout
+    priced = json.loads(run("price", tmp_path / "any.jsonl", "--delta", "1e-5", "--json").stdout)
+    assert min(float(row["epsilon"]) for row in priced["prices"]) > 0
+
+
+def test_a_delta_that_the_tail_of_the_noise_takes_is_said_in_words(tmp_path):
+    with Ledger(tmp_path / "any.jsonl") as ledger:
+        ledger.charge(PoissonGaussian(0.01, 1.0), 10_000)
+    shown = run("price", tmp_path / "any.jsonl", "--delta", "1e-12")
+    assert "no epsilon is finite at so small a delta" in " ".join(shown.stdout.split())
+    assert "no epsilon is finite" not in run("price", tmp_path / "any.jsonl", "--delta", "1e-5").stdout
+
+
+def test_a_group_at_an_ordinary_delta_has_a_finite_price(tmp_path):
+    """Ten records of rate 0.01 and noise 1 are hardly ever all in a batch."""
+    with Ledger(tmp_path / "any.jsonl") as ledger:
+        ledger.charge(PoissonGaussian(0.01, 1.0), 1000)
+    words = ("price", tmp_path / "any.jsonl", "--delta", "1e-5", "--accountant", "pld", "--group-size", "10", "--json")
+    assert float(json.loads(run(*words).stdout)["prices"][0]["epsilon"]) < 30

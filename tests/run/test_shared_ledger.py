@@ -1,0 +1,294 @@
+"""Two and three runs on one ledger, in every order of their steps, never cost more together than the budget of each."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccountant, privatize
+from noisette.accounting import Event, Events, Gaussian
+from noisette.accounting.accountants.rdp import RdpCurve
+from noisette.accounting.budget import tail_delta_in
+from noisette.accounting.ledger.ledger import RecordedRun
+
+NUMBERS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
+BUDGET, DELTA, STEPS = 3.0, 1e-3, 4
+
+
+COMPOSED: dict[frozenset[tuple[Event, int]], RdpCurve] = {}
+
+
+class Remembering(RdpAccountant):
+    """Composes each collection of events once."""
+
+    def compose(self, events: Events) -> RdpCurve:
+        key = frozenset(events.items())
+        if key not in COMPOSED:
+            COMPOSED[key] = super().compose(events)
+        return COMPOSED[key]
+
+
+ACCOUNTANT = Remembering()
+
+
+@lru_cache
+def noise_for(epsilon: float) -> float:
+    """The noise with which a run of so many steps spends this budget."""
+    with begin(Ledger(), epsilon=epsilon) as run:
+        return run.noise_multiplier
+
+
+def parts() -> tuple[PerExampleClip, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    return PerExampleClip(model, 1.0), torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def begin(ledger: Ledger, *, steps: int = STEPS, epsilon: float | None = BUDGET, **options: Any) -> PrivateRun:
+    declared = {"sampling_rate": 0.5, "expected_batch_size": 10, "delta": DELTA, "allow_large_delta": True}
+    return privatize(
+        *parts(),
+        NUMBERS,
+        **declared | options,
+        steps=steps,
+        epsilon=epsilon,
+        ledger=ledger,
+        accountant=ACCOUNTANT,
+        separability="asserted",
+    )
+
+
+def go_on(folder: Path, ledger: Ledger) -> PrivateRun:
+    return PrivateRun.resume(folder, *parts(), NUMBERS, accountant=ACCOUNTANT, ledger=ledger, separability="asserted")
+
+
+def begin_for(ledger: Ledger, epsilon: float) -> PrivateRun:
+    """A run that spends the whole of this budget."""
+    return begin(ledger, epsilon=epsilon, noise_multiplier=noise_for(epsilon))
+
+
+def steps_of(run: PrivateRun) -> Iterator[None]:
+    """One step at a time."""
+    for batch in run.batches():
+        for x in batch.microbatches(20):
+            run.backward(run.bound.model(x).square().sum(1))
+        run.optimizer.step()
+        run.optimizer.zero_grad()
+        yield
+
+
+def price(ledger: Ledger) -> float:
+    """Epsilon of all that is in the ledger, computed from its events and nothing else."""
+    events: dict[Event, int] = ledger.events
+    left = DELTA - tail_delta_in(ledger.paid)
+    return ACCOUNTANT.compose(events).epsilon(delta=left) if events else 0.0
+
+
+def is_taken(going: Iterator[None]) -> bool:
+    """Whether a run takes another step: not at its end, and not where the ledger leaves no budget for it."""
+    with suppress(StopIteration), Refused():
+        next(going)
+        return True
+    return False
+
+
+class Refused:
+    """A block that may end in a refusal by the budget, and in no other."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, PrivacyError) and "beyond the budget" in str(error)
+
+
+def take_turns(runs: list[PrivateRun], order: tuple[int, ...], ledger: Ledger) -> list[int]:
+    """Take steps of these runs in this order until each is at its end or refused; how many each has taken."""
+    going, taken = [steps_of(run) for run in runs], [0] * len(runs)
+    for which in (*order, *(list(range(len(runs))) * STEPS)):
+        taken[which] += is_taken(going[which])
+        assert price(ledger) <= BUDGET * (1 + 1e-9)
+    return taken
+
+
+def orders(runs: int, steps: int) -> list[tuple[int, ...]]:
+    """Every order in which so many runs take so many steps each."""
+    return sorted(set(itertools.permutations([run for run in range(runs) for _ in range(steps)])))
+
+
+@pytest.mark.parametrize("order", orders(2, 3), ids=str)
+def test_two_runs_of_equal_terms_keep_the_budget_in_every_order(order: tuple[int, ...]) -> None:
+    ledger = Ledger()
+    with begin_for(ledger, BUDGET) as one, begin_for(ledger, BUDGET) as two:
+        assert one.event == two.event
+        taken = take_turns([one, two], order, ledger)
+        assert taken[order[0]] == STEPS, "the first comes to its end"
+        assert taken[1 - order[0]] == 0, "and leaves nothing to the other"
+    assert ledger.events == {one.event: STEPS}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(order, marks=[pytest.mark.slow] * (n % 9 > 0)) for n, order in enumerate(orders(3, 2))],
+    ids=str,
+)
+def test_three_runs_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
+    """Two of equal terms, and one whose given noise leaves room for the others for a while."""
+    with Ledger(tmp_path / "ledger.jsonl") as ledger, ExitStack() as open_runs:
+        equal: dict[str, Any] = {"noise_multiplier": noise_for(BUDGET)}
+        small: dict[str, Any] = {"epsilon": None, "noise_multiplier": 40.0}
+        runs = [open_runs.enter_context(begin(ledger, **given)) for given in (equal, equal, small)]
+        taken = take_turns(runs, order, ledger)
+        for run, number in zip(runs, taken, strict=True):
+            assert run.steps_taken == number == run.terms.spent(ledger)
+    assert sum(Ledger.read(tmp_path / "ledger.jsonl").events.values()) == sum(taken)
+
+
+@pytest.mark.parametrize("order", orders(2, 3)[::3], ids=str)
+def test_runs_that_go_on_after_a_crash_keep_the_budget_in_every_order(order: tuple[int, ...], tmp_path: Path) -> None:
+    """Each is saved after its first step, taken one step further and dropped; what it had reserved is lost."""
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        runs = [begin_for(ledger, BUDGET), begin_for(ledger, BUDGET)]
+        for number, run in enumerate(runs):
+            going = steps_of(run)
+            if is_taken(going):
+                run.save(tmp_path / str(number))
+                is_taken(going)
+            run._remove_hooks()
+        again = []
+        for number, run in enumerate(runs):
+            if (tmp_path / str(number) / "checkpoint.json").exists():
+                again.append(go_on(tmp_path / str(number), ledger))
+                assert again[-1].terms == run.terms
+                assert (again[-1].steps_taken, again[-1].steps_lost) == (1, 1)
+        assert again
+        take_turns(again, tuple(which % len(again) for which in order), ledger)
+        for run in again:
+            run.close()
+        assert price(ledger) <= BUDGET * (1 + 1e-9)
+
+
+def test_closing_one_run_keeps_the_lease_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path) as ledger:
+        given = {"epsilon": None, "noise_multiplier": 2.0, "steps": 100}
+        one, two = begin(ledger, **given), begin(ledger, **given)
+        first, second = steps_of(one), steps_of(two)
+        next(first)
+        next(second)
+        assert ledger.events == {one.event: 10}
+        one.close()
+        assert ledger.events == {two.event: 6}
+        for _ in range(4):
+            next(second)
+        assert ledger.events == {two.event: 6}
+        two.close()
+    assert Ledger.read(path).committed == 6
+
+
+def test_equal_steps_of_another_run_are_not_lost_steps_of_this_one(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        given = {"epsilon": None, "noise_multiplier": 2.0, "steps": 40}
+        with begin(ledger, **given) as one:
+            next(steps_of(one))
+            one.save(tmp_path / "saved")
+        with begin(ledger, **given) as other:
+            going = steps_of(other)
+            for _ in range(20):
+                next(going)
+        with go_on(tmp_path / "saved", ledger) as again:
+            assert (again.steps_taken, again.steps_lost) == (1, 0)
+            assert again.terms.run == one.terms.run != other.terms.run
+            assert len(list(steps_of(again))) == 39
+    assert Ledger.read(tmp_path / "ledger.jsonl").events == {one.event: 60}
+
+
+def test_a_copy_of_a_run_that_shares_its_ledger_keeps_the_budget(tmp_path: Path) -> None:
+    """The object that was saved goes on beside the one that was resumed from its checkpoint."""
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        one = begin_for(ledger, BUDGET)
+        first = steps_of(one)
+        next(first)
+        one.save(tmp_path / "saved")
+        copy = go_on(tmp_path / "saved", ledger)
+        second, taken = steps_of(copy), 1
+        for going in (second, first, second, first, second, first, second):
+            taken += is_taken(going)
+            assert price(ledger) <= BUDGET * (1 + 1e-9)
+        assert taken == STEPS
+        one.close()
+        copy.close()
+
+
+@pytest.mark.parametrize("trial", range(3))
+def test_runs_in_threads_keep_the_budget_of_each(trial: int, tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+    highest = []
+
+    def work(ledger: Ledger, number: int) -> None:
+        try:
+            run = begin(ledger, steps=20, epsilon=BUDGET)
+            going = steps_of(run)
+            while is_taken(going):
+                highest.append(price(ledger))
+            ledger.charge(Gaussian(60.0), run=RecordedRun(dimensions=1))
+            run.close()
+        except (ValueError, PrivacyError) as refusal:
+            if "budget" not in str(refusal) and "epsilon" not in str(refusal):
+                failures.append(refusal)
+        except BaseException as error:
+            failures.append(error)
+
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        threads = [threading.Thread(target=work, args=(ledger, number)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+        assert max(highest) <= BUDGET * (1 + 1e-9)
+    assert Ledger.read(tmp_path / "ledger.jsonl").paid == ledger.paid
+
+
+def test_stated_dimensions_leave_more_of_delta() -> None:
+    stated, silent = Ledger(), Ledger()
+    for ledger, run in ((stated, RecordedRun(dimensions=1000)), (silent, RecordedRun())):
+        ledger.charge(Gaussian(3.0), 100, run=run)
+    assert 0 < tail_delta_in(stated.paid) < tail_delta_in(silent.paid) / 1000
+    with begin(stated, epsilon=None, noise_multiplier=2.0) as run:
+        list(steps_of(run))
+        assert {series.dimensions for series in stated.paid} == {4, 1000}
+        assert run.delta_for_noise(DELTA) > DELTA - 2 * tail_delta_in(stated.paid)
+
+
+@pytest.mark.parametrize(
+    ("steps", "lease"), [(1, 1), (19, 1), (29, 1), (39, 1), (40, 2), (300, 15), (1280, 64), (10**6, 64)]
+)
+def test_a_lease_is_a_twentieth_of_the_planned_steps(steps: int, lease: int, tmp_path: Path) -> None:
+    with (
+        Ledger(tmp_path / "ledger.jsonl") as ledger,
+        begin(ledger, steps=steps, epsilon=None, noise_multiplier=9.0) as run,
+    ):
+        next(run.batches())
+        assert ledger.events == {run.event: lease}
+
+
+def test_a_short_run_that_crashes_goes_on_for_the_steps_that_are_left(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        run = begin(ledger, steps=29, epsilon=None, noise_multiplier=9.0)
+        going = steps_of(run)
+        for _ in range(10):
+            next(going)
+            run.save(tmp_path / "saved")
+        run._remove_hooks()
+    with Ledger(tmp_path / "ledger.jsonl") as ledger, go_on(tmp_path / "saved", ledger) as again:
+        assert again.steps_left >= 17
+        assert len(list(steps_of(again))) == 19
