@@ -37,6 +37,8 @@ _PUBLIC = {
     "mechanisms.pca": ("PrivatePCA", "private_pca"),
     "nn.lipschitz.certified_radius": ("certified_accuracy", "certify"),
     "sampling.buckets": ("PaddedBuckets",),
+    "sampling.schemes": ("BallsInBins", "Poisson", "TruncatedPoisson"),
+    "sampling.users": ("Users",),
     "run.private": ("PrivateRun", "privatize"),
     "validation.explain": ("explain",),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attack_faults
+import batches_faults
 import bound_faults
 import clipless_call_faults
 import clipless_faults
@@ -20,7 +21,7 @@ import spending_faults
 import vectorized_faults
 
 GROUPS = {
-    "Batches, and public numbers": sampling_faults.MUTANTS,
+    "Batches, and public numbers": sampling_faults.MUTANTS + batches_faults.MUTANTS,
     "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,

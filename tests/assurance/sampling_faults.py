@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -111,9 +112,10 @@ def from_the_number_of_records(which: str) -> Patch:
         def init(self: DpSgdRun, bound: Any, optimizer: Any, dataset: Any, **declared: Any) -> None:
             records = len(dataset[0])
             if which == "divisor":
-                declared["expected_batch_size"] = max(1.0, declared["sampling_rate"] * records)
+                declared["expected_batch_size"] = max(1.0, declared["event"].sampling_rate * records)
             else:
-                declared["sampling_rate"] = min(1.0, declared["expected_batch_size"] / max(1, records))
+                rate = min(1.0, declared["expected_batch_size"] / max(1, records))
+                declared["event"] = replace(declared["event"], sampling_rate=rate)
             whole(self, bound, optimizer, dataset, **declared)
 
         patch.setattr(DpSgdRun, "__init__", init)

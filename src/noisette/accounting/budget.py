@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from noisette._internal import checks
-from noisette.accounting import TAIL_SHARE, Accountant, Event, Ledger, PrivacyCurve, tail_delta, tail_delta_of
+from noisette.accounting import TAIL_SHARE, Accountant, Event, Ledger, PrivacyCurve, tail_delta_of
 from noisette.accounting.ledger.lines import Series
 from noisette.accounting.noise_tail import MOST_DIMENSIONS
 from noisette.accounting.run_parameters import RunParameters
@@ -62,12 +62,7 @@ class PrivacyBudget:
         self._terms = terms
         self._curves: dict[frozenset[tuple[Event, int]], PrivacyCurve] = {}
         event, delta = terms.event, terms.delta
-        self._tail = tail_delta(
-            noise_multiplier=event.noise_multiplier,
-            sampling_rate=event.sampling_rate,
-            steps=terms.steps,
-            dimensions=dimensions,
-        )
+        self._tail = tail_delta_of({event: terms.steps}, dimensions=dimensions)
         if delta is not None and self._tail > TAIL_SHARE * delta:
             raise PrivacyError(
                 f"noise_multiplier={event.noise_multiplier:.4g} is so small that the tail of the noise generator alone "

@@ -9,10 +9,10 @@ from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TypeAlias
 
-from noisette._internal.checks import count, open_fraction, positive, probability
+from noisette._internal.checks import count, open_fraction, positive
 from noisette.accounting.accountants.interface import LEAST_NOISE, MOST_NOISE, Accountant
 from noisette.accounting.accountants.pld import PldAccountant
-from noisette.accounting.events import Event, Events, PoissonGaussian
+from noisette.accounting.events import Event, Events, PoissonGaussian, StepRelease
 
 # The relative tolerance of noise multipliers and sampling rates, against the least and the largest within the budget.
 TOLERANCE = 1e-3
@@ -61,13 +61,39 @@ def noise_multiplier_for(
     >>> 2.99 < epsilon_for(delta=1e-5, sampling_rate=0.01, noise_multiplier=sigma, steps=6000) <= 3.0
     True
     """
+    return least_noise(
+        lambda noise: PoissonGaussian(sampling_rate, noise),
+        epsilon=epsilon,
+        delta=delta,
+        steps=steps,
+        accountant=accountant,
+        prior_events=prior_events,
+    )
+
+
+def least_noise(
+    release: Callable[[float], StepRelease],
+    *,
+    epsilon: float,
+    delta: float,
+    steps: int,
+    accountant: Accountant | None = None,
+    prior_events: Events = NO_EVENTS,
+) -> float:
+    """The least noise multiplier of any kind of release; :func:`noise_multiplier_for` is that of Poisson batches.
+
+    Args:
+        release: the release of one step with this noise multiplier. Less noise costs more.
+
+    The other arguments, the guarantee and the errors are those of :func:`noise_multiplier_for`.
+    """
     budget = _Budget(epsilon, delta, accountant or PldAccountant(), prior_events)
-    probability(sampling_rate=sampling_rate)
+    sampling_rate = release(MOST_NOISE).sampling_rate
     count(steps=steps)
     grid = _Grid(LEAST_NOISE, MOST_NOISE)
     guess = 1 / math.sqrt(math.log1p((budget.remaining_distance / max(sampling_rate, LEAST_RATE)) ** 2 / steps))
     place = budget.last_within_budget(
-        lambda place: (PoissonGaussian(sampling_rate, grid.downwards(place)), steps),
+        lambda place: (release(grid.downwards(place)), steps),
         most=grid.places,
         guess=grid.places + 1 - grid.place(guess),
         stride=TENTH,
@@ -75,6 +101,36 @@ def noise_multiplier_for(
     if not place:
         raise ValueError(budget.refusal(f"{steps} steps of rate {sampling_rate}, whatever the noise"))
     return grid.downwards(place)
+
+
+def least_noisy(
+    releases: Sequence[Callable[[float], StepRelease]],
+    *,
+    epsilon: float,
+    delta: float,
+    steps: int,
+    accountant: Accountant,
+    prior_events: Events = NO_EVENTS,
+) -> StepRelease:
+    """The release that needs the least noise within the budget, among several ways to draw a step's batch.
+
+    The arguments, the guarantee and the errors are those of :func:`least_noise`, which has one way.
+    """
+    noises = [
+        least_noise(
+            release, epsilon=epsilon, delta=delta, steps=steps, accountant=accountant, prior_events=prior_events
+        )
+        for release in releases
+    ]
+    quietest = noises.index(min(noises))
+    return releases[quietest](noises[quietest])
+
+
+def cheapest(releases: Sequence[StepRelease], *, delta: float, steps: int, accountant: Accountant) -> StepRelease:
+    """The release with the lowest epsilon at this delta when it is repeated for so many steps."""
+    if len(releases) == 1:  # also where the accountant does not know it
+        return releases[0]
+    return min(releases, key=lambda release: accountant.compose({release: steps}).epsilon(delta=delta))
 
 
 def sampling_rate_for(
@@ -264,7 +320,7 @@ class _Budget:
         return math.sqrt(max(whole**2 - spent**2, 1e-6 * whole**2))
 
     def last_within_budget(
-        self, plan: Callable[[int], tuple[PoissonGaussian, int]], *, most: int, guess: int, stride: int
+        self, plan: Callable[[int], tuple[StepRelease, int]], *, most: int, guess: int, stride: int
     ) -> int:
         """The last of the plans 1 to ``most`` that keeps the budget, or 0; each plan costs more than the one before.
 
@@ -279,7 +335,7 @@ class _Budget:
             return 0
         return _last_within(excess, most, guess, stride)
 
-    def _excess(self, plan: Callable[[int], tuple[PoissonGaussian, int]], accountant: Accountant) -> Excess:
+    def _excess(self, plan: Callable[[int], tuple[StepRelease, int]], accountant: Accountant) -> Excess:
         """The function from a plan to the logarithm of its epsilon over the budget, limited to a factor of ten."""
 
         @cache

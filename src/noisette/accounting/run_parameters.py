@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from noisette._internal import checks
-from noisette.accounting import Event, Ledger, PoissonGaussian
+from noisette.accounting import Event, Ledger
+from noisette.accounting.events import StepRelease
 from noisette.accounting.serialization import event_of, facts_of
 
 
@@ -26,7 +27,7 @@ class RunParameters:
         run: the id in the run's lines, drawn at random unless given.
     """
 
-    event: PoissonGaussian
+    event: StepRelease
     expected_batch_size: float
     steps: int
     delta: float | None = None
@@ -57,8 +58,8 @@ class RunParameters:
             KeyError, TypeError, ValueError: they do not describe a run.
         """
         event = event_of(facts["event"])
-        if not isinstance(event, PoissonGaussian):
-            raise ValueError(f"a run of steps releases a PoissonGaussian, not {event!r}")
+        if not isinstance(event, StepRelease):
+            raise ValueError(f"a run of steps does not release a {event!r}")
         checks.count(steps=facts["steps"])
         if type(facts["run"]) is not str or not facts["run"]:
             raise ValueError(f"expected the id of a run as text, got {facts['run']!r}")

@@ -87,14 +87,17 @@ class AuditedRun:
             ValueError: the recipe does not fit the data.
             PrivacyError: the run would exceed the budget.
         """
+        _check_kind(recipe.data.users, recipe.training.batches)
         shapes, privacy = Shapes.of(data), recipe.privacy
         with Ledger() as ledger:
             run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger)
+            event = run.event
             run.close()
+        assert isinstance(event, PoissonGaussian)
         lipschitz, clip = recipe.lipschitz.used, recipe.lipschitz.logit_clip
         rule = CLIPPING_RULES[privacy.clipping].resolve()(privacy.max_grad_norm)
         return cls(
-            run.event,
+            event,
             run.steps,
             privacy.epsilon,
             privacy.delta,
@@ -116,6 +119,7 @@ class AuditedRun:
         facts, path = _facts(folder), folder / LEDGER_FILE
         try:
             event, settings = PoissonGaussian(facts["sampling_rate"], facts["noise_multiplier"]), facts["recipe"]
+            _check_kind(settings["data"].get("users"), settings["training"].get("batches", "poisson"))
             _check_ledger(event, facts["steps"], path)
             lipschitz = bool(facts["lipschitz"])
             clip = settings["lipschitz"]["logit_clip"] if lipschitz else facts["max_grad_norm"]
@@ -241,6 +245,19 @@ def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
     records = shapes.random_data(0)
     public = shapes.random_data(1, recipe.public.examples) if recipe.public.data else None
     return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger))
+
+
+def _check_kind(users: str | None, batches: str) -> None:
+    """Check that the run is of a kind that the audit has canaries for.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if users is not None or batches != "poisson":
+        raise ValueError(
+            "the audit of a run knows Poisson batches of records, not "
+            + (f"{batches} batches" if users is None else "a guarantee for users")
+        )
 
 
 def _facts(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from noisette.cli.options import DataDir, option
 from noisette.cli.training import begin, go_on
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.models import names as model_names
-from noisette.training.recipe import BATCH_NORMS, Recipe, accountant_names
+from noisette.training.recipe import BATCH_NORMS, BATCHES, Recipe, accountant_names
 
 if TYPE_CHECKING:
     from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
@@ -97,6 +97,10 @@ def train(
     batch_size: Annotated[
         int | None, _training("N", "Expected batch size, in examples.", "what suits the data")
     ] = None,
+    batches: Annotated[
+        str | None, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")
+    ] = None,
+    largest_batch: Annotated[int | None, _training("N", "Truncated batches: the most examples of a batch.")] = None,
     lr: Annotated[float | None, _training("F", "Learning rate.", "what suits the data")] = None,
     seed: Annotated[
         int | None, _training("N", "Seed of the first weights. Noise and sampling never depend on it.", "0")
@@ -118,6 +122,12 @@ def train(
     size: Annotated[int | None, _declared("N", "Public number of training records; need not be exact.")] = None,
     label: Annotated[str | None, _declared("COLUMN", "CSV: the column that holds the class.", "label")] = None,
     test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
+    users: Annotated[
+        str | None,
+        _declared("COLUMN", "CSV: the column of the user of a record. The guarantee is then for users.", "for records"),
+    ] = None,
+    records_per_user: Annotated[int | None, _declared("K", "The most records of one user that are used.")] = None,
+    public_users: Annotated[int | None, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
 ) -> None:
     """Train a classifier with differential privacy, and report its accuracy and its privacy cost.
 
@@ -135,7 +145,19 @@ def train(
     base = Recipe.read(recipe) if recipe else Recipe.default_for(data or Recipe().data.name)
     settings = replace(
         base,
-        data=_with(base.data, {"name": data, "classes": _classes(classes), "size": size, "label": label, "test": test}),
+        data=_with(
+            base.data,
+            {
+                "name": data,
+                "classes": _classes(classes),
+                "size": size,
+                "label": label,
+                "test": test,
+                "users": users,
+                "records_per_user": records_per_user,
+                "public_users": public_users,
+            },
+        ),
         model=_with(base.model, {"name": model, "batch_norm": batch_norm}),
         public=_with(base.public, {"data": public, "examples": public_examples}),
         privacy=_with(
@@ -149,7 +171,17 @@ def train(
                 "allow_large_delta": allow_large_delta or None,
             },
         ),
-        training=_with(base.training, {"epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed}),
+        training=_with(
+            base.training,
+            {
+                "epochs": epochs,
+                "batch_size": batch_size,
+                "batches": batches,
+                "largest_batch": largest_batch,
+                "lr": lr,
+                "seed": seed,
+            },
+        ),
     )
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0])
     begin(settings, place, data_dir)

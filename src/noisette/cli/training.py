@@ -132,6 +132,7 @@ def load_data(section: DataSection, data_dir: Path | None) -> DataSet:
         test=Path(section.test) if section.test else None,
         ranges=section.ranges,
         categories=section.categories,
+        users=section.users,
     )
     return load(section.name, data_dir=data_dir, declaration=declaration)
 

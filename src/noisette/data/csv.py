@@ -20,7 +20,7 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     """
     classes, size = declaration.public_facts(path.name)
     train = _table(path)
-    features = [name for name in train if name != declaration.label]
+    features = [name for name in train if name not in (declaration.label, declaration.users)]
     refuse(path.name, _absent_columns(train, declaration))
     split, problems = table.encode(train, features=features, declaration=declaration)
     test_split = None
@@ -44,6 +44,7 @@ def _table(path: Path) -> table.Table:
 def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
     """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
     named = {"label": [declaration.label], "ranges": declaration.ranges, "categories": declaration.categories}
+    named |= {"users": [declaration.users]} if declaration.users is not None else {}
     problems = []
     for fact, names in named.items():
         for name in names:
@@ -51,6 +52,6 @@ def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
                 close = get_close_matches(name, found, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, found))}"
                 problems.append(f"{fact}: there is no column {name!r}; {hint}")
-    if not set(found) - {declaration.label}:
-        problems.append("there is no column besides the label")
+    if not set(found) - {declaration.label, declaration.users}:
+        problems.append("there is no column besides the label" + (" and the users" if declaration.users else ""))
     return problems

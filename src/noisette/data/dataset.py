@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,11 +14,13 @@ from noisette.data.errors import refuse
 class Split:
     """Examples of one split: ``inputs`` float32, (n, c, h, w) or (n, features); ``targets`` int64, (n,).
 
-    Inputs of a text are int64, (n, tokens): rows of the ``vectors`` of its data set.
+    Inputs of a text are int64, (n, tokens): rows of the ``vectors`` of its data set. ``users`` are the ids of whom each
+    example belongs to, in their order; ``None`` if they are not known.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
+    users: Sequence[str] | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ class Declaration:
     test: a second CSV with the same columns, for testing.
     ranges: CSV column -> (lowest, highest); its values are clipped to that and mapped to [-1, 1].
     categories: CSV column -> every text it may hold; it becomes one input per text, 0 or 1.
+    users: the CSV column that holds the user whom a record belongs to. It is no input.
 
     Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
     about a record.
@@ -39,6 +40,7 @@ class Declaration:
     test: Path | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    users: str | None = None
 
     def __post_init__(self) -> None:
         names = self.class_names
@@ -59,6 +61,8 @@ class Declaration:
         ]
         if self.label in self.ranges.keys() | self.categories.keys():
             problems.append(f"the label column {self.label!r} has classes; it takes neither a range nor categories")
+        if self.users is not None and self.users in {self.label} | self.ranges.keys() | self.categories.keys():
+            problems.append(f"the column of users {self.users!r} is no input and no label; declare nothing else of it")
         refuse("declaration", problems)
 
     @property
@@ -95,4 +99,6 @@ class Declaration:
         for fact, columns in (("ranges", self.ranges), ("categories", self.categories)):
             if columns:
                 problems.append(f"{fact}: for CSV columns only; leave it out")
+        if self.users is not None:
+            problems.append("users: a column of a CSV; for other data give noisette.privatize the users of the records")
         refuse(subject, problems)

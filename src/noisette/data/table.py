@@ -68,7 +68,10 @@ def encode(table: Table, *, features: Sequence[str], declaration: Declaration) -
     labels = table[declaration.label]
     targets = codes(labels, declaration.class_names)
     problems += _problems(declaration.label, labels, targets < 0, problem=_not_a_class(declaration))
-    return Split(np.concatenate(blocks, axis=1, dtype=np.float32), targets), problems
+    users = None if declaration.users is None else table[declaration.users]
+    if users is not None:
+        problems += _problems(str(declaration.users), users, np.array([*map(is_missing, users)]), problem="")
+    return Split(np.concatenate(blocks, axis=1, dtype=np.float32), targets, users), problems
 
 
 def _inputs(name: str, column: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:

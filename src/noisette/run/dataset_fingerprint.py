@@ -56,14 +56,14 @@ class Fingerprint:
     digest: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, dataset: Any) -> Self:
-        """The fingerprint of a data set under a fresh key."""
+    def of(cls, dataset: Any, users: np.ndarray | None = None) -> Self:
+        """The fingerprint of a data set, and of its users if they are given, under a fresh key."""
         key = os.urandom(_KEY_BYTES)
-        return cls(key, _digest(key, dataset))
+        return cls(key, _digest_with_users(key, dataset, users))
 
-    def fits(self, dataset: Any) -> bool:
-        """Whether the fingerprint of this data set is the same."""
-        return hmac.compare_digest(self.digest, _digest(self.key, dataset))
+    def fits(self, dataset: Any, users: np.ndarray | None = None) -> bool:
+        """Whether the fingerprint of this data set, and of its users if they are given, is the same."""
+        return hmac.compare_digest(self.digest, _digest_with_users(self.key, dataset, users))
 
     def write(self, folder: Path) -> None:
         """Write it to a folder, readable by its owner only."""
@@ -92,6 +92,11 @@ class Fingerprint:
     def remove(folder: Path) -> None:
         """Delete the one in a folder, if there is one."""
         (folder / _FILE).unlink(missing_ok=True)
+
+
+def _digest_with_users(key: bytes, dataset: Any, users: np.ndarray | None) -> bytes:
+    digest = _digest(key, dataset)
+    return digest if users is None else _mac(key, b"users", digest, _digest_of_value(key, users))
 
 
 def _digest(key: bytes, dataset: Any) -> bytes:

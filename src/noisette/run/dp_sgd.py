@@ -1,6 +1,6 @@
 """DP-SGD, algorithm 1 of Abadi et al. 2016, and the function that computes each of its lines.
 
-1. Take a batch, each record with probability q           ``sampling.poisson.PoissonSampler.indices``
+1. Take a batch, each record with probability q           ``indices`` of ``sampling.poisson.PoissonSampler``
 2. Compute the gradient of each example                   ``gradients.per_example.per_example_gradients``
 3. Clip each to norm C and add them up                    ``clipping.norms.clip_and_sum``
 4. Add noise of std sigma C, divide by the batch size L   ``mechanisms.gaussian.GaussianRelease``
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
+from noisette.accounting.events import StepRelease, UserLevel
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
@@ -30,7 +31,9 @@ from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.run.seal import Seal
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
-from noisette.sampling.poisson import Batch, PoissonSampler
+from noisette.sampling.poisson import Batch
+from noisette.sampling.schemes import sampler_of, user_records
+from noisette.sampling.users import Users
 from noisette.validation.examples_apart import warn_if_examples_meet, warn_of_backward_hooks
 from noisette.validation.optimizer import StepsOfScaler, check_coverage, held_by
 
@@ -59,11 +62,11 @@ class DpSgdRun(ABC):
         dataset: Any,
         *,
         key: SecretKey,
-        sampling_rate: float,
-        noise_multiplier: float,
+        event: StepRelease,
         expected_batch_size: float,
         steps: int,
         separability: Literal["asserted"] | None,
+        users: Users | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
     ) -> None:
@@ -71,15 +74,19 @@ class DpSgdRun(ABC):
         if isinstance(bound, PerExampleClip):
             bound.examples = max(bound.examples, float(expected_batch_size))
         self.optimizer = optimizer
-        self.sampling_rate = sampling_rate
+        self.sampling_rate = event.sampling_rate
         self.steps = steps
         self.separability = separability
         self.steps_taken = steps_taken
         self.steps_lost = steps_lost
         self._records = records_of(dataset)
-        self._sampler = PoissonSampler(size=self._records.size, sampling_rate=sampling_rate, key=key)
+        by_user = user_records(event, users, dataset, self._records.size, key)
+        if isinstance(event, UserLevel) and by_user is not None:
+            self._records = by_user.of(self._records, event.records)
+        self._user_numbers = None if by_user is None else by_user.users
+        self._sampler = sampler_of(event, self._records.size, key, first_step=steps_taken, users=by_user)
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
-        self._release = GaussianRelease(key, noise_multiplier, expected_batch_size)
+        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
@@ -117,7 +124,8 @@ class DpSgdRun(ABC):
         return max(0, self.steps - self.steps_spent)
 
     def batches(self) -> Iterator[Batch]:
-        """Line 1: the batches that remain, drawn by Poisson sampling. Each may be empty, and each needs one step.
+        """Line 1: the batches that remain, drawn as declared: Poisson batches
+        unless others were. Each may be empty, and each needs one step.
 
         Raises:
             PrivacyError: a batch was left without ``optimizer.step()``.

@@ -15,8 +15,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.keystream import SecretKey
-from noisette.accounting import Accountant, Event, Ledger, PldAccountant, PoissonGaussian, noise_multiplier_for
+from noisette.accounting import Accountant, Event, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget, delta_left_for_noise
+from noisette.accounting.calibrate import cheapest, least_noisy, with_releases
+from noisette.accounting.events import StepRelease, check_events
 from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
@@ -26,6 +28,8 @@ from noisette.mechanisms.gaussian import parts_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
+from noisette.sampling.schemes import Poisson, Sampling, releases
+from noisette.sampling.users import Users
 from noisette.validation import Call, check_no_batch_norm, check_worst_case, checks
 from noisette.validation.checked_calls import FUNCTIONS, MOST_ENTRIES, PLAIN, CheckedCalls
 from noisette.validation.optimizer import check_optimizer
@@ -53,6 +57,8 @@ def privatize(
     allow_large_delta: bool = False,
     separability: Literal["asserted"] | None = None,
     example: object = None,
+    sampling: Sampling = Poisson(),  # noqa: B008 - it is frozen
+    users: Users | None = None,
 ) -> PrivateRun:
     """Attach differentially private training to your own model and optimizer.
 
@@ -82,16 +88,21 @@ def privatize(
             lengths, ranges): one public record or a few, in the form in which the model is called. A tensor, a tuple
             of positional arguments (the last entry may be a mapping of keyword arguments), or a mapping. Whole numbers
             are then also drawn at random between its lowest and its highest.
+        sampling: how batches are drawn: ``Poisson()`` unless given, ``TruncatedPoisson(largest_batch)`` for batches of
+            at most a fixed size, or ``BallsInBins()`` for passes in which each record is in one batch.
+        users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
+            Records or users are sampled, whichever costs less at the same expected batch size.
 
-    Guarantee: (epsilon, delta) differential privacy for adding or removing one record, of all weights and optimizer
-    states of the run together, provided that the key stays in the process and, with ``separability="asserted"``,
-    that model and loop keep the examples apart.
+    Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
+    one user, of all weights and optimizer states of the run together, provided that the key stays in the process and,
+    with ``separability="asserted"``, that model and loop keep the examples apart.
     Source: Abadi et al. 2016, algorithm 1.
 
     Raises:
-        ValueError: numbers outside their domain, contradicting or missing; all problems are listed.
-        PrivacyError: the model mixes examples, the optimizer does not fit the bound, or the budget does not pay for
-            the steps with the given noise.
+        ValueError: numbers outside their domain, contradicting or missing; all problems are listed. A record has no
+            user, the users are not those of the records, or the ledger has a guarantee of another kind.
+        PrivacyError: the model mixes examples, the optimizer does not fit the bound, the budget does not pay for the
+            steps with the given noise, or the data set has more records than truncated batches are paid for.
     """
     check_numbers(
         expected_batch_size=expected_batch_size,
@@ -104,7 +115,18 @@ def privatize(
         delta=delta,
     )
     sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
-    check_delta(delta, sampling_rate / expected_batch_size, allow_large_delta)
+    possible = releases(
+        sampling,
+        users,
+        sampling_rate,
+        expected_batch_size=expected_batch_size,
+        public_size=public_size,
+        parts=parts_of(bound.pop_sums()),
+    )
+    one_over_size = sampling_rate / expected_batch_size
+    if users is not None and users.public_users is not None:
+        one_over_size = 1 / users.public_users
+    check_delta(delta, one_over_size, allow_large_delta)
     accountant = accountant if accountant is not None else PldAccountant()
     check_no_batch_norm(bound.model)
     check_optimizer(optimizer, bound)
@@ -117,15 +139,18 @@ def privatize(
         if noise_multiplier is None:
             assert epsilon is not None
             assert delta is not None
-            noise_multiplier = noise_multiplier_for(
+            event = least_noisy(
+                possible,
                 epsilon=epsilon,
                 delta=delta_left_for_noise(delta, ledger),
-                sampling_rate=sampling_rate,
                 steps=steps,
                 accountant=accountant,
                 prior_events=ledger.events,
             )
-        event = PoissonGaussian(sampling_rate, noise_multiplier, parts_of(bound.pop_sums()))
+        else:
+            events = [release(noise_multiplier) for release in possible]
+            event = cheapest(events, delta=delta or one_over_size / 10, steps=steps, accountant=accountant)
+        check_events(with_releases(ledger.events, event, 1))
         run = PrivateRun(
             bound,
             optimizer,
@@ -135,6 +160,7 @@ def privatize(
             ledger=ledger,
             separability=separability,
             example=example,
+            users=users,
         )
     if given:
         try:
@@ -163,6 +189,7 @@ class PrivateRun(DpSgdRun):
         ledger: Ledger,
         separability: Literal["asserted"] | None = None,
         example: object = None,
+        users: Users | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
@@ -174,11 +201,11 @@ class PrivateRun(DpSgdRun):
             optimizer,
             dataset,
             key=SecretKey(),
-            sampling_rate=terms.event.sampling_rate,
-            noise_multiplier=terms.event.noise_multiplier,
+            event=terms.event,
             expected_batch_size=terms.expected_batch_size,
             steps=terms.steps,
             separability=separability,
+            users=users,
             steps_taken=steps_taken,
             steps_lost=steps_lost,
         )
@@ -200,12 +227,12 @@ class PrivateRun(DpSgdRun):
             self._hooks.append(bound.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
 
     @property
-    def event(self) -> PoissonGaussian:
+    def event(self) -> StepRelease:
         """The release of one step."""
         return self.terms.event
 
     def epsilon(self, *, delta: float) -> float:
-        """Epsilon spent at this delta by everything in the ledger, for adding or removing one record.
+        """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
         Guarantee: an upper bound, from the accountant, with the noise generator's tail subtracted from delta.
         """
@@ -242,7 +269,7 @@ class PrivateRun(DpSgdRun):
         folder.mkdir(parents=True, exist_ok=True)
         if folder != self._saved_in:  # first, because a checkpoint without it could not be resumed
             if self._fingerprint is None:
-                self._fingerprint = Fingerprint.of(self._dataset)
+                self._fingerprint = Fingerprint.of(self._dataset, self._user_numbers)
             self._fingerprint.write(folder)
             self._saved_in = folder
         SavedRun.write(
@@ -267,6 +294,7 @@ class PrivateRun(DpSgdRun):
         ledger: Ledger | None = None,
         separability: Literal["asserted"] | None = None,
         example: object = None,
+        users: Users | None = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
@@ -282,6 +310,8 @@ class PrivateRun(DpSgdRun):
             ledger: the run's ledger; opened at its path, relative to the folder, unless given.
             separability: as for :func:`privatize`.
             example: as for :func:`privatize`.
+            users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
+                over the data that was under way is not continued, a new one begins.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -310,6 +340,7 @@ class PrivateRun(DpSgdRun):
                 ledger=ledger,
                 separability=separability,
                 example=example,
+                users=users,
                 steps_taken=saved.steps_taken,
                 steps_lost=saved.steps_lost(ledger),
                 extras=saved.extras,
@@ -326,8 +357,10 @@ class PrivateRun(DpSgdRun):
     def _check_data(self, folder: Path) -> None:
         """Check that the records are those that the run began with."""
         self._fingerprint = Fingerprint.read(folder)
-        if not self._fingerprint.fits(self._dataset):
-            raise ValueError("the data set is not the one that the run began with; resume it with the same records")
+        if not self._fingerprint.fits(self._dataset, self._user_numbers):
+            raise ValueError(
+                "the data set is not the one that the run began with; resume it with the same records of the same users"
+            )
 
     def check_budget(self) -> None:
         """Check that the remaining steps fit in the budget, together with everything in the ledger.

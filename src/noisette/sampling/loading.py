@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ class Records:
     size: int
     gather: Gather
     buckets: np.ndarray | None = None  # the bucket of each record, if a microbatch may hold one bucket only
+    check_batch: Callable[[np.ndarray], None] | None = None  # refuses records that no batch may have together
 
 
 def records_of(dataset: Any) -> Records:
@@ -79,6 +80,17 @@ def records_of(dataset: Any) -> Records:
             "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
         )
     return Records(len(dataset), _collated(dataset))
+
+
+def each_record(dataset: Any) -> Iterator[Any]:
+    """The records one by one; of columns, the rows, each in the form of the data set."""
+    if isinstance(dataset, Mapping):
+        columns = {name: torch.as_tensor(column) for name, column in dataset.items()}
+        yield from ({name: column[i] for name, column in columns.items()} for i in range(records_of(dataset).size))
+    elif isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
+        yield from zip(*map(torch.as_tensor, dataset), strict=True)
+    else:
+        yield from (dataset[i] for i in range(records_of(dataset).size))
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:

@@ -41,16 +41,31 @@ class PoissonSampler:
 
     def indices(self, *, step: int) -> np.ndarray:
         """Indices of the records in this step's batch, ascending; possibly none."""
-        if self.sampling_rate == 1:
-            return np.arange(self.size)
-        below = np.uint64(int(self.sampling_rate * 2**64))
-        draws = np.empty(min(self.size, _CHUNK), dtype=np.uint64)
-        found = []
-        for start in range(0, self.size, _CHUNK):
-            drawn = draws[: min(_CHUNK, self.size - start)]
-            self.key.fill(drawn, purpose="sampling", name="", step=step, start=start)
-            found.append(np.flatnonzero(drawn < below) + start)
-        return np.concatenate(found) if found else np.arange(0)
+        width = int(self.sampling_rate * 2**64)
+        return drawn_records(self.size, self.key, purpose="sampling", step=step, width=width)
+
+
+def drawn_records(size: int, key: SecretKey, *, purpose: str, step: int, width: int, low: int = 0) -> np.ndarray:
+    """Indices, ascending, of the records whose word of 64 bits is one of the ``width`` words from ``low`` on.
+
+    Args:
+        size: number of records; each has a word of its own.
+        key: the secret key.
+        purpose: of the stream that the words come from.
+        step: of the stream.
+        width: number of words, at most 2**64.
+        low: the first of these words; ``low + width`` is at most 2**64.
+    """
+    if width == 2**64:
+        return np.arange(size)
+    first, below = np.uint64(low), np.uint64(width)
+    words = np.empty(min(size, _CHUNK), dtype=np.uint64)
+    found = []
+    for start in range(0, size, _CHUNK):
+        drawn = words[: min(_CHUNK, size - start)]
+        key.fill(drawn, purpose=purpose, name="", step=step, start=start)
+        found.append(np.flatnonzero(drawn - first < below) + start)  # the difference wraps around for smaller words
+    return np.concatenate(found) if found else np.arange(0)
 
 
 class FixedSize:
@@ -124,6 +139,8 @@ class Batch:
             start = self.bounded
             self._size_and_end(sizes, start)[0].halve(self.current)
         self.check_bounded(start)
+        if self.records.check_batch is not None:
+            self.records.check_batch(self.indices)
         self.before_each()
         with ThreadPoolExecutor(max_workers=1) as helper:  # its thread starts with the first prefetch
             fetch = Prefetch(self.records.gather, helper)

@@ -26,7 +26,9 @@ from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, Recipe
+from noisette.sampling.schemes import Sampling
+from noisette.sampling.users import Users
+from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, Recipe
 
 _FEATURES_AT_ONCE = 100
 _EVALUATED_AT_ONCE = 2000
@@ -67,6 +69,8 @@ class TrainingSetup:
             model = _standardised(model, chosen, data, device)
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         self.examples = _Examples(data.train, fixed, device)
+        self.users = _users(recipe, data)
+        self.sampling = _sampling(recipe)
         self.test = _Examples(data.test, fixed, device).tensors if data.test else None
         if recipe.model.batch_norm is not None:
             given = chosen if chosen is None or fixed is None else _features(chosen, fixed, device)
@@ -93,6 +97,27 @@ class _Examples(TensorDataset):
         inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
         super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
         self.known_by = (split.inputs, split.targets)
+
+
+def _users(recipe: Recipe, data: DataSet) -> Users | None:
+    """Whose the records are, for a guarantee for users.
+
+    Raises:
+        ValueError: the data do not have the users that the recipe names.
+    """
+    section = recipe.data
+    if section.users is None:
+        return None
+    assert section.records_per_user is not None, "the recipe is checked"
+    if data.train.users is None:
+        raise ValueError(f"the records of {data.name} have no users, for which the recipe asks for a guarantee")
+    return Users(data.train.users, section.records_per_user, section.public_users)
+
+
+def _sampling(recipe: Recipe) -> Sampling:
+    """How the batches of the recipe are drawn."""
+    kind, largest = BATCHES[recipe.training.batches].resolve(), recipe.training.largest_batch
+    return kind() if largest is None else kind(largest)
 
 
 def _model(recipe: Recipe, data: DataSet) -> nn.Module:

@@ -11,10 +11,13 @@ from noisette.training.recipe import ACCOUNTANTS, Recipe
 
 
 def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Ledger) -> tuple[float, int]:
-    """Sampling rate and steps of the recipe's epochs; fewer steps if the noise is given and the budget allows fewer."""
+    """Sampling rate and steps of the recipe's epochs; fewer steps if the noise is given and the budget allows fewer.
+
+    Fewer only with Poisson batches of records: with others a run that exceeds the budget is refused.
+    """
     privacy, training = recipe.privacy, recipe.training
     sampling_rate, steps = schedule(training.batch_size, None, None, size, training.epochs)
-    if noise_multiplier is None:
+    if noise_multiplier is None or recipe.data.users is not None or training.batches != "poisson":
         return sampling_rate, steps
     affordable = steps_for(
         epsilon=privacy.epsilon,
@@ -37,13 +40,13 @@ def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Le
 def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step."""
     privacy, noise = recipe.privacy, setup.noise_multiplier
-    sampling_rate, steps = length(recipe, size, noise, ledger)
+    _, steps = length(recipe, size, noise, ledger)
     return privatize(
         setup.bound,
         setup.optimizer,
         setup.examples,
         expected_batch_size=recipe.training.batch_size,
-        sampling_rate=sampling_rate,
+        public_size=size,
         steps=steps,
         epsilon=privacy.epsilon,
         noise_multiplier=noise,
@@ -51,6 +54,8 @@ def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger) -
         accountant=ACCOUNTANTS[privacy.accountant],
         allow_large_delta=privacy.allow_large_delta,
         ledger=ledger,
+        sampling=setup.sampling,
+        users=setup.users,
     )
 
 

@@ -88,7 +88,9 @@ def resume(
     if setup.public_digest != saved["public examples"]:
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     accountant = ACCOUNTANTS[recipe.privacy.accountant]
-    run = PrivateRun.resume(checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant)
+    run = PrivateRun.resume(
+        checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant, users=setup.users
+    )
     with run:
         if setup.averaged:
             setup.averaged.load_state_dict(saved["averaged"])

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from noisette.accounting import PldAccountant, PoissonGaussian
+from noisette.accounting.serialization import facts_of
 from noisette.training.outcome import Point
 from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
 from noisette.training.report import Facts
@@ -40,6 +41,7 @@ def facts() -> Facts:
         tail_delta=1.7e-13,
         sampling="Poisson",
         separability="by construction",
+        event=facts_of(EVENT),
         sampling_rate=EVENT.sampling_rate,
         noise_multiplier=EVENT.noise_multiplier,
         max_grad_norm=1.5,

@@ -12,6 +12,7 @@ from noisette.accounting.events.gaussian import PoissonGaussian as PoissonGaussi
 from noisette.accounting.events.gaussian import Sampled as Sampled
 from noisette.accounting.events.gaussian import TruncatedPoissonGaussian as TruncatedPoissonGaussian
 from noisette.accounting.events.groups import GroupPrivacy as GroupPrivacy
+from noisette.accounting.events.groups import StepRelease as StepRelease
 from noisette.accounting.events.groups import UserLevel as UserLevel
 from noisette.accounting.events.other import DiscreteGaussian as DiscreteGaussian
 from noisette.accounting.events.other import DpAmount as DpAmount

@@ -217,6 +217,11 @@ class BallsInBinsGaussian(Event):
         all_of(lambda: count(bins=self.bins), lambda: positive(noise_multiplier=self.noise_multiplier))
         _check_parts(self.parts)
 
+    @property
+    def sampling_rate(self) -> float:
+        """The probability that a record is in the batch of a step."""
+        return 1 / self.bins
+
 
 def _check_parts(parts: Parts) -> None:
     for name, share in parts:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from noisette._internal.checks import count
 from noisette.accounting.events.event import Event, Neighbouring
-from noisette.accounting.events.gaussian import Sampled
+from noisette.accounting.events.gaussian import (
+    BallsInBinsGaussian,
+    Parts,
+    PoissonGaussian,
+    Sampled,
+    TruncatedPoissonGaussian,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +88,22 @@ class UserLevel(Event):
     def sampling(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The sampling of the event."""
         return self.event.sampling
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability with which each record, or each user where users are sampled, enters a batch."""
+        return self.event.sampling_rate
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation of the noise in units of the sum's sensitivity to one record."""
+        return self.event.noise_multiplier
+
+    @property
+    def parts(self) -> Parts:
+        """The parts of the release, as in :class:`PoissonGaussian`."""
+        return self.event.parts
+
+
+StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | UserLevel
+"""The release of one step of training: how its batch is drawn, the noise, and whose guarantee it is."""

@@ -27,6 +27,12 @@ def _conversion():
     return conversion
 
 
+def _schemes():
+    from noisette.sampling import schemes
+
+    return schemes
+
+
 def _allocations():
     from noisette.lipschitz import noise_allocation
 
@@ -47,6 +53,12 @@ BATCH_NORMS: Mapping[str, BatchNormEntry] = {
     "instance": BatchNormEntry(lambda: _conversion()._InstanceNorm, "instance norm"),
 }
 NEED_PUBLIC = tuple(name for name, norm in BATCH_NORMS.items() if norm.needs_public)
+
+BATCHES: Mapping[str, Entry] = {
+    "poisson": Entry(lambda: _schemes().Poisson, "each example by itself, at the lowest cost"),
+    "truncated": Entry(lambda: _schemes().TruncatedPoisson, "the same, but at most --largest-batch examples"),
+    "balls-in-bins": Entry(lambda: _schemes().BallsInBins, "each example once in a pass"),
+}
 
 ALLOCATIONS: Mapping[str, Entry] = {
     "global": Entry(lambda: _allocations().GlobalAllocation, "the same noise on every parameter"),

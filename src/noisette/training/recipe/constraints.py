@@ -8,7 +8,7 @@ from pathlib import Path
 from noisette._internal import checks
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, NEED_PUBLIC
+from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, BATCHES, NEED_PUBLIC
 from noisette.training.recipe.sections import (
     DataSection,
     LipschitzSection,
@@ -76,7 +76,33 @@ def check_training(training: TrainingSection) -> None:
         lambda: checks.below_one(momentum=training.momentum),
         lambda: checks.below_one(averaging=training.averaging),
         lambda: checks.count(microbatch_size=training.microbatch_size),
+        lambda: _check_batches(training),
     )
+
+
+def _check_batches(training: TrainingSection) -> None:
+    check_choice("batches", training.batches, BATCHES)
+    if (training.batches == "truncated") != (training.largest_batch is not None):
+        raise ValueError('batches = "truncated" needs largest_batch, and no other batches have one')
+    if training.largest_batch is not None:
+        checks.count(largest_batch=training.largest_batch)
+
+
+def check_users(data: DataSection, projection: ProjectionSection, training: TrainingSection) -> None:
+    """A guarantee for users has the most records of one user, and nothing that was released for records alone."""
+    if data.users is None:
+        if data.records_per_user is not None or data.public_users is not None:
+            raise ValueError("records_per_user and public_users are for a guarantee for users; give the column users")
+        return
+    if data.records_per_user is None:
+        raise ValueError(f"users = {data.users!r} needs records_per_user: the most records of one user that are used")
+    checks.count(records_per_user=data.records_per_user)
+    if data.public_users is not None:
+        checks.count(public_users=data.public_users)
+    if projection.components:
+        raise ValueError("private principal components have a guarantee for records; leave them out, or users")
+    if training.batches != "poisson":
+        raise ValueError(f'with users batches are Poisson; leave batches = "{training.batches}" out')
 
 
 def check_public(public: PublicSection, model: ModelSection, data: DataSection) -> None:

@@ -17,6 +17,9 @@ class DataSection:
     test: str | None = None
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
+    records_per_user: int | None = None  # the most records of one user that are used
+    public_users: int | None = None  # the number of users, where it is public
 
 
 @dataclass(frozen=True)
@@ -90,3 +93,5 @@ class TrainingSection:
     averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     seed: int = 0  # of the first weights only: noise and sampling never depend on it
     microbatch_size: int = 1024  # examples in memory at once
+    batches: str = "poisson"  # a name in BATCHES: how they are drawn
+    largest_batch: int | None = None  # of truncated batches: the most examples of a batch

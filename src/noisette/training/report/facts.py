@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import noisette
-from noisette.accounting import PoissonGaussian
+from noisette.accounting.serialization import facts_of as event_facts
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
@@ -54,6 +54,7 @@ class Facts:
     ``max_grad_norm`` is the clipping norm of all ``groups`` of parameters together, as of the last release; it is
     ``None`` where the layers bound the gradients, as ``lipschitz`` has it; ``parts`` are what a step releases, () for
     the gradient alone.
+    ``event`` is the release of one step, as the ledger has it.
     ``separability`` is how the examples of a batch are kept apart: "by construction", or "asserted" by the operator;
     ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
     and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
@@ -77,6 +78,7 @@ class Facts:
     neighbouring: str
     accountant_version: str
     tail_delta: float
+    event: Mapping[str, Any]
     sampling: str
     sampling_rate: float
     separability: str
@@ -135,7 +137,8 @@ def facts_of(outcome: Outcome) -> Facts:
         neighbouring=run.event.neighbouring.value,
         accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
         tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
-        sampling=PoissonGaussian.sampling,
+        event=event_facts(run.event),
+        sampling=run.event.sampling,
         separability=run.separability or "by construction",
         sampling_rate=run.sampling_rate,
         noise_multiplier=run.noise_multiplier,

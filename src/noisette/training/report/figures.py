@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -14,10 +15,11 @@ from noisette.accounting import (
     Gaussian,
     MomentsAccountant,
     PldAccountant,
-    PoissonGaussian,
     RdpAccountant,
     epsilon_curve,
 )
+from noisette.accounting.serialization import event_of
+from noisette.errors import UnsupportedEventError
 from noisette.training.report.facts import Facts
 from noisette.training.report.numbers import percent, upward
 from noisette.training.report.svg import BLUE, GREEN, ORANGE, STYLE, end_label, spread, svg
@@ -37,7 +39,10 @@ def epsilon_against_steps(facts: Facts) -> str:
         (RdpAccountant(), ORANGE, "--"),
         (MomentsAccountant(), GREEN, ":"),
     )
-    curves = [(_LABELS[accountant.name], _course(facts, accountant), *look) for accountant, *look in looks]
+    curves = []
+    for accountant, *look in looks:
+        with suppress(UnsupportedEventError):  # of kinds of batches that an accountant does not know
+            curves.append((_LABELS[accountant.name], _course(facts, accountant), *look))
     with matplotlib.rc_context(STYLE):
         figure, axes = _empty("training step", "ε spent")
         axes.set_xlim(0, steps[-1])
@@ -55,7 +60,7 @@ def _course(facts: Facts, accountant: Accountant) -> list[float]:
     if accountant.name == privacy.accountant:
         return [point.epsilon for point in facts.points]
     return epsilon_curve(
-        PoissonGaussian(facts.sampling_rate, facts.noise_multiplier),
+        event_of(facts.event),
         checkpoints=[point.step for point in facts.points],
         delta=privacy.delta - facts.tail_delta,
         accountant=accountant,

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.accounting.events import BallsInBinsGaussian, TruncatedPoissonGaussian, UserLevel
+from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.training.report.facts import Facts
 from noisette.training.report.numbers import power_of_ten, upward
@@ -41,15 +43,16 @@ def as_text(sections: tuple[Section, ...], *, title: str) -> str:
 def _guarantee(facts: Facts) -> Section:
     privacy = facts.recipe.privacy
     epsilon, delta = upward(facts.epsilon), power_of_ten(privacy.delta)
+    unit = "user" if _for_users(facts) else "record"
     paragraphs = [
         f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
         f"step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
         f"delta = {delta}.",
-        f"Relation: {facts.neighbouring}. Unit: one record, which is one entry of the training set. For any set of "
-        f"outcomes of the training, its probability with the record is at most e^{epsilon} times its probability "
-        f"without the record, plus {delta}; the same holds with the two exchanged.",
+        f"Relation: {facts.neighbouring}. Unit: {_unit(facts)}. For any set of "
+        f"outcomes of the training, its probability with the {unit} is at most e^{epsilon} times its probability "
+        f"without the {unit}, plus {delta}; the same holds with the two exchanged.",
         "The guarantee holds against an adversary who sees every step, knows or has chosen all other records, the "
-        "first weights, the model and the settings, and may choose the record in question. It does not depend on "
+        f"first weights, the model and the settings, and may choose the {unit} in question. It does not depend on "
         "publishing the last weights only.",
     ]
     switches = "none."
@@ -74,8 +77,8 @@ def _mechanism(facts: Facts) -> Section:
         "How the guarantee is kept",
         (
             *_before_training(facts),
-            f"Sampling: {facts.sampling}. Each record enters the batch of a step independently with probability "
-            f"{facts.sampling_rate:.6g}. A batch may be empty; an empty batch is released like any other.",
+            f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
+            "other.",
             _separability(facts),
             *(_by_layers(facts) if facts.lipschitz else _by_clipping(facts)),
             f"Normaliser: the noised sum is divided by {facts.recipe.training.batch_size}, a declared constant, "
@@ -85,6 +88,43 @@ def _mechanism(facts: Facts) -> Section:
             f"last line is {facts.ledger_head}.",
         ),
     )
+
+
+def _for_users(facts: Facts) -> bool:
+    return isinstance(event_of(facts.event), UserLevel)
+
+
+def _unit(facts: Facts) -> str:
+    """Whom the guarantee is for."""
+    if _for_users(facts):
+        return (
+            "one user, with all its records of the training set, whatever their number. The column "
+            f"{facts.recipe.data.users!r} names the user of each record, and of each at most "
+            f"{facts.recipe.data.records_per_user} are used, drawn by the secret key"
+        )
+    return "one record, which is one entry of the training set"
+
+
+def _batches(facts: Facts) -> str:
+    """How the batch of a step is drawn."""
+    event = event_of(facts.event)
+    rate = f"{facts.sampling_rate:.6g}"
+    match event:
+        case UserLevel(records=1):
+            return f"Each user enters the batch of a step independently with probability {rate}, with one record."
+        case TruncatedPoissonGaussian():
+            return (
+                f"Each record enters the batch of a step independently with probability {rate}. A batch of more than "
+                f"{event.largest_batch:,} records is replaced by as many of them, drawn by the secret key; the data "
+                f"set has at most {event.most_records:,} records."
+            )
+        case BallsInBinsGaussian():
+            return (
+                f"In each pass of {event.bins:,} steps, each record chooses the batch of one step, uniformly and "
+                "independently. A resumed run begins a new pass."
+            )
+        case _:
+            return f"Each record enters the batch of a step independently with probability {rate}."
 
 
 def _separability(facts: Facts) -> str:

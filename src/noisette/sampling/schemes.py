@@ -1,0 +1,240 @@
+"""How the batches of a run are drawn: what is declared, the release that it makes of a step, and its sampler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from noisette._internal import checks
+from noisette._internal.keystream import SecretKey
+from noisette.accounting.events import (
+    BallsInBinsGaussian,
+    Parts,
+    PoissonGaussian,
+    StepRelease,
+    TruncatedPoissonGaussian,
+    UserLevel,
+)
+from noisette.errors import PrivacyError
+from noisette.sampling.balls_in_bins import BallsInBinsSampler
+from noisette.sampling.poisson import PoissonSampler
+from noisette.sampling.truncated import TruncatedPoissonSampler
+from noisette.sampling.users import KeptRecordsSampler, UserRecords, Users, UserSampler
+
+ReleaseOf: TypeAlias = Callable[[float], StepRelease]
+"""The release of one step with a given noise multiplier."""
+
+
+class Sampler(Protocol):
+    """Draws the batches of a run."""
+
+    def indices(self, *, step: int) -> np.ndarray:
+        """Indices of the records in this step's batch, ascending; possibly none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each record enters each batch independently; batches differ in size, and the cost is the lowest known."""
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate and with these parts; the declared number of records does not matter."""
+        return lambda noise: PoissonGaussian(sampling_rate, noise, parts)
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson:
+    """Poisson batches of at most a fixed size, for shapes that are known beforehand.
+
+    A batch with more than ``largest_batch`` records is replaced by a random subset of that size. The cost is a little
+    above that of Poisson batches where that is rare.
+
+    Args:
+        largest_batch: the most records of a batch. Five standard deviations above the expected batch size, each its
+            square root, cost next to nothing.
+        most_records: the most records that the data set may have; the declared ``public_size`` unless given. A data
+            set with more is refused.
+
+    Raises:
+        TypeError, ValueError: a number is not a whole number of at least 1.
+
+    >>> TruncatedPoisson(largest_batch=160).release(0.01, 10_000, ())(1.0)
+    TruncatedPoissonGaussian(sampling_rate=0.01, noise_multiplier=1.0, largest_batch=160, most_records=10000)
+    """
+
+    largest_batch: int
+    most_records: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.all_of(
+            lambda: checks.count(largest_batch=self.largest_batch),
+            lambda: self.most_records is None or checks.count(most_records=self.most_records),
+        )
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate and with these parts.
+
+        Raises:
+            ValueError: neither ``most_records`` nor ``public_size`` was declared.
+        """
+        most = public_size if self.most_records is None else self.most_records
+        if most is None:
+            raise ValueError(
+                "truncated batches need the most records that the data set may have: declare public_size, or "
+                "TruncatedPoisson(largest_batch, most_records)"
+            )
+        return lambda noise: TruncatedPoissonGaussian(sampling_rate, noise, self.largest_batch, most, parts)
+
+
+@dataclass(frozen=True)
+class BallsInBins:
+    """Passes over the data in which each record enters exactly one batch, drawn at random.
+
+    Args:
+        bins: the batches of one pass; as many as the sampling rate asks for, rounded up, unless given.
+
+    Raises:
+        TypeError, ValueError: ``bins`` is not a whole number of at least 1.
+
+    >>> BallsInBins().release(0.01, 10_000, ())(1.0)
+    BallsInBinsGaussian(bins=100, noise_multiplier=1.0)
+    """
+
+    bins: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bins is not None:
+            checks.count(bins=self.bins)
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate, if it decides the number of bins, and with these parts."""
+        rounded_up = math.ceil(1 / sampling_rate * (1 - 1e-12))  # 1 / (1 / 49) is above 49
+        bins = rounded_up if self.bins is None else self.bins
+        return lambda noise: BallsInBinsGaussian(bins, noise, parts)
+
+
+Sampling: TypeAlias = Poisson | TruncatedPoisson | BallsInBins
+"""A way to draw the batches of a run."""
+
+
+def releases(
+    sampling: Sampling,
+    users: Users | None,
+    sampling_rate: float,
+    *,
+    expected_batch_size: float,
+    public_size: int | None,
+    parts: Parts,
+) -> Sequence[ReleaseOf]:
+    """The releases that a step may make: one, or with users one of records and one of users.
+
+    Args:
+        sampling: how batches are drawn.
+        users: for a guarantee for users.
+        sampling_rate: probability in (0, 1] that a record is in a step's batch.
+        expected_batch_size: by which the sum is divided.
+        public_size: declared number of records, if there is one.
+        parts: of the release.
+
+    Raises:
+        TypeError: ``sampling`` or ``users`` is of another kind.
+        ValueError: a number is missing or contradicts another.
+    """
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"expected sampling to be Poisson(), TruncatedPoisson(..) or BallsInBins(), got {sampling!r}")
+    if users is None:
+        return [sampling.release(sampling_rate, public_size, parts)]
+    if not isinstance(users, Users):
+        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
+    if not isinstance(sampling, Poisson):
+        raise ValueError(f"with users batches are Poisson, because no price is known of users in {sampling!r}")
+    return _user_releases(users, sampling_rate, expected_batch_size, public_size, parts)
+
+
+def _user_releases(
+    users: Users, sampling_rate: float, expected_batch_size: float, public_size: int | None, parts: Parts
+) -> list[ReleaseOf]:
+    """The releases of batches of the same expected size, of records and of users.
+
+    At most ``most_records`` of each user are kept, so with a declared number of users the rate of records follows from
+    the smaller one of ``public_size`` and the most records that may be kept.
+    """
+    rates = {users.most_records: sampling_rate}
+    if users.public_users is not None:
+        if public_size is not None:
+            kept = min(public_size, users.most_records * users.public_users)
+            rates[users.most_records] = expected_batch_size / kept
+        rates[1] = expected_batch_size / users.public_users
+    possible = [(records, rate) for records, rate in rates.items() if rate <= 1]
+    if not possible:
+        raise ValueError(
+            f"{users.public_users} users with at most {users.most_records} records each do not give "
+            f"{expected_batch_size} records for a batch; declare a smaller expected_batch_size"
+        )
+    return [_user_release(records, rate, parts) for records, rate in possible]
+
+
+def _user_release(records: int, rate: float, parts: Parts) -> ReleaseOf:
+    return lambda noise: UserLevel(PoissonGaussian(rate, noise, parts), records)
+
+
+def user_records(
+    event: StepRelease, users: Users | None, dataset: Any, size: int, key: SecretKey
+) -> UserRecords | None:
+    """The records by their users, where the guarantee is for users.
+
+    Args:
+        event: the release of one step.
+        users: as given for the run.
+        dataset: the records.
+        size: their number.
+        key: draws which records are kept.
+
+    Raises:
+        TypeError, ValueError: the ids are not those of the records.
+        PrivacyError: the event has a guarantee for users and none were given, or they may have more records than it.
+    """
+    if not isinstance(event, UserLevel):
+        if users is not None:
+            raise PrivacyError(f"the run has a guarantee to {event.relation}, not for users; leave users out")
+        return None
+    if users is None:
+        raise PrivacyError("the run has a guarantee for users; give it users=Users(ids, most_records)")
+    if not isinstance(users, Users):
+        raise TypeError(f"expected users to be Users(ids, most_records), got a {type(users).__name__}")
+    if event.records not in (1, users.most_records):  # at 1, users are sampled, however many records they keep
+        raise PrivacyError(
+            f"the run is paid for {event.records} records of each user, not for most_records={users.most_records}; "
+            f"give it Users(ids, most_records={event.records})"
+        )
+    return UserRecords(users.numbers(dataset, size), users.most_records, key)
+
+
+def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int, users: UserRecords | None) -> Sampler:
+    """The sampler whose batches the event describes.
+
+    Args:
+        event: the release of one step.
+        size: number of records.
+        key: the secret key.
+        first_step: the first step that is drawn with this key.
+        users: the records by their users, for a guarantee for users.
+
+    Raises:
+        PrivacyError: there are more records than the event is paid for.
+    """
+    match event:
+        case PoissonGaussian():
+            return PoissonSampler(size, event.sampling_rate, key)
+        case TruncatedPoissonGaussian():
+            return TruncatedPoissonSampler(size, event.sampling_rate, event.largest_batch, event.most_records, key)
+        case BallsInBinsGaussian():
+            return BallsInBinsSampler(size, event.bins, key, first_step)
+        case UserLevel():
+            assert users is not None, "grouped by user_records"
+            by_users = UserSampler if event.records == 1 else KeptRecordsSampler
+            return by_users(users, event.sampling_rate, key)

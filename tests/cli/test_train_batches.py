@@ -1,0 +1,100 @@
+"""``noisette train`` with a guarantee for users, and with truncated and balls-in-bins batches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from noisette.accounting import BallsInBinsGaussian, Event, Ledger, TruncatedPoissonGaussian, UserLevel
+from noisette.cli import app
+
+BASE = ("--model", "mlp", "--classes", "2", "--size", "400", "--batch-size", "40", "--epochs", "2", "--delta", "1e-4")
+USERS = ("--users", "name", "--records-per-user", "3")
+
+
+def table(path: Path, *, users: int = 40) -> Path:
+    random = np.random.default_rng(0)
+    rows = [f"{a:.3f},{b:.3f},person-{k % users},{int(a > b)}" for k, (a, b) in enumerate(random.random((400, 2)))]
+    path.write_text("\n".join(["a,b,name,label", *rows]) + "\n")
+    return path
+
+
+def run(*args: object):
+    return CliRunner().invoke(app, ["train", *map(str, args)])
+
+
+KINDS: dict[str, tuple[tuple[str, ...], type[Event], str]] = {
+    "records of users": (USERS, UserLevel, "Each record enters the batch of a step independently"),
+    "users": ((*USERS, "--public-users", "60"), UserLevel, "Each user enters the batch of a step independently"),
+    "truncated": (
+        ("--batches", "truncated", "--largest-batch", "60"),
+        TruncatedPoissonGaussian,
+        "A batch of more than 60 records is replaced",
+    ),
+    "balls in bins": (("--batches", "balls-in-bins"), BallsInBinsGaussian, "In each pass of 10 steps"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_run_folder(kind: str, tmp_path: Path) -> None:
+    options, event, said = KINDS[kind]
+    given = options if event is UserLevel else (*options, "--users", "name", "--records-per-user", "3")
+    data = table(tmp_path / "people.csv")
+    out = tmp_path / "run"
+    if event is not UserLevel:  # users and other batches are not combined
+        refused = run("--data", data, *BASE, *given, "--out", out)
+        assert refused.exit_code == 2
+        assert "with users batches are Poisson" in refused.stderr
+        data.write_text("\n".join(",".join(np.delete(line.split(","), 2)) for line in data.read_text().split()))
+    done = run("--data", data, *BASE, *options, "--epsilon", "6", "--out", out)
+    assert done.exit_code == 0, done.stderr
+    facts = json.loads((out / "run.json").read_bytes())
+    [recorded] = Ledger.read(out / "ledger.jsonl").events
+    assert isinstance(recorded, event)
+    assert facts["event"]["mechanism"] == recorded.mechanism
+    assert facts["epsilon"] <= 6
+    statement = " ".join((out / "privacy.txt").read_text().split())
+    assert said in statement
+    relation = "add or remove all records of one user" if event is UserLevel else "add or remove one record"
+    assert facts["neighbouring"] == relation
+    assert f"Relation: {relation}. Unit: one {'user' if event is UserLevel else 'record'}" in statement
+    assert relation in (out / "report.html").read_text()
+    for path in out.iterdir():
+        assert b"person-" not in path.read_bytes()
+    shown = CliRunner().invoke(app, ["ledger", "show", str(out)])
+    assert shown.exit_code == 0
+    audited = CliRunner().invoke(app, ["audit", str(out)])
+    assert audited.exit_code == 2
+    assert "knows Poisson batches of records" in audited.stderr
+
+
+REFUSED = {
+    "no cap": (("--users", "name"), "needs records_per_user"),
+    "no users": (("--records-per-user", "3"), "give the column users"),
+    "no column": (("--users", "nam", "--records-per-user", "3"), "did you mean 'name'"),
+    "the label": (("--users", "label", "--records-per-user", "3"), "no input and no label"),
+    "no size": (("--batches", "truncated"), "needs largest_batch"),
+    "a size": (("--largest-batch", "3"), "no other batches have one"),
+    "a kind": (("--batches", "shuffled"), "expected batches to be one of poisson, truncated, balls-in-bins"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(case: str, tmp_path: Path) -> None:
+    options, message = REFUSED[case]
+    refused = run("--data", table(tmp_path / "people.csv"), *BASE, *options, "--out", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert message in " ".join(refused.stderr.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_record_without_a_user_is_refused(tmp_path: Path) -> None:
+    data = table(tmp_path / "people.csv")
+    data.write_text(data.read_text().replace("person-7,", "NA,", 1))
+    refused = run("--data", data, *BASE, *USERS, "--out", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert "column 'name': a value is missing in row 8" in " ".join(refused.stderr.split())

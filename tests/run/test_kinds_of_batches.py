@@ -1,0 +1,301 @@
+"""Runs with batches for users, truncated batches and balls-in-bins batches: what they draw, record and refuse."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette import (
+    BallsInBins,
+    Ledger,
+    PaddedBuckets,
+    PerExampleClip,
+    Poisson,
+    PoissonGaussian,
+    PrivacyError,
+    PrivateRun,
+    TruncatedPoisson,
+    Users,
+    privatize,
+)
+from noisette._internal.keystream import SecretKey
+from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
+from noisette.accounting.run_parameters import RunParameters
+
+SIZE = 60
+X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1))
+IDS = np.arange(SIZE) % 12  # five records of each user
+DECLARED: dict[str, Any] = {
+    "sampling_rate": 0.2,
+    "expected_batch_size": 12,
+    "steps": 10,
+    "noise_multiplier": 1.0,
+}
+KINDS: dict[str, tuple[dict[str, Any], Event]] = {
+    "Poisson": ({"sampling": Poisson()}, PoissonGaussian(0.2, 1.0)),
+    "truncated": ({"sampling": TruncatedPoisson(13, 60)}, TruncatedPoissonGaussian(0.2, 1.0, 13, 60)),
+    "balls in bins": ({"sampling": BallsInBins()}, BallsInBinsGaussian(5, 1.0)),
+    "users": ({"users": Users(IDS, 3)}, UserLevel(PoissonGaussian(0.2, 1.0), 3)),
+    "one record of a user": ({"users": Users(IDS, 1)}, UserLevel(PoissonGaussian(0.2, 1.0), 1)),
+}
+
+
+def start(folder: Path | None = None, dataset: Any = X, **changes: Any) -> PrivateRun:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    ledger = Ledger(folder / "ledger.jsonl", dataset="mine") if folder else Ledger()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    declared = {name: value for name, value in (DECLARED | changes).items() if value is not None}
+    return privatize(PerExampleClip(model, 1.0), optimizer, dataset, ledger=ledger, **declared)
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum(1)
+
+
+def take_steps(run: PrivateRun, steps: int, size: Any = 4) -> list[np.ndarray]:
+    """The indices of the batches of these steps."""
+    batches = []
+    for batch in run.batches():
+        for x in batch.microbatches(size):
+            run.accumulate(loss, x)
+        run.optimizer.step()
+        batches.append(batch.indices)
+        if len(batches) == steps:
+            break
+    return batches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [4, "auto"])
+def test_the_ledger_records_how_batches_are_drawn(kind: str, size: Any) -> None:
+    given, event = KINDS[kind]
+    with start(**given) as run:
+        batches = take_steps(run, 10, size)
+        assert run.event == event
+        assert run.ledger.events == {event: 10}
+        assert run.sampling_rate == 0.2
+    if kind == "truncated":
+        assert max(map(len, batches)) == 13
+    if kind == "balls in bins":
+        assert sorted(np.concatenate(batches[:5])) == sorted(np.concatenate(batches[5:])) == list(range(SIZE))
+        assert any(not np.array_equal(one, other) for one, other in zip(batches[:5], batches[5:], strict=True))
+    if kind == "users":
+        used = np.unique(np.concatenate(batches))
+        assert 1 < np.bincount(IDS[used]).max() <= 3
+    if kind == "one record of a user":
+        assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in batches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_empty_batches_are_released(kind: str) -> None:
+    given = dict(KINDS[kind][0])
+    if "users" in given:
+        given["users"] = Users([], 3)
+    with start(dataset=X[:0], **given) as run:
+        assert [len(batch) for batch in take_steps(run, 10)] == [0] * 10
+        assert run.ledger.events == {run.event: 10}
+
+
+def test_sampling_users_keeps_several_records_of_each() -> None:
+    """One of them in a batch, and another one in another batch."""
+    event = UserLevel(PoissonGaussian(0.5, 1.0), 1)
+    terms = RunParameters(event, 6.0, 40)
+    users = Users(IDS, 3, public_users=12)
+    run = start()
+    run.close()
+    again = PrivateRun(
+        PerExampleClip(nn.Linear(3, 1), 1.0),
+        torch.optim.SGD(run.bound.model.parameters(), lr=0.1),
+        X,
+        terms=terms,
+        accountant=run.accountant,
+        ledger=Ledger(),
+        users=users,
+    )
+    drawn = [again._sampler.indices(step=step) for step in range(40)]
+    again.close()
+    assert all(np.bincount(IDS[batch]).max(initial=0) <= 1 for batch in drawn)
+    assert np.bincount(IDS[np.unique(np.concatenate(drawn))]).max() == 3
+
+
+def test_buckets_hold_kept_records_alone() -> None:
+    texts = PaddedBuckets([torch.ones(1 + k % 4, 1) for k in range(SIZE)], edges=(2, 4))
+    with start(dataset=texts, users=Users(IDS, 2), sampling_rate=1.0) as run:
+        (batch, *_) = take_lengths(run)
+        assert len(batch.indices) == 24
+        assert (np.bincount(IDS[batch.indices]) == 2).all()
+
+
+def take_lengths(run: PrivateRun) -> list[Any]:
+    taken = []
+    for batch in run.batches():
+        assert {x.shape[1] for x in batch.microbatches(1) if run.accumulate(summed, x) is None} <= {2, 4}
+        run.optimizer.step()
+        taken.append(batch)
+        if len(taken) == 2:
+            break
+    return taken
+
+
+def summed(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x.sum(1).expand(-1, 3)).square().sum(1)
+
+
+def test_a_batch_that_was_changed_is_refused() -> None:
+    with start(users=Users(IDS, 2), sampling_rate=1.0) as run:
+        batch = next(run.batches())
+        batch.indices = np.arange(24)  # two of each user, but not those that are kept
+        with pytest.raises(PrivacyError, match="at most 2 of the kept records"):
+            next(batch.microbatches(4))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "more records than declared": ({"sampling": TruncatedPoisson(13, 59)}, PrivacyError, "60 records"),
+    "no number of records": ({"sampling": TruncatedPoisson(13)}, ValueError, "declare public_size"),
+    "users in bins": (
+        {"users": Users(IDS, 2), "sampling": BallsInBins()},
+        ValueError,
+        "batches are Poisson",
+    ),
+    "a name": ({"sampling": "poisson"}, TypeError, "got 'poisson'"),
+    "ids alone": ({"users": IDS}, TypeError, r"expected users to be Users\(ids, most_records\), got a ndarray"),
+    "other records": ({"users": Users(IDS[1:], 2)}, ValueError, "59 ids for 60 records"),
+    "too few users": (
+        {"users": Users(IDS, 2, public_users=5), "sampling_rate": None, "public_size": 60},
+        ValueError,
+        "do not give 12 records",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_declarations_that_are_refused(case: str) -> None:
+    given, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        start(**given)
+
+
+CHOICES: dict[str, tuple[dict[str, Any], UserLevel]] = {
+    "their number is not public": ({"sampling_rate": 0.2}, UserLevel(PoissonGaussian(0.2, 1.0), 3)),
+    "too few users for a batch": ({"public_size": 60, "users": 11}, UserLevel(PoissonGaussian(12 / 33, 1.0), 3)),
+    "many users": ({"public_size": 60, "users": 30}, UserLevel(PoissonGaussian(0.4, 1.0), 1)),
+    "many records": ({"public_size": 600, "users": 30}, UserLevel(PoissonGaussian(0.4, 1.0), 1)),
+}
+
+
+@pytest.mark.parametrize("case", CHOICES)
+@pytest.mark.parametrize("records", [60, 24])
+def test_records_or_users_are_sampled_whichever_costs_less(case: str, records: int) -> None:
+    """By declared numbers alone, whatever the number of records and of users is."""
+    given, expected = CHOICES[case]
+    users = Users(IDS[:records], 3, public_users=given.get("users"))
+    declared = {"sampling_rate": None, **{name: value for name, value in given.items() if name != "users"}}
+    for noise in ({}, {"noise_multiplier": None, "epsilon": 3.0, "delta": 1e-3}):
+        with start(dataset=X[:records], users=users, **declared, **noise) as run:
+            assert isinstance(run.event, UserLevel)
+            found = (run.event.records, run.event.sampling_rate)
+            assert found == (expected.records, pytest.approx(expected.sampling_rate))
+            if noise:
+                whole = run.accountant.compose({run.event: run.steps})
+                assert 2.9 < whole.epsilon(delta=run.delta_for_noise(1e-3)) <= 3.0
+
+
+def test_one_ledger_has_a_guarantee_of_one_kind() -> None:
+    ledger = Ledger()
+    with start() as run:
+        take_steps(run, 1)
+        ledger = run.ledger
+    model = nn.Linear(3, 1)
+    with pytest.raises(ValueError, match="different neighbouring relations"):
+        privatize(
+            PerExampleClip(model, 1.0),
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            X,
+            users=Users(IDS, 3),
+            ledger=ledger,
+            **DECLARED,
+        )
+    assert ledger.events == {run.event: 1}
+
+
+def test_the_declared_size_is_the_most_records_of_truncated_batches() -> None:
+    with start(sampling=TruncatedPoisson(13), sampling_rate=None, public_size=60) as run:
+        assert run.event == TruncatedPoissonGaussian(0.2, 1.0, 13, 60)
+
+
+@pytest.mark.parametrize(("rate", "bins"), [(1.0, 1), (1 / 49, 49), (0.07, 15), (0.3, 4)])
+def test_bins_follow_from_the_declared_rate(rate: float, bins: int) -> None:
+    assert BallsInBins().release(rate, None, ())(1.0) == BallsInBinsGaussian(bins, 1.0)
+    assert BallsInBins(7).release(rate, None, ())(1.0) == BallsInBinsGaussian(7, 1.0)
+
+
+def resume(folder: Path, dataset: Any = X, users: Users | None = None) -> PrivateRun:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return PrivateRun.resume(folder, PerExampleClip(model, 1.0), optimizer, dataset, users=users)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_goes_on_with_the_same_kind(kind: str, tmp_path: Path) -> None:
+    given, event = KINDS[kind]
+    with start(tmp_path, **given) as run:
+        first = take_steps(run, 3)
+        run.save(tmp_path)
+    run.ledger.close()
+    with resume(tmp_path, users=given.get("users")) as again:
+        batches = take_steps(again, 7)
+        assert again.event == event
+        assert again.ledger.events == {event: 10}
+    if kind == "balls in bins":
+        assert sorted(np.concatenate(batches[:5])) == list(range(SIZE)), "a new pass"
+        assert len(np.intersect1d(np.concatenate(first), np.concatenate(batches[:2]))), "not the rest of the old one"
+
+
+def test_other_users_are_refused(tmp_path: Path) -> None:
+    with start(tmp_path, users=Users(IDS, 3)) as run:
+        take_steps(run, 2)
+        run.save(tmp_path)
+    run.ledger.close()
+    for users, message in (
+        (None, "has a guarantee for users; give it"),
+        (Users(IDS, 4), "most_records=4"),
+        (Users(np.arange(SIZE), 3), "not the one that the run began with"),
+    ):
+        with pytest.raises((PrivacyError, ValueError), match=message):
+            resume(tmp_path, users=users)
+    with resume(tmp_path, users=Users([f"user {k}" for k in IDS], 3)) as run:  # other names of the same users
+        take_steps(run, 1)
+
+
+def test_a_run_for_records_takes_no_users(tmp_path: Path) -> None:
+    with start(tmp_path) as run:
+        take_steps(run, 2)
+        run.save(tmp_path)
+    run.ledger.close()
+    with pytest.raises(PrivacyError, match="not for users"):
+        resume(tmp_path, users=Users(IDS, 3))
+
+
+def test_no_id_is_saved(tmp_path: Path) -> None:
+    names = [f"person-{k}" for k in IDS]
+    with start(tmp_path, users=Users(names, 3)) as run:
+        take_steps(run, 2)
+        run.save(tmp_path)
+        assert not [path for path in tmp_path.iterdir() if b"person" in path.read_bytes()]
+
+
+def test_fixed_keys_fix_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, bytes(range(32))))
+    for given, _ in KINDS.values():
+        runs = []
+        for _ in range(2):
+            with start(**given) as run:
+                runs.append([batch.tolist() for batch in take_steps(run, 5)])
+        assert runs[0] == runs[1]
