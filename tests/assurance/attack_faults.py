@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from noisette.accounting import PldAccountant, PoissonGaussian
+from noisette.accounting import Event, PldAccountant, PoissonGaussian
 from noisette.accounting.trade_off import TradeOff
 from noisette.training.report import Facts
 from planted import Mutant
@@ -35,7 +35,7 @@ def steps_alone(patch: pytest.MonkeyPatch) -> None:
     """Steps over Poisson batches of records are taken for everything that was released."""
 
     def attack(facts: Facts) -> TradeOff:
-        steps = {PoissonGaussian(facts.sampling_rate, facts.noise_multiplier): facts.steps}
+        steps: dict[Event, int] = {PoissonGaussian(facts.sampling_rate, facts.noise_multiplier): facts.steps}
         return TradeOff(PldAccountant().compose(steps), facts.tail_delta)
 
     patch.setattr("noisette.training.report.page._attack", attack)
@@ -48,7 +48,7 @@ MUTANTS = [
         steps_alone,
         (
             "training/report/test_page.py::test_attacks_see_everything_that_the_ledger_counts",
-            "cli/test_train_batches.py::test_run_folder",
+            "training/report/test_page.py::test_attacks_on_users_reach_more_than_on_records",
         ),
     ),
     Mutant(

@@ -120,13 +120,18 @@ def test_it_says_what_an_attack_reaches_at_most(facts: Facts) -> None:
     assert "whether one record took part" in text
 
 
-def test_attacks_see_everything_that_the_ledger_counts(facts: Facts) -> None:
-    def advantage(facts: Facts) -> str:
-        return Outline(page(facts)).text.split("(advantage)")[1].split("%")[0]
+def advantage(facts: Facts) -> float:
+    return float(Outline(page(facts)).text.split("(advantage)")[1].split("%")[0])
 
+
+def test_attacks_see_everything_that_the_ledger_counts(facts: Facts) -> None:
     other = (event_facts(DpAmount(1.0)), 1)
-    more = replace(facts, released=(*facts.released, other), points=())
-    assert float(advantage(more)) > float(advantage(facts)) + 10
+    assert advantage(replace(facts, released=(*facts.released, other))) > advantage(facts) + 10
+
+
+def test_attacks_on_users_reach_more_than_on_records(facts: Facts) -> None:
+    event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
+    assert advantage(replace(facts, event=event, released=((event, 240),))) > advantage(facts) + 10
 
 
 def test_a_guarantee_for_users_is_about_users(facts: Facts) -> None:

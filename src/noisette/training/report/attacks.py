@@ -38,9 +38,9 @@ def attack_sentence(attack: TradeOff, unit: str) -> str:
     many, few = (upward_percent(attack.true_positive_rate(rate)) for rate in ALARMS)
     return (
         "Whoever sees everything released and knows all other records, and tries to tell whether one "
-        f"{unit} took part, is right at most {upward_percent(attack.accuracy)} of the time; a coin toss is right 50 % of it. With "
-        f"false alarms for at most 1 % of the {unit}s that took no part, any attack finds at most {many} of those "
-        f"that did; with at most 0.1 %, at most {few}."
+        f"{unit} took part, is right at most {upward_percent(attack.accuracy)} of the time; a coin toss is right "
+        f"50 % of it. With false alarms for at most 1 % of the {unit}s that took no part, any attack finds at most "
+        f"{many} of those that did; with at most 0.1 %, at most {few}."
     )
 
 

@@ -58,7 +58,7 @@ def page(facts: Facts) -> str:
 
 
 def _attack(facts: Facts) -> TradeOff:
-    """What is left to attacks: from the releases and the accountant that epsilon is computed with, and the same tail."""
+    """What is left to attacks, from the releases, the accountant and the tail that epsilon is computed with."""
     events = {event_of(event): times for event, times in facts.released}
     return TradeOff(ACCOUNTANTS[facts.recipe.privacy.accountant].compose(events), facts.tail_delta)
 
