@@ -1,19 +1,37 @@
 """Recompute the epsilon of a noisette ledger without noisette: python reprice.py ledger.jsonl 1e-5
 
-Uses the standard library and dp-accounting (pip install dp-accounting). The script checks that every line follows from
-the line before it, adds up the steps that were reserved or charged and not given back, and prints their epsilon at this
-delta, for adding or removing one record.
+Uses NumPy, SciPy and dp-accounting (pip install dp-accounting). The script checks that every line follows from the line
+before it, adds up the steps that were reserved or charged and not given back, and prints an upper bound on their
+epsilon at this delta, for the neighbouring relation of the ledger: the larger epsilon of both directions.
+
+dp-accounting composes privacy losses by Fourier transforms with rounding errors near 1e-16 of the whole probability.
+Below a delta of 1e-10 the script therefore says that its result is not resolved, and exits with 1.
 """
 
 import hashlib
 import json
+import math
 import sys
 from collections import Counter
 
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.pld import PLDAccountant
+import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.pld import common, pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import minimize_scalar
+from scipy.special import ndtr
+from scipy.stats import binom, norm
 
 WEIGHT = {"reserve": 1, "charge": 1, "release": -1, "commit": 0}
+LEAST_DELTA = 1e-10  # the least delta that dp-accounting resolves
+INTERVAL = 1e-4  # between the privacy losses of a distribution
+UNLIKELY = 1e-18  # the probability of privacy losses beyond the ends of a distribution
+ORDERS = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64)) + [80, 96, 128, 192, 256, 512, 1024]
+Loss = pld.PrivacyLossDistribution
+
+
+# The ledger
 
 
 def lines_of(path: str) -> list[dict]:
@@ -32,26 +50,210 @@ def lines_of(path: str) -> list[dict]:
     return lines
 
 
-def event_of(line: dict) -> DpEvent:
-    """Convert the release of a line to an event of dp-accounting."""
-    match line["neighbouring"], line["mechanism"]:
-        case "add or remove one record", "Gaussian":
-            return GaussianDpEvent(line["noise_multiplier"])
-        case "add or remove one record", "Poisson Gaussian":
-            return PoissonSampledDpEvent(line["sampling_rate"], GaussianDpEvent(line["noise_multiplier"]))
-    sys.exit(f"line {line['sequence'] + 1}: this script does not know the mechanism {line['mechanism']!r}")
+def releases_of(lines: list[dict]) -> list[tuple[dict, int]]:
+    """Return each kind of release with its number. Which run made it, and its dimensions, change no cost."""
+    times: Counter[str] = Counter()
+    for line in lines:
+        names = ("sequence", "kind", "dataset", "steps", "mark", "previous", "run_id", "dimensions", "parts", "tool")
+        facts = {name: value for name, value in line.items() if name not in names}
+        times[json.dumps(facts, sort_keys=True)] += WEIGHT[line["kind"]] * line["steps"]
+    found = [(json.loads(facts), number) for facts, number in times.items() if number]
+    if len(relations := {facts["neighbouring"] for facts, _ in found}) > 1:
+        sys.exit(f"releases of different neighbouring relations have no common epsilon: {', '.join(sorted(relations))}")
+    return found
+
+
+# The privacy loss of one release
+
+
+def loss_of(facts: dict, times: int, delta: float) -> Loss:
+    """Return the distribution of the privacy loss of some equal releases, which is needed at this delta."""
+    sigma = facts.get("noise_multiplier", 0.0)
+    match facts["mechanism"]:
+        case "Gaussian":
+            return pld.from_gaussian_mechanism(sigma / math.sqrt(times), value_discretization_interval=INTERVAL)
+        case "Poisson Gaussian":
+            return sampled(sigma, facts["sampling_rate"]).self_compose(times)
+        case "seen by a group" | "seen by a user":
+            return group(facts["event"], facts["records"]).self_compose(times)
+        case "fixed-size Gaussian":
+            return replaced(sigma, facts["batch_size"] / facts["size"]).self_compose(times)
+        case "truncated Poisson Gaussian":
+            return truncated(facts).self_compose(times)
+        case "balls-in-bins Gaussian":
+            return balls_in_bins(sigma, facts["bins"], times, 1e-5 * delta / times)
+        case "Laplace":
+            return pld.from_laplace_mechanism(sigma, value_discretization_interval=INTERVAL).self_compose(times)
+        case "discrete Gaussian":
+            one = pld.from_discrete_gaussian_mechanism(sigma, 1, value_discretization_interval=INTERVAL)
+            return one.self_compose(times)
+        case "declared epsilon and delta":
+            return declared(facts["epsilon"], facts["delta"]).self_compose(times)
+        case "declared zCDP":
+            return by_divergences(dp_event.SelfComposedDpEvent(dp_event.ZCDpEvent(facts["rho"]), times))
+        case "repeated runs":
+            return by_divergences(dp_event.SelfComposedDpEvent(search(facts), times))
+    sys.exit(f"this script does not know the mechanism {facts['mechanism']!r}")
+
+
+def sampled(sigma: float, rate: float) -> Loss:
+    """Return the loss of one Poisson batch."""
+    return pld.from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=INTERVAL)
+
+
+def declared(epsilon: float, delta: float) -> Loss:
+    """Return the worst loss that an epsilon with a delta allows."""
+    return pld.from_privacy_parameters(common.DifferentialPrivacyParameters(epsilon, delta), INTERVAL)
+
+
+def group(event: dict, records: int) -> Loss:
+    """Return the loss of a release that a random number of a group's records enter: a mixture of Gaussians."""
+    shifts = np.arange(records + 1)
+    rate = event.get("sampling_rate", 1.0)
+    if rate == 1:
+        return pld.from_gaussian_mechanism(event["noise_multiplier"] / records, value_discretization_interval=INTERVAL)
+    weights = binom.pmf(shifts, records, rate)
+    return pld.from_mixture_gaussian_mechanism(
+        event["noise_multiplier"], shifts, weights / weights.sum(), value_discretization_interval=INTERVAL
+    )
+
+
+def truncated(facts: dict) -> Loss:
+    """Return the loss of a Poisson batch that is cut at its largest size.
+
+    Whether the batch is full without the record does not depend on the record. If it is not, the record shifts the sum
+    by the clipping norm at most; if it is, by twice as much. Knowing which of the two it is can only help.
+    """
+    rate, sigma = facts["sampling_rate"], facts["noise_multiplier"]
+    full = float(binom.sf(facts["largest_batch"] - 1, facts["most_records"], rate))
+
+    def both(epsilons: np.ndarray, direction: str) -> np.ndarray:
+        return (1 - full) * sampled_delta(epsilons, 1 / sigma, rate, direction) + full * sampled_delta(
+            epsilons, 2 / sigma, rate, direction
+        )
+
+    return Loss(from_deltas(lambda e: both(e, "remove")), from_deltas(lambda e: both(e, "add")))
+
+
+def replaced(sigma: float, rate: float) -> Loss:
+    """Return the loss of a batch of fixed size, where one record is replaced: the sum moves by twice the norm at most.
+
+    Source: Zhu, Dong and Wang 2022, "Optimal Accounting of Differential Privacy via Characteristic Function".
+    """
+
+    def deltas(epsilons: np.ndarray) -> np.ndarray:
+        above = sampled_delta(np.abs(epsilons), 2 / sigma, rate, "remove")
+        return np.where(epsilons >= 0, above, 1 - np.exp(np.minimum(epsilons, 0)) * (1 - above))
+
+    pmf = from_deltas(deltas)
+    return Loss(pmf, pmf)
+
+
+def sampled_delta(epsilons: np.ndarray, shift: float, rate: float, direction: str) -> np.ndarray:
+    """Return delta at each epsilon of one release: a Gaussian against its mixture with one moved by ``shift``."""
+    sign = 1 if direction == "remove" else -1
+    ratio = (np.exp(sign * epsilons) - (1 - rate)) / rate  # of the moved Gaussian's density to the other's
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at = np.where(ratio > 0, np.log(np.where(ratio > 0, ratio, 1)) / shift + shift / 2, -np.inf)
+    mixture, alone = (
+        (rate * ndtr(shift - at) + (1 - rate) * ndtr(-at), ndtr(-at))
+        if direction == "remove"
+        else (rate * ndtr(at - shift) + (1 - rate) * ndtr(at), ndtr(at))
+    )
+    larger, smaller = (mixture, alone) if direction == "remove" else (alone, mixture)
+    return np.clip(larger - np.exp(epsilons) * smaller, 0, 1)
+
+
+def balls_in_bins(sigma: float, bins: int, times: int, failure: float) -> Loss:
+    """Return an upper bound on the loss of steps of passes in which each record falls into one of the batches.
+
+    With Y_j the density ratio of step j, the record is in batch i with probability 1 / (bins - sum of (1 - Y_j), j < i)
+    given earlier outputs. The sum exceeds g bins with at most the probability of Chernoff's bound, and otherwise the
+    steps are Poisson batches of at most the rate 1 / (bins (1 - g)).
+    """
+    u, width = np.linspace(-12, 12, 20_001, retstep=True)
+    ratio = np.exp(np.minimum(u / sigma - sigma**-2 / 2, 700))
+
+    def shortfall(log_x: float) -> float:
+        x = math.exp(log_x)
+        mean = float(np.sum(norm.pdf(u) * np.exp(-x * ratio)) * width) + 1e-14
+        return (x + math.log(mean) - math.log(failure) / bins) / x
+
+    best = minimize_scalar(shortfall, bounds=(-10, 10), method="bounded").fun
+    rate = min(1.0, 1 / (bins * (1 - best))) if best < 1 else 1.0
+    return sampled(sigma, rate).self_compose(times).compose(declared(0.0, min(1.0, failure * times)))
+
+
+def search(facts: dict) -> dp_event.DpEvent:
+    """Return a search as an event of dp-accounting."""
+    run = []
+    for event, times in facts["run"]:
+        noise = dp_event.GaussianDpEvent(event["noise_multiplier"])
+        rate = event.get("sampling_rate", 1.0)
+        run.append(
+            dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(rate, noise) if rate < 1 else noise, times)
+        )
+    return dp_event.RepeatAndSelectDpEvent(dp_event.ComposedDpEvent(run), facts["mean"], float(facts["shape"]))
+
+
+def by_divergences(event: dp_event.DpEvent) -> Loss:
+    """Return the worst loss that the Rényi divergences of an event allow.
+
+    Source: Canonne, Kamath and Steinke 2020, Proposition 12. Delta is convex in exp(epsilon), so the convex hull of
+    bounds is a bound.
+    """
+    accountant = RdpAccountant(ORDERS).compose(event)
+    orders, divergences = (np.array(values)[:, None] for values in (accountant._orders, accountant._rdp))
+    slack = np.log1p(-1 / orders) * (orders - 1) - np.log(orders)
+
+    def bound(epsilons: np.ndarray) -> np.ndarray:
+        return np.exp(np.minimum(((orders - 1) * (divergences - epsilons) + slack).min(axis=0), 0))
+
+    largest = INTERVAL
+    while bound(np.array([largest]))[0] > UNLIKELY and largest < 700:
+        largest *= 1.1
+    above = largest * np.linspace(1e-9, 1, 3000) ** 2
+    x = np.concatenate([[0], np.exp(-above[::-1]), np.exp(above)])
+    y = np.concatenate([[1], 1 - np.exp(-above[::-1]) * (1 - bound(above[::-1])), bound(above)])
+    return Loss(*2 * [from_deltas(lambda epsilons: np.interp(np.exp(epsilons), *lower_hull(x, y)), largest)])
+
+
+def lower_hull(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the corners of the lower convex hull of points from left to right."""
+    hull: list[int] = []
+    for k in range(len(x)):
+        while len(hull) > 1 and (y[hull[-1]] - y[hull[-2]]) * (x[k] - x[hull[-2]]) >= (y[k] - y[hull[-2]]) * (
+            x[hull[-1]] - x[hull[-2]]
+        ):
+            hull.pop()
+        hull.append(k)
+    return x[hull], y[hull]
+
+
+def from_deltas(delta, largest: float = 0.0) -> pld_pmf.PLDPmf:
+    """Return the distribution of losses that has these deltas on a grid, and larger ones between."""
+    if not largest:
+        largest = INTERVAL
+        while delta(np.array([largest]))[0] > UNLIKELY and largest < 700:
+            largest *= 1.1
+    end = math.ceil(largest / INTERVAL)
+    rounded = np.arange(-end, end + 1)
+    return pld_pmf.create_pmf_pessimistic_connect_dots(INTERVAL, rounded, delta(rounded * INTERVAL))
 
 
 def epsilon_of(path: str, delta: float) -> float:
-    """Compute an upper bound: pessimistic privacy loss distributions, the larger epsilon of both directions."""
-    times: Counter[DpEvent] = Counter()
-    for line in lines_of(path):
-        times[event_of(line)] += WEIGHT[line["kind"]] * line["steps"]
-    accountant = PLDAccountant(value_discretization_interval=1e-4)
-    for event, count in times.items():
-        if count:
-            accountant.compose(event, count)
-    return accountant.get_epsilon(delta)
+    """Return the epsilon of a ledger at this delta."""
+    if delta < LEAST_DELTA:
+        sys.exit(
+            f"dp-accounting does not resolve a delta of {delta:g}; the least that this script takes is {LEAST_DELTA:g}"
+        )
+    total = pld.identity(INTERVAL)
+    for facts, times in releases_of(lines_of(path)):
+        total = total.compose(loss_of(facts, times, delta))
+    epsilon = float(total.get_epsilon_for_delta(delta))
+    if math.isinf(epsilon):
+        sys.exit(f"no finite epsilon at a delta of {delta:g}: losses beyond what dp-accounting holds are more likely")
+    return epsilon
 
 
 if __name__ == "__main__":

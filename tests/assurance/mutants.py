@@ -11,6 +11,7 @@ import coupling_faults
 import ledger_faults
 import loop_faults
 import noise_faults
+import oracle_faults
 import preflight_faults
 import price_faults
 import rounding_faults
@@ -30,7 +31,7 @@ GROUPS = {
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
-    "Prices": price_faults.MUTANTS + attack_faults.MUTANTS,
+    "Prices": price_faults.MUTANTS + oracle_faults.MUTANTS + attack_faults.MUTANTS,
     "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
     "Searches, tail and closed form": search_faults.MUTANTS,
 }

@@ -105,7 +105,7 @@ def lost_steps_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def any_records(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Fingerprint, "fits", lambda self, dataset: True)
+    patch.setattr(Fingerprint, "fits", lambda *_: True)
 
 
 def key_kept(patch: pytest.MonkeyPatch) -> None:

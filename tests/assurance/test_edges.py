@@ -34,7 +34,7 @@ def test_a_budget_is_kept_to_its_last_digits() -> None:
     declared = {"sampling_rate": 0.2, "expected_batch_size": 18, "steps": 40, "noise_multiplier": 1.5, "delta": 1e-4}
     accountant = RdpAccountant()
     with privatize(*parts(), NUMBERS, **declared, accountant=accountant, separability="asserted") as run:
-        run.ledger.reserve(run.event, 40)
+        run.ledger.reserve(run.event, 40, run=run._recorded)
         price = run.epsilon(delta=1e-4)
     privatize(*parts(), NUMBERS, **declared, epsilon=price, accountant=accountant, separability="asserted").close()
     with pytest.raises(PrivacyError, match="beyond the budget"):

@@ -196,7 +196,7 @@ def test_no_path_leads_out_of_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "noisette checkpoint 2"}, "this version reads"),
+        ({"format": "noisette checkpoint 1"}, "this version reads"),
         ({"content": {"tensor": "no such"}}, "lacks a part"),
         ({"tensors": None}, "lacks a part"),
     ],

@@ -37,7 +37,7 @@ def facts() -> Facts:
         public_weights="",
         epsilon=points[-1].epsilon,
         neighbouring="add or remove one record",
-        accountant_version="dp-accounting 0.6.0",
+        accountant_version="noisette 0.1.0",
         tail_delta=1.7e-13,
         sampling="Poisson",
         separability="by construction",

@@ -19,7 +19,7 @@ def words(facts: Facts) -> str:
     [
         "Relation: add or remove one record. Unit: one record",
         "epsilon = 2.76, delta = 1e-4",
-        "by dp-accounting 0.6.0 under noisette 1.2.3",
+        "by noisette 0.1.0, rounded upwards",
         "a Euclidean norm of at most 1.5, so one record moves the sum of a batch by at most 1.5",
         "computed by the engine book-keeping (one backward pass)",
         "As slack for rounding",

@@ -94,11 +94,16 @@ class PldCurve:
             both = self._composed(TAIL_SHARE * guess / self._releases)
             found = max(one.delta(epsilon) for one in both)
             least = min(least, found)
-            if guess / 100 <= found <= 100 * guess:
+            if guess / self._sensitivity <= found <= guess * self._sensitivity:
                 break
             is_hidden = found < 10 * max(one.lost for one in both)  # by what counts as an infinite loss
             guess = guess**2 if is_hidden else found
         return least
+
+    @property
+    def _sensitivity(self) -> float:
+        """The factor by which a guess of delta may be wrong. That of balls in bins changes the rate of their bound."""
+        return 1.1 if any(isinstance(event, BallsInBinsGaussian) for event in self.sampled) else 100.0
 
     @property
     def _releases(self) -> int:

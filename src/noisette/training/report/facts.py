@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import noisette
+from noisette.accounting import RdpAccountant
 from noisette.accounting.events import UserLevel
 from noisette.accounting.serialization import event_of
 from noisette.accounting.serialization import facts_of as event_facts
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from noisette.training.outcome import Outcome, Point
     from noisette.training.recipe import Recipe
 
-_LIBRARY = "dp-accounting"  # computes the privacy cost
+
+def _computed_by(accountant: str, own: str) -> str:
+    """The package that computes the privacy cost, with its version: the divergences are those of a library."""
+    return f"dp-accounting {version('dp-accounting')}" if accountant == RdpAccountant.name else f"noisette {own}"
 
 
 @dataclass(frozen=True)
@@ -144,7 +148,7 @@ def facts_of(outcome: Outcome) -> Facts:
         public_weights=_sha256(recipe.model.weights),
         epsilon=outcome.epsilon,
         neighbouring=run.event.neighbouring.value,
-        accountant_version=f"{_LIBRARY} {version(_LIBRARY)}",
+        accountant_version=_computed_by(recipe.privacy.accountant, noisette.__version__),
         tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
         event=event_facts(run.event),
         released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),

@@ -28,6 +28,9 @@ _WORDS = {
     "cosine": "cosine schedule",
     "averaging": "decay of averaged weights",
     "microbatch_size": "examples in memory at once",
+    "lr_end": "last learning rate",
+    "lr_epochs": "epochs until the last learning rate",
+    "largest_batch": "examples in a batch, at most",
 }
 
 
@@ -95,7 +98,7 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ("epochs", f"{epochs:g} × declared size"),
             ("expected batch", f"{batch:,} examples"),
             ("seed of the first weights", str(seed)),
-            *((_WORDS.get(name, name), _plain(value)) for name, value in training.items()),
+            *((_WORDS.get(name, name), _plain(value)) for name, value in training.items() if value is not None),
             ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
         ],
     }

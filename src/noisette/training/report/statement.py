@@ -253,9 +253,8 @@ def _cost(facts: Facts) -> Section:
     return Section(
         "How epsilon was computed",
         (
-            f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version} under "
-            f"noisette {facts.version}, rounded upwards. Epsilon is the larger of the values for adding and for "
-            "removing a record.",
+            f"Accountant: {ACCOUNTANTS[facts.recipe.privacy.accountant].method}, by {facts.accountant_version}, "
+            "rounded upwards. Epsilon is the larger of the values for adding and for removing a record.",
             f"Of delta, {power_of_ten(facts.tail_delta)} is set aside for the far tail of the Gaussian that the noise "
             "generator cannot reach; the accountant was given the rest.",
             f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "

@@ -23,6 +23,9 @@ LEAST_TERM = 1e-17
 LEAST_WEIGHT = 1e-22
 # The logarithms of the smallest and the largest float, nearly.
 LEAST_EXPONENT, MOST_EXPONENT = -740.0, 700.0
+# Times c: the most that an epsilon may differ from the one at which the integrand is stationary. Farther off, where
+# rare large losses outweigh all others, each epsilon gets a line of its own.
+MOST_OFFSET = 3.0
 # An epsilon beyond this is infinite.
 MOST_EPSILON = 1e15
 
@@ -67,7 +70,8 @@ class Composition:
         def excess(at: _Saddle) -> float:  # beyond the exponent no larger c is needed: delta is below any float
             return at.epsilon - epsilon if at.exponent(epsilon) > LEAST_EXPONENT else 1.0
 
-        return min(1.0, self.lost + self._line(self._steepest(excess), epsilon).integral(epsilon))
+        integral = self._line(self._steepest(excess), epsilon).integral(epsilon)
+        return min(1.0, self.lost + min(integral, self._delta_at_zero))
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at this delta; ``inf`` where an infinite loss is as likely."""
@@ -75,9 +79,20 @@ class Composition:
         if left <= 0:
             return math.inf
         if self._is_single:
-            return least_epsilon(self._single_delta, left)
+            return least_epsilon(self._single_delta, left, 1e-10)
+        if self._delta_at_zero <= left:
+            return 0.0
         at = self._steepest(lambda at: math.log(left) - at.log_delta)
-        return least_epsilon(self._line(at, at.epsilon).integral, left)
+        found = least_epsilon(self._line(at, at.epsilon).integral, left, 1e-10)
+        if abs(found - at.epsilon) * at.c < MOST_OFFSET:
+            return found
+        return min(found, least_epsilon(lambda epsilon: self.delta(epsilon) - self.lost, left, 1e-6))
+
+    @cached_property
+    def _delta_at_zero(self) -> float:
+        """A bound on delta at epsilon 0: the total variation of a composition is at most the sum of all."""
+        gaussian = math.erf(math.sqrt(self.variance / 8))
+        return gaussian + math.fsum(times * _mean_excess(one, 0.0) for one, times in self.releases.items())
 
     @property
     def _is_single(self) -> bool:
@@ -86,7 +101,7 @@ class Composition:
     def _single_delta(self, epsilon: float) -> float:
         """Delta of a single release, without the infinite losses: the mean itself."""
         (one,) = self.releases
-        return float(one.masses @ -np.expm1(np.minimum(epsilon - one.losses, 0.0))) * (1 + one.uncertainty)
+        return _mean_excess(one, epsilon)
 
     def _at(self, c: float) -> _Saddle:
         tilted = [(one.tilted(c), times) for one, times in self.releases.items()]
@@ -124,7 +139,7 @@ class Composition:
 
         above = min(distance(at.c + step) for step in steps)
         below = min(distance(max(at.c - step, at.c / 8)) for step in steps)
-        return max(above, below)
+        return max(above, below, 1 / at.c)
 
 
 @dataclass(frozen=True)
@@ -220,8 +235,13 @@ class _Line:
         return math.exp(exponent) * self.spacing / (2 * math.pi) * max(total, self.error)
 
 
-def least_epsilon(delta_at: Callable[[float], float], delta: float) -> float:
-    """The least epsilon at which delta is no more than this, within one part in ten billion; ``inf`` if none is."""
+def _mean_excess(one: LossDistribution, epsilon: float) -> float:
+    """Delta of one release, without the infinite losses."""
+    return float(one.masses @ -np.expm1(np.minimum(epsilon - one.losses, 0.0))) * (1 + one.uncertainty)
+
+
+def least_epsilon(delta_at: Callable[[float], float], delta: float, tolerance: float) -> float:
+    """The least epsilon at which delta is no more than this, rounded up by this share; ``inf`` if none is."""
     if delta_at(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
@@ -229,7 +249,7 @@ def least_epsilon(delta_at: Callable[[float], float], delta: float) -> float:
         low, high = high, 2 * high
         if high > MOST_EPSILON:
             return math.inf
-    while high - low > 1e-10 * high:
+    while high - low > tolerance * high:
         middle = (low + high) / 2
         low, high = (low, middle) if delta_at(middle) <= delta else (middle, high)
     return high

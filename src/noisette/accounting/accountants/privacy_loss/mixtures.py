@@ -94,10 +94,12 @@ class _Grid:
         self._moved = [*zip(mixture.log_probabilities[moved].tolist(), mixture.shifts[moved].tolist(), strict=True)]
         self._still = _LogMass.of(x, 0.0)
         self._weight_error = _weight_error(mixture, x)
-        # exp(loss) at the right end of each interval, over that at its left end, less 1
+        # exp(loss) at the right end of each interval, over that at its left end, less 1; huge values may be too small,
+        # since shares depend on its inverse
         self._growth = np.zeros(len(x) - 1)
         for log_p, shift in self._moved:
-            self._growth += np.exp(log_p + _exponent(shift, x[:-1]) - self.loss[:-1]) * np.expm1(shift * np.diff(x))
+            step = np.minimum(shift * np.diff(x), 600.0)
+            self._growth += np.exp(log_p + _exponent(shift, x[:-1]) - self.loss[:-1]) * np.expm1(step)
 
     def removed(self) -> LossDistribution:
         """The loss under the mixture: it grows from left to right."""

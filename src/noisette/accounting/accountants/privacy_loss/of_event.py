@@ -88,10 +88,10 @@ def _sampled(event: Sampled | GroupPrivacy, tail: float) -> Directions:
 
 def _replaced(event: FixedSizeGaussian, tail: float) -> Directions:
     """One record replaced by another: twice the clipping norm, with the probability that it is in the batch."""
-    if resolved_noise(event) == 0:
+    release = PoissonGaussian(event.batch_size / event.size, resolved_noise(event) / 2 or 1e-300)
+    if resolved_noise(release) == 0:
         return Directions(_NEVER_KEPT, _NEVER_KEPT)
-    rate = event.batch_size / event.size
-    return replaced_directions(Mixture.of(PoissonGaussian(rate, resolved_noise(event) / 2)), tail)
+    return replaced_directions(Mixture.of(release), tail)
 
 
 def _truncated(event: TruncatedPoissonGaussian, tail: float) -> Directions:

@@ -56,7 +56,8 @@ def discrete_gaussian_directions(noise_multiplier: float, tail: float) -> Direct
     losses = (1 - 2 * values[::-1]) / (2 * noise_multiplier**2)
     losses += 4 * ROUNDING * np.abs(losses)
     if len(losses) <= MOST_VALUES:
-        either = LossDistribution(losses, masses, tail)
+        kept = masses > 0
+        either = LossDistribution(losses[kept], masses[kept], tail)
     else:
         first = np.arange(0, len(losses), math.ceil(len(losses) / MOST_VALUES))
         points = np.append(losses[first], losses[-1] + 1 / noise_multiplier**2)
