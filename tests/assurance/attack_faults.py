@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from noisette.accounting import Event, PldAccountant, PoissonGaussian
 from noisette.accounting.trade_off import TradeOff
+from noisette.training.report import Facts
 from planted import Mutant
 
 _TESTS = "accounting/test_trade_off.py"
@@ -29,7 +31,26 @@ def loss_as_rare_as_delta(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TradeOff, "posterior", posterior)
 
 
+def steps_alone(patch: pytest.MonkeyPatch) -> None:
+    """Steps over Poisson batches of records are taken for everything that was released."""
+
+    def attack(facts: Facts) -> TradeOff:
+        steps: dict[Event, int] = {PoissonGaussian(facts.sampling_rate, facts.noise_multiplier): facts.steps}
+        return TradeOff(PldAccountant().compose(steps), facts.tail_delta)
+
+    patch.setattr("noisette.training.report.page._attack", attack)
+
+
 MUTANTS = [
+    Mutant(
+        "the report's attacks see the steps alone",
+        "what else the ledger counts, and that users have several records, is not in the bounds of the report",
+        steps_alone,
+        (
+            "training/report/test_page.py::test_attacks_see_everything_that_the_ledger_counts",
+            "training/report/test_page.py::test_attacks_on_users_reach_more_than_on_records",
+        ),
+    ),
     Mutant(
         "bounds on attacks leave out delta",
         "a report promises fewer members found than an attack finds",

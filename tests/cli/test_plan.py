@@ -163,9 +163,10 @@ def test_the_time_is_that_of_a_finished_run(tmp_path):
     assert "at the speed of the run given" in run(like).stdout
 
 
-@pytest.mark.parametrize(
-    "content", ["{}", "not JSON", '{"seconds_per_step": 0, "recipe": {"training": {"batch_size": 9}}}']
-)
+NO_TIME = '{"seconds_per_step": 0, "recipe": {"training": {"batch_size": 9}}}'
+
+
+@pytest.mark.parametrize("content", ["{}", "not JSON", NO_TIME])
 def test_a_run_without_its_time_is_refused(content, tmp_path):
     (tmp_path / "run.json").write_text(content)
     with pytest.raises(ValueError, match="states no time of a step"):

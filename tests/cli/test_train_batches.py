@@ -9,8 +9,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from noisette.accounting import BallsInBinsGaussian, Event, Ledger, TruncatedPoissonGaussian, UserLevel
+from noisette.accounting import (
+    BallsInBinsGaussian,
+    Event,
+    Ledger,
+    PldAccountant,
+    TradeOff,
+    TruncatedPoissonGaussian,
+    UserLevel,
+)
 from noisette.cli import app
+from noisette.training.report.attacks import upward_percent
 
 BASE = ("--model", "mlp", "--classes", "2", "--size", "400", "--batch-size", "40", "--epochs", "2", "--delta", "1e-4")
 USERS = ("--users", "name", "--records-per-user", "3")
@@ -53,10 +62,14 @@ def test_run_folder(kind: str, tmp_path: Path) -> None:
     done = run("--data", data, *BASE, *options, "--epsilon", "6", "--out", out)
     assert done.exit_code == 0, done.stderr
     facts = json.loads((out / "run.json").read_bytes())
-    [recorded] = Ledger.read(out / "ledger.jsonl").events
+    [(recorded, times)] = Ledger.read(out / "ledger.jsonl").events.items()
     assert isinstance(recorded, event)
     assert facts["event"]["mechanism"] == recorded.mechanism
     assert facts["epsilon"] <= 6
+    # What the report says of attacks is computed from the same releases and the same tail as epsilon.
+    attack = TradeOff(PldAccountant().compose({recorded: times}), facts["tail_delta"])
+    found = f"any attack finds at most {upward_percent(attack.true_positive_rate(0.01))} of those"
+    assert found in " ".join((out / "report.html").read_text().split())
     statement = " ".join((out / "privacy.txt").read_text().split())
     assert said in statement
     relation = "add or remove all records of one user" if event is UserLevel else "add or remove one record"

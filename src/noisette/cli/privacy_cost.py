@@ -103,7 +103,7 @@ class PrivacyCost:
 
             attack = TradeOff(ACCOUNTANTS[self.accountant].compose({self.event: self.steps}))
             panels += attack_panels(attack)
-            tables.insert(1, ("What any attack on one record reaches at most", (), attack_rows(attack)))
+            tables.insert(1, (f"What any attack reaches at most ({self.event.relation})", (), attack_rows(attack)))
         Plot(command, title, lead, panels, tables).write(path)
 
     def by_accountant(self) -> Cells:

@@ -42,6 +42,7 @@ def facts() -> Facts:
         sampling="Poisson",
         separability="by construction",
         event=facts_of(EVENT),
+        released=((facts_of(EVENT), 240),),
         sampling_rate=EVENT.sampling_rate,
         noise_multiplier=EVENT.noise_multiplier,
         max_grad_norm=1.5,

@@ -6,6 +6,8 @@ from xml.etree import ElementTree as Xml
 
 import pytest
 
+from noisette.accounting import Gaussian
+from noisette.accounting.serialization import facts_of as event_facts
 from noisette.training.report import Facts
 from noisette.training.report.figures import accuracy_against_epsilon, epsilon_against_steps
 
@@ -67,3 +69,11 @@ def test_there_is_no_figure_without_points_or_test_examples(facts: Facts) -> Non
     assert epsilon_against_steps(replace(facts, points=())) == ""
     unmeasured = replace(facts, points=tuple(replace(p, test_accuracy=None) for p in facts.points))
     assert accuracy_against_epsilon(unmeasured) == ""
+
+
+def test_every_line_counts_everything_that_the_ledger_counts(facts: Facts) -> None:
+    def rdp(facts: Facts) -> float:
+        return next(float(t.split()[1]) for t in texts(epsilon_against_steps(facts)) if t.startswith("RDP"))
+
+    more = replace(facts, released=(*facts.released, (event_facts(Gaussian(2.0)), 1)))
+    assert rdp(more) > rdp(facts) + 0.1

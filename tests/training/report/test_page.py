@@ -4,6 +4,8 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from finished_runs import with_recipe
+from noisette.accounting import DpAmount, PoissonGaussian, UserLevel
+from noisette.accounting.serialization import facts_of as event_facts
 from noisette.training.report import Facts
 from noisette.training.report.page import page
 from noisette.training.report.statement import statement
@@ -115,3 +117,26 @@ def test_it_says_what_an_attack_reaches_at_most(facts: Facts) -> None:
     assert "What the guarantee means" in text
     assert "with at most 0.1 %, at most" in text
     assert "members found, at 1 % false alarms" in text
+    assert "whether one record took part" in text
+
+
+def advantage(facts: Facts) -> float:
+    return float(Outline(page(facts)).text.split("(advantage)")[1].split("%")[0])
+
+
+def test_attacks_see_everything_that_the_ledger_counts(facts: Facts) -> None:
+    other = (event_facts(DpAmount(1.0)), 1)
+    assert advantage(replace(facts, released=(*facts.released, other))) > advantage(facts) + 10
+
+
+def test_attacks_on_users_reach_more_than_on_records(facts: Facts) -> None:
+    event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
+    assert advantage(replace(facts, event=event, released=((event, 240),))) > advantage(facts) + 10
+
+
+def test_a_guarantee_for_users_is_about_users(facts: Facts) -> None:
+    event = event_facts(UserLevel(PoissonGaussian(0.15, 3.2), 3))
+    text = Outline(page(replace(facts, event=event, released=((event, 240),), points=()))).text
+    assert "No single user can make any outcome" in text
+    assert "whether one user took part" in text
+    assert "1 % of the users that took no part" in text

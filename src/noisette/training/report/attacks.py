@@ -10,6 +10,10 @@ from noisette.training.report.svg import BLUE, INK
 
 ALARMS = (0.01, 0.001)  # the false-positive rates of the table
 RARELY = 0.01  # how often a belief may be above the stated one
+CAPTIONS = (
+    "An attack that raises more false alarms finds more members. No attack lies above the line, whatever it computes.",
+    "δ bounds what goes beyond a factor of e to the power of ε. The guarantee at one δ is one point of this line.",
+)
 _LEAST = 1e-4  # false-positive rate at the left end of the figure
 _POINTS = 60
 _VISIBLE = 1e-12  # a smaller delta would only lengthen the axis
@@ -19,24 +23,24 @@ def attack_rows(attack: TradeOff) -> list[tuple[str, str]]:
     """What is measured, and the most that any attack reaches of it, rounded upwards."""
     rows = [
         *((f"members found, at {100 * rate:g} % false alarms", attack.true_positive_rate(rate)) for rate in ALARMS),
-        ("advantage: members found less false alarms", attack.advantage),
-        ("right answers, members and others being equally many", attack.accuracy),
+        ("members found minus false alarms (advantage)", attack.advantage),
+        ("right answers, where members and others are equally many", attack.accuracy),
         (
-            f"belief in membership, 50 % before, in {100 * (1 - RARELY):g} of 100 trainings",
+            f"certainty about a member, 50 % before, exceeded in at most {100 * RARELY:g} of 100 trainings",
             attack.posterior(exceeded=RARELY),
         ),
     ]
     return [(name, upward_percent(share)) for name, share in rows]
 
 
-def attack_sentence(attack: TradeOff) -> str:
-    """The bounds in one sentence for readers who know no epsilon."""
+def attack_sentence(attack: TradeOff, unit: str) -> str:
+    """The bounds for readers who know no epsilon; the unit that the guarantee protects is a record or a user."""
     many, few = (upward_percent(attack.true_positive_rate(rate)) for rate in ALARMS)
     return (
-        "Whoever sees everything released and knows all other records, and tries to tell whether one record took "
-        f"part, is right at most {upward_percent(attack.accuracy)} of the time; a coin toss is right 50 % of it. With "
-        f"false alarms for at most 1 % of the records that took no part, any attack finds at most {many} of those "
-        f"that did; with at most 0.1 %, at most {few}."
+        "Whoever sees everything released and knows all other records, and tries to tell whether one "
+        f"{unit} took part, is right at most {upward_percent(attack.accuracy)} of the time; a coin toss is right "
+        f"50 % of it. With false alarms for at most 1 % of the {unit}s that took no part, any attack finds at most "
+        f"{many} of those that did; with at most 0.1 %, at most {few}."
     )
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import noisette
 from noisette.accounting import RdpAccountant
+from noisette.accounting.events import UserLevel
+from noisette.accounting.serialization import event_of
 from noisette.accounting.serialization import facts_of as event_facts
 
 if TYPE_CHECKING:
@@ -58,7 +60,8 @@ class Facts:
     ``max_grad_norm`` is the clipping norm of all ``groups`` of parameters together, as of the last release; it is
     ``None`` where the layers bound the gradients, as ``lipschitz`` has it; ``parts`` are what a step releases, () for
     the gradient alone.
-    ``event`` is the release of one step, as the ledger has it.
+    ``event`` is the release of one step, as the ledger has it; ``released`` is everything that the ledger counts, each
+    release with how often it happened, which is what epsilon is the cost of.
     ``separability`` is how the examples of a batch are kept apart: "by construction", or "asserted" by the operator;
     ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
     and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
@@ -83,6 +86,7 @@ class Facts:
     accountant_version: str
     tail_delta: float
     event: Mapping[str, Any]
+    released: tuple[tuple[Mapping[str, Any], int], ...]
     sampling: str
     sampling_rate: float
     separability: str
@@ -104,6 +108,11 @@ class Facts:
     device: str
     points: tuple[Point, ...]
     certified: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def unit(self) -> str:
+        """Whom the guarantee protects: "user" or "record"."""
+        return "user" if isinstance(event_of(self.event), UserLevel) else "record"
 
     @property
     def progress(self) -> str:
@@ -142,6 +151,7 @@ def facts_of(outcome: Outcome) -> Facts:
         accountant_version=_computed_by(recipe.privacy.accountant, noisette.__version__),
         tail_delta=recipe.privacy.delta - run.delta_for_noise(recipe.privacy.delta),
         event=event_facts(run.event),
+        released=tuple((event_facts(event), times) for event, times in run.ledger.events.items() if times),
         sampling=run.event.sampling,
         separability=run.separability or "by construction",
         sampling_rate=run.sampling_rate,

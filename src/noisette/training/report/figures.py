@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from noisette.accounting import (
     Accountant,
-    Gaussian,
+    Events,
     MomentsAccountant,
     PldAccountant,
     RdpAccountant,
@@ -56,7 +56,7 @@ def epsilon_against_steps(facts: Facts) -> str:
 
 def _course(facts: Facts, accountant: Accountant) -> list[float]:
     """Epsilon at the points of a run: as the run measured it by its own accountant, computed here by another one."""
-    privacy, projection = facts.recipe.privacy, facts.recipe.projection
+    privacy = facts.recipe.privacy
     if accountant.name == privacy.accountant:
         return [point.epsilon for point in facts.points]
     return epsilon_curve(
@@ -64,8 +64,15 @@ def _course(facts: Facts, accountant: Accountant) -> list[float]:
         checkpoints=[point.step for point in facts.points],
         delta=privacy.delta - facts.tail_delta,
         accountant=accountant,
-        prior_events={Gaussian(projection.noise_multiplier): 1} if projection.components else {},
+        prior_events=_other_releases(facts),
     )
+
+
+def _other_releases(facts: Facts) -> Events:
+    """Everything that the ledger counts beside the steps of the run."""
+    others = {event_of(event): times for event, times in facts.released}
+    others[event_of(facts.event)] = others.get(event_of(facts.event), 0) - facts.steps
+    return {event: times for event, times in others.items() if times > 0}
 
 
 def accuracy_against_epsilon(facts: Facts) -> str:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from noisette.accounting import Event, Gaussian, PoissonGaussian, TradeOff
+from noisette.accounting import TradeOff
 from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
-from noisette.training.report.attacks import attack_panels, attack_rows, attack_sentence
+from noisette.training.report.attacks import CAPTIONS, attack_panels, attack_rows, attack_sentence
 from noisette.training.report.facts import Facts
 from noisette.training.report.figures import accuracy_against_epsilon, accuracy_against_radius, epsilon_against_steps
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
@@ -45,9 +46,12 @@ def page(facts: Facts) -> str:
         epsilon_figure=Markup(epsilon_against_steps(facts)),
         accuracy_figure=Markup(accuracy_against_epsilon(facts)),
         radius_figure=Markup(accuracy_against_radius(facts.certified)),
-        attack=attack_sentence(attack),
+        attack=attack_sentence(attack, facts.unit),
         attack_rows=attack_rows(attack),
-        attack_figures=[(panel.title, Markup(as_svg([panel]))) for panel in attack_panels(attack)],
+        attack_figures=[
+            (panel.title, Markup(as_svg([panel])), caption)
+            for panel, caption in zip(attack_panels(attack), CAPTIONS, strict=False)  # the second needs a loss above 0
+        ],
         sections=statement(facts),
         loading=_loading(facts),
         upward=upward,
@@ -57,12 +61,9 @@ def page(facts: Facts) -> str:
 
 
 def _attack(facts: Facts) -> TradeOff:
-    """What this run leaves to attacks, by its own accountant, the tail of the noise generator included."""
-    events: dict[Event, int] = {PoissonGaussian(facts.sampling_rate, facts.noise_multiplier): facts.steps}
-    if facts.recipe.projection.components:
-        events[Gaussian(facts.recipe.projection.noise_multiplier)] = 1
-    curve = ACCOUNTANTS[facts.recipe.privacy.accountant].compose({e: times for e, times in events.items() if times})
-    return TradeOff(curve, facts.tail_delta)
+    """What is left to attacks, from the releases, the accountant and the tail that epsilon is computed with."""
+    events = {event_of(event): times for event, times in facts.released}
+    return TradeOff(ACCOUNTANTS[facts.recipe.privacy.accountant].compose(events), facts.tail_delta)
 
 
 def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:

@@ -43,7 +43,7 @@ def as_text(sections: tuple[Section, ...], *, title: str) -> str:
 def _guarantee(facts: Facts) -> Section:
     privacy = facts.recipe.privacy
     epsilon, delta = upward(facts.epsilon), power_of_ten(privacy.delta)
-    unit = "user" if _for_users(facts) else "record"
+    unit = facts.unit
     paragraphs = [
         f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
         f"step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
@@ -90,13 +90,9 @@ def _mechanism(facts: Facts) -> Section:
     )
 
 
-def _for_users(facts: Facts) -> bool:
-    return isinstance(event_of(facts.event), UserLevel)
-
-
 def _unit(facts: Facts) -> str:
     """Whom the guarantee is for."""
-    if _for_users(facts):
+    if facts.unit == "user":
         return (
             "one user, with all its records of the training set, whatever their number. The column "
             f"{facts.recipe.data.users!r} names the user of each record, and of each at most "
