@@ -93,7 +93,7 @@ OPTIONS = {
         "--json",
         "--plot",
     },
-    "plan": {"--size", "--epsilon", "--delta", "--batch-sizes", "--epochs", "--noise", "--json", "--plot"},
+    "plan": {"--size", "--epsilon", "--delta", "--batch-sizes", "--epochs", "--noise", "--like", "--json", "--plot"},
     "ledger show": {"place", "--json"},
     "ledger charge": {
         "--dataset",

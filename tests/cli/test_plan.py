@@ -84,7 +84,7 @@ def test_the_tables_and_the_page_say_the_same(tmp_path):
 def test_default_batch_sizes_epochs_and_noises(monkeypatch):
     asked = {}
 
-    def look(size, epsilon, delta, batch_sizes, epochs, noise_multipliers):
+    def look(size, epsilon, delta, batch_sizes, epochs, noise_multipliers, seconds_per_example):
         asked[size] = batch_sizes
         raise KeyboardInterrupt
 
