@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from scipy.special import gammaln, log_ndtr, logsumexp, ndtr, xlog1py, xlogy
+from scipy.special import gammaln, logsumexp, xlog1py, xlogy
 
 from noisette.accounting.accountants.interface import resolved_noise
 from noisette.accounting.events import GroupPrivacy, Sampled
@@ -21,9 +20,6 @@ MOST_TERMS = 500_000
 
 # Above the rounding error of the logarithm of such an integral, which is 9e-16 where it should be 0.
 ROUNDING = 1e-14
-
-# Points of the table from which the inverse of the privacy loss is interpolated before Newton's steps.
-TABLE = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,47 +48,12 @@ class Mixture:
         log_weights = log_binomial + xlogy(i, q) + xlog1py(k - i, -q)
         return cls(log_weights - _log_sum_exp(log_weights), i / resolved_noise(release))
 
-    @property
-    def likely(self) -> Mixture:
-        """The mixture without shifts of a probability far below any delta: in a large group, nearly all shifts."""
-        kept = self.log_probabilities > -(REACH**2) / 2
-        return Mixture(self.log_probabilities[kept], self.shifts[kept])
-
-    @property
-    def ends(self) -> np.ndarray:
-        """The two points between which nearly all mass of the mixture lies."""
-        return np.array([self.shifts[0] - REACH, self.shifts[-1] + REACH])
-
-    @property
-    def chi_square(self) -> float:
-        """Chi-square divergence of the mixture from the Gaussian; ``inf`` where it overflows."""
-        moved = self.shifts > 0
-        if not moved.any():
-            return 0.0
-        exponent = np.outer(self.shifts[moved], self.shifts[moved])
-        log_pairs = np.add.outer(self.log_probabilities[moved], self.log_probabilities[moved])
-        log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
-        with np.errstate(over="ignore"):
-            return float(np.exp(_log_sum_exp(log_pairs + log_excess)))
-
     def loss(self, u: np.ndarray) -> np.ndarray:
         """ln of the mixture's density over that of the Gaussian, which increases with u."""
         total = np.full_like(u, -np.inf)
         for log_p, at in self._components():
             np.logaddexp(total, log_p + at * u - at**2 / 2, out=total)
         return total
-
-    def delta_removed(self, epsilon: np.ndarray) -> np.ndarray:
-        """Hockey-stick divergence of the mixture from the Gaussian, for losses that occur."""
-        u = self._inverse_loss(epsilon)
-        mixture = sum(np.exp(log_p) * ndtr(at - u) for log_p, at in self._components())
-        return np.clip(mixture - np.exp(epsilon + log_ndtr(-u)), 0, 1)
-
-    def delta_added(self, epsilon: np.ndarray) -> np.ndarray:
-        """Hockey-stick divergence of the Gaussian from the mixture, for losses that occur."""
-        u = self._inverse_loss(-epsilon)
-        mixture = sum(np.exp(epsilon + log_p + log_ndtr(u - at)) for log_p, at in self._components())
-        return np.clip(ndtr(u) - mixture, 0, 1)
 
     def divergence(self, order: float) -> float:
         """Rényi divergence of this order, the larger of both directions."""
@@ -102,21 +63,6 @@ class Mixture:
 
     def _components(self) -> Iterator[tuple[float, float]]:
         return zip(self.log_probabilities.tolist(), self.shifts.tolist(), strict=True)
-
-    @cached_property
-    def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        u = np.linspace(-REACH, self.ends[1], TABLE)
-        return u, self.loss(u)
-
-    def _inverse_loss(self, loss: np.ndarray) -> np.ndarray:
-        """The points with these losses. Delta is maximal at the exact point: an error of the point enters squared."""
-        table, losses = self._table
-        u, spacing = np.interp(loss, losses, table), table[1] - table[0]
-        for _ in range(2):  # Newton's steps
-            found = self.loss(u)
-            slope = sum(at * np.exp(log_p + at * u - at**2 / 2 - found) for log_p, at in self._components())
-            u = u + np.clip((loss - found) / np.maximum(slope, 1e-300), -spacing, spacing)
-        return u
 
     def _log_mean_power(self, power: float) -> float:
         """ln of the mean of exp(power * loss) over the Gaussian; ``inf`` where the sum would be too long.
