@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -92,7 +93,8 @@ class Composition:
     def _delta_at_zero(self) -> float:
         """A bound on delta at epsilon 0: the total variation of a composition is at most the sum of all."""
         gaussian = math.erf(math.sqrt(self.variance / 8))
-        return gaussian + math.fsum(times * _mean_excess(one, 0.0) for one, times in self.releases.items())
+        sampled = math.fsum(times * _mean_excess(one, 0.0) for one, times in self.releases.items())
+        return (gaussian + sampled) * (1 + 1e-12)
 
     @property
     def _is_single(self) -> bool:
@@ -195,33 +197,23 @@ class _Line:
         """The integrand of a composition with one more Gaussian release, whose loss has the variance ``added``."""
         spacing = 2 * math.pi / span
         gaussian = composition.variance + added
-        last = math.ceil(math.sqrt(2 * NEGLIGIBLE / gaussian) / spacing)
-        t = spacing * np.arange(last + 1)
-        kernel = np.exp(-gaussian * t**2 / 2) / np.abs((c + 1j * t) * (c + 1 + 1j * t))
-        kernel[1:] *= 2  # the points below the real axis are the conjugates
-        all_terms = float(kernel.sum())
-        # What is left out beyond the last point: the Gaussian factor falls faster than a geometric series.
-        error = float(kernel[-1]) / -math.expm1(-gaussian * t[-1] * spacing)
-        log_scale, centre, rounding = gaussian * c * (c + 1) / 2, gaussian * (c + 0.5), 0.0
-        product = np.ones(1, dtype=complex)
-        parts = [(one.tilted(c), one, times) for one, times in composition.releases.items()]
-        for number, (tilted, one, times) in enumerate(sorted(parts, key=lambda p: -p[2] * p[0].variance)):
-            factor, uncertainty = _characteristic(one, tilted, c, spacing, len(kernel))
-            logarithm = times * np.log(np.maximum(np.abs(factor), 1e-300)) + 1j * times * np.angle(factor)
-            product = np.exp(logarithm) if number == 0 else product * np.exp(logarithm)
-            rounding += times * uncertainty
-            log_scale += times * tilted.log_mean
-            centre += times * tilted.mean
-            kept = 1 + int(np.flatnonzero(np.abs(product) * kernel > LEAST_TERM * kernel[0]).max(initial=0))
-            error += float(np.abs(product[kept:]) @ kernel[kept:])
-            product, kernel = product[:kept], kernel[:kept]
-        t = t[: len(kernel)]
+        t = spacing * np.arange(1 + math.ceil(math.sqrt(2 * NEGLIGIBLE / gaussian) / spacing))
         s = c + 1j * t
-        values = np.broadcast_to(product, kernel.shape) * np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
-        values[1:] *= 2
-        rounding += ROUNDING * (len(values) + 2 * abs(log_scale) + 1024)
+        kernel = np.exp(-gaussian * t**2 / 2) / (s * (s + 1))
+        kernel[1:] *= 2  # the points below the real axis are the conjugates
+        most = np.abs(kernel)
+        # What is left out beyond the last point: the Gaussian factor falls faster than a geometric series.
+        beyond = float(most[-1]) / -math.expm1(-gaussian * t[-1] * spacing)
+        product = _Product.of(composition.releases, c, spacing, most)
+        log_scale = product.log_scale + gaussian * c * (c + 1) / 2
+        rounding = product.rounding + ROUNDING * (len(t) + 2 * abs(log_scale) + 1024)
         return cls(
-            c, spacing, log_scale, centre, values, (error + all_terms * math.expm1(min(rounding, MOST_EXPONENT))) * 1.01
+            c,
+            spacing,
+            log_scale,
+            product.centre + gaussian * (c + 0.5),
+            product.values * kernel[: len(product.values)],
+            1.01 * (beyond + product.left_out + float(most.sum()) * math.expm1(min(rounding, MOST_EXPONENT))),
         )
 
     def integral(self, epsilon: float) -> float:
@@ -233,6 +225,44 @@ class _Line:
         if exponent > MOST_EXPONENT:
             return math.inf
         return math.exp(exponent) * self.spacing / (2 * math.pi) * max(total, self.error)
+
+
+class _Product(NamedTuple):
+    """The product of characteristic functions at equally spaced points, relative to its value at the first.
+
+    ``left_out`` bounds the terms of the later points, ``rounding`` the relative error of all.
+    """
+
+    values: np.ndarray
+    log_scale: float
+    centre: float
+    left_out: float
+    rounding: float
+
+    @classmethod
+    def of(cls, releases: Mapping[LossDistribution, int], c: float, spacing: float, most: np.ndarray) -> _Product:
+        """The product over all releases, those of the largest variance first: they leave the fewest points.
+
+        Args:
+            releases: the distributions, and how often each is released.
+            c: real part of the points.
+            spacing: distance of the points.
+            most: the sizes of the factors that the product is multiplied by.
+        """
+        values, log_scale, centre, left_out, rounding = np.ones(len(most), dtype=complex), 0.0, 0.0, 0.0, 0.0
+        parts = [(one.tilted(c), one, times) for one, times in releases.items()]
+        for tilted, one, times in sorted(parts, key=lambda part: -part[2] * part[0].variance):
+            factor, uncertainty = _characteristic(one, tilted, c, spacing, len(values))
+            size, angle = np.log(np.maximum(np.abs(factor), 1e-300)), np.angle(factor)
+            values = values * np.exp(times * size + 1j * times * angle)
+            rounding += times * uncertainty
+            log_scale += times * tilted.log_mean
+            centre += times * tilted.mean
+            terms = np.abs(values) * most[: len(values)]
+            kept = 1 + int(np.flatnonzero(terms > LEAST_TERM * most[0]).max(initial=0))
+            left_out += float(terms[kept:].sum())
+            values = values[:kept]
+        return cls(values, log_scale, centre, left_out, rounding)
 
 
 def _mean_excess(one: LossDistribution, epsilon: float) -> float:
