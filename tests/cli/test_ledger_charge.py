@@ -125,3 +125,26 @@ def test_a_group_at_an_ordinary_delta_has_a_finite_price(tmp_path):
         ledger.charge(PoissonGaussian(0.01, 1.0), 1000)
     words = ("price", tmp_path / "any.jsonl", "--delta", "1e-5", "--accountant", "pld", "--group-size", "10", "--json")
     assert float(json.loads(run(*words).stdout)["prices"][0]["epsilon"]) < 30
+
+
+@pytest.mark.parametrize("options", [[], ["--dataset", "census"]])
+def test_a_release_is_recorded_in_the_ledger_of_a_run_that_was_cut_off(tmp_path, options):
+    ledger = tmp_path / "run.unfinished-1" / "ledger.jsonl"
+    ledger.parent.mkdir()
+    with Ledger(ledger, dataset="census") as own:
+        own.charge(Gaussian(3.0))
+    result = run("charge", tmp_path / "run", "--laplace", "2", *options)
+    assert result.exit_code == 0, result.output
+    assert Ledger.read(ledger).events == {Gaussian(3.0): 1, Laplace(2.0): 1}
+    assert not (tmp_path / "run").exists(), "a file of this name would keep the run from its folder"
+
+
+def test_of_several_runs_that_were_cut_off_one_has_to_be_named(tmp_path):
+    for number in (1, 2):
+        (tmp_path / f"run.unfinished-{number}").mkdir()
+        with Ledger(tmp_path / f"run.unfinished-{number}" / "ledger.jsonl", dataset="census") as own:
+            own.charge(Gaussian(3.0))
+    result = run("charge", tmp_path / "run", "--laplace", "2", "--dataset", "census")
+    assert result.exit_code == 2
+    assert "name one of" in result.stderr
+    assert not (tmp_path / "run").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,13 +24,13 @@ from noisette.accounting import (
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.accounting.budget import tail_delta_in
 from noisette.accounting.events import check_events
-from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.accounting.ledger.lines import Series
 from noisette.accounting.serialization import facts_of
 from noisette.cli import options
 from noisette.cli.errors import plain_errors
 from noisette.cli.event_words import in_words
 from noisette.cli.ledger_charge import charge
+from noisette.cli.ledger_place import ledger_at
 from noisette.cli.privacy_cost import accountant_facts, rounded_up
 from noisette.errors import UnsupportedEventError
 
@@ -66,7 +65,7 @@ def show(place: Place, *, as_json: options.AsJson = False) -> None:
 
     Example: noisette ledger show run
     """
-    path = _file(place)
+    path = ledger_at(place)
     read = Ledger.read(path)
     relations = sorted({event.relation for event in read.events})
     if as_json:
@@ -112,7 +111,7 @@ def price(
     Example: noisette ledger price run --delta 1e-5
     """
     checks.all_of(partial(checks.open_fraction, delta=delta), partial(checks.count, group_size=group_size))
-    path = _file(place)
+    path = ledger_at(place)
     read = Ledger.read(path)
     events = _for_group(read.events, group_size)
     check_events(events)
@@ -156,30 +155,9 @@ def repair(place: Place) -> None:
 
     Example: noisette ledger repair run
     """
-    path = _file(place)
+    path = ledger_at(place)
     repaired = Ledger.repair(path)
     typer.echo(f"{path}: the last line was cut off and is repaired" if repaired else f"{path}: nothing to repair")
-
-
-def _file(place: Path) -> Path:
-    """The ledger at this place, or of the run that was to be written there and has not ended.
-
-    Where the place alone does not say which ledger is meant, a line on standard error does.
-    """
-    from noisette.training.unfinished import in_words, unfinished_runs
-
-    named = place / LEDGER_FILE if place.is_dir() else place
-    unfinished = unfinished_runs(place.parent if place.name == LEDGER_FILE else place)
-    ledgers = [folder / LEDGER_FILE for folder in unfinished if (folder / LEDGER_FILE).is_file()]
-    if not named.exists() and len(ledgers) > 1:
-        folders = ", ".join(shlex.quote(str(ledger.parent)) for ledger in ledgers)
-        raise ValueError(
-            f"there is no ledger at {named}, but several runs for it have not ended; name one of {folders}"
-        )
-    used = named if named.exists() or not ledgers else ledgers[0]
-    if ledgers:
-        typer.echo("\n".join([f"The ledger is {used}", *map(in_words, unfinished)]), err=True)
-    return used
 
 
 def _for_group(events: Events, records: int) -> Events:

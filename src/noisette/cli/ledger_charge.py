@@ -11,9 +11,9 @@ import typer
 from noisette._internal import checks
 from noisette.accounting import DiscreteGaussian, DpAmount, Gaussian, Laplace, Ledger, ZcdpAmount
 from noisette.accounting.events import Event
-from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.cli.errors import plain_errors
 from noisette.cli.event_words import in_words
+from noisette.cli.ledger_place import ledger_at
 
 _WHAT = "The release: give one of"
 
@@ -22,7 +22,11 @@ _WHAT = "The release: give one of"
 def charge(
     place: Annotated[
         Path,
-        typer.Argument(metavar="DIR|FILE", help="A run folder, or a ledger file, also a new one.", show_default=False),
+        typer.Argument(
+            metavar="DIR|FILE",
+            help="A run folder, also that of a run which was cut off, or a ledger file, also a new one.",
+            show_default=False,
+        ),
     ],
     *,
     zcdp: Annotated[
@@ -82,7 +86,7 @@ def charge(
         lambda: _check_amount(epsilon, delta, zcdp, tool),
     )
     event = next(_event(name, value, delta=delta, tool=tool) for name, value in given.items() if value is not None)
-    path = place / LEDGER_FILE if place.is_dir() else place
+    path = ledger_at(place)
     with Ledger(path, dataset=_dataset(path, dataset)) as ledger:
         ledger.charge(event, times)
         typer.echo(f"{path}: recorded {times:,} × {in_words(event)} on data set {ledger.dataset!r}")
