@@ -36,6 +36,10 @@ def second_name_replaced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LedgerFile, "_is_replaceable", LedgerFile._is_at_its_path)
 
 
+def renamed_file_written(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LedgerFile, "_is_in_its_folder", lambda self, status: True)
+
+
 def old_file_locked(patch: pytest.MonkeyPatch) -> None:
     """What is locked is written, whether or not the path still names it."""
     whole = LedgerFile._open
@@ -245,5 +249,11 @@ MUTANTS = [
         "lines of two threads take one place, and the ledger is damaged",
         unlocked_threads,
         (_RUNS + "test_threads_may_share_a_ledger",),
+    ),
+    Mutant(
+        "renamed file written",
+        "a run and the one that takes its ledger's name count their steps apart",
+        renamed_file_written,
+        ("accounting/ledger/test_ledger_links.py::test_a_renamed_ledger_takes_no_more_steps",),
     ),
 ]

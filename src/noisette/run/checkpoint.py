@@ -66,13 +66,14 @@ class SavedRun:
         """
         assert ledger.path is not None, "in memory"
         ledger.shorten()
+        head = ledger.head
         atomic_files.sync(ledger.path)  # the line that the checkpoint names must be on disk first
         saved = cls(
             terms=terms,
             steps_taken=steps_taken,
             ledger=os.path.relpath(ledger.path, folder.resolve()),
             dataset=ledger.dataset,
-            head=ledger.head,
+            head=head,
             trained=list(bound.parameters),
             bound=bound.state(),
             learned=capture_state(bound.model, optimizer),

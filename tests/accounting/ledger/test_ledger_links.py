@@ -142,6 +142,33 @@ def test_a_link_that_takes_the_place_of_an_open_ledger_is_not_replaced(real: Pat
     assert Ledger.read(real).events == Ledger.read(tmp_path / "moved.jsonl").events == {EVENT: 44}
 
 
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_renamed_ledger_takes_no_more_steps(copied: bool, real: Path, tmp_path: Path) -> None:
+    """Another run would begin a new account at the old name, and each would have the whole budget."""
+    with Ledger(real) as ledger:
+        steps(ledger, 4)
+        real.rename(tmp_path / "old.jsonl")
+        if copied:
+            real.write_bytes((tmp_path / "old.jsonl").read_bytes())
+        else:
+            with Ledger(real) as other:
+                steps(other, 1)
+        with pytest.raises(PrivacyError, match="renamed or replaced"):
+            steps(ledger, 1)
+    assert Ledger.read(tmp_path / "old.jsonl").events == {EVENT: 4}
+
+
+def test_a_moved_folder_takes_its_ledger_along(real: Path) -> None:
+    with Ledger(real) as ledger:
+        steps(ledger, 4)
+        moved = real.parent.rename(real.parent.parent / "moved")
+        real.parent.mkdir()
+        with Ledger(real) as other:
+            steps(other, 1)
+        steps(ledger, 2)
+    assert Ledger.read(moved / real.name).events == {EVENT: 8}
+
+
 def test_a_ledger_may_be_opened_by_a_relative_path_and_the_folder_left(
     real: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -164,7 +164,7 @@ def test_a_write_by_another_process_is_detected(path):
         content = path.read_bytes()
         with path.open("ab") as file:  # the lock is advisory
             file.write(b"x")
-        with pytest.raises(PrivacyError, match="changed by another process"):
+        with pytest.raises(PrivacyError, match="removed or changed since it was read"):
             ledger.reserve(EVENT, 1)
         assert path.read_bytes() == content + b"x"
 

@@ -48,6 +48,7 @@ class LedgerFile:
         """
         check_is_file(self.path)
         self._adopt(os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600))
+        self._watch_folder()
         try:
             _lock(self._descriptor)
             if not self._is_at_its_path():
@@ -72,6 +73,11 @@ class LedgerFile:
     def _adopt(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._finalizer = weakref.finalize(self, _unlock_and_close, descriptor, self._owner)
+
+    def _watch_folder(self) -> None:
+        """Keep the folder of the file, under whatever name, to tell that the file is no longer in it by its name."""
+        self._folder = os.open(self.path.parent, getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, self._folder)
 
     def content(self) -> bytes:
         """The whole content of the file."""
@@ -170,8 +176,20 @@ class LedgerFile:
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0 or status.st_size != size:
             raise PrivacyError(
-                f"{self.path} was removed or changed by another process since it was read; open it again"
+                f"{self.path} was removed or changed since it was read, by another process or by an interrupted write; "
+                "open it again"
             )
+        if not self._is_in_its_folder(status):
+            raise PrivacyError(
+                f"{self.path} was renamed or replaced since it was opened, so another run may count its steps "
+                "elsewhere; move it back and open it again"
+            )
+
+    def _is_in_its_folder(self, status: os.stat_result) -> bool:
+        """Whether the file still has its name, or a link of that name, in its folder; the folder may have moved."""
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self.path.name, dir_fd=self._folder), status)
+        return False
 
     def _sync(self, *, new: bool) -> None:
         try:
