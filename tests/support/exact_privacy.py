@@ -532,7 +532,8 @@ class Oracle:
 
     def _epsilon(self, delta: float) -> tuple[float, float]:
         rough = [way.approximate_epsilon(delta) for way in self.directions]
-        ways = [way for way, about in zip(self.directions, rough, strict=True) if about >= 0.6 * max(rough)]
+        # An approximation of 0 tells nothing: rare large losses may have led it astray.
+        ways = [way for way, about in zip(self.directions, rough, strict=True) if not 0 < about < 0.2 * max(rough)]
         return self._worst([(way.epsilon(delta), way) for way in ways])
 
     def delta(self, epsilon: float) -> tuple[float, float]:
