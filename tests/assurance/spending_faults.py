@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from noisette.accounting import Ledger, RdpAccountant, noise_multiplier_for
+from noisette.accounting import Ledger, RdpAccountant
 from noisette.accounting.budget import PrivacyBudget
+from noisette.accounting.calibrate import least_noisy
+from noisette.accounting.events import StepRelease
 from noisette.accounting.ledger.file import LedgerFile
 from noisette.accounting.ledger.ledger import Tally
 from noisette.accounting.ledger.lines import End, Entry, Kind, sealed_entries
@@ -121,10 +123,10 @@ def key_kept(patch: pytest.MonkeyPatch) -> None:
 def other_releases_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The budget is looked upon as that of one run alone."""
 
-    def noise(*, prior_events: Any, **numbers: Any) -> float:
-        return noise_multiplier_for(**numbers)
+    def alone(*possible: Any, prior_events: Any, **numbers: Any) -> StepRelease:
+        return least_noisy(*possible, **numbers)
 
-    patch.setattr("noisette.run.private.noise_multiplier_for", noise)
+    patch.setattr("noisette.run.private.least_noisy", alone)
     patch.setattr(PrivacyBudget, "check_budget", lambda self, steps: None)
 
 
@@ -134,7 +136,11 @@ def tail_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def too_little_noise(patch: pytest.MonkeyPatch) -> None:
     """The search for the noise ends on the wrong side of the budget."""
-    patch.setattr("noisette.run.private.noise_multiplier_for", lambda **numbers: 0.98 * noise_multiplier_for(**numbers))
+
+    def beyond(*possible: Any, epsilon: float, **numbers: Any) -> StepRelease:
+        return least_noisy(*possible, epsilon=1.03 * epsilon, **numbers)
+
+    patch.setattr("noisette.run.private.least_noisy", beyond)
 
 
 def budget_kept_roughly(patch: pytest.MonkeyPatch) -> None:
