@@ -190,3 +190,15 @@ def test_a_million_records_are_grouped_quickly() -> None:
     start = time.process_time()
     UserRecords(Users(ids, 4).numbers(ids, len(ids)), 4, SecretKey())
     assert time.process_time() - start < 6
+
+
+@pytest.mark.parametrize("ids", [[1, "1", 1, "1"], [b"a", "a", "a", "a"], ["2", 2.0, "3", "3"]])
+def test_ids_of_different_kinds_are_refused(ids: list[Any]) -> None:
+    """1 and "1" are two values, but hardly two users."""
+    with pytest.raises(ValueError, match="would count as two users"):
+        Users(ids, most_records=2).numbers(torch.zeros(4, 1), 4)
+
+
+@pytest.mark.parametrize("ids", [[1, 2.0, True, 2], ["a", "b", "a", "b"], [("a", 1), ("a", 2), ("a", 1), ("a", 2)]])
+def test_ids_of_one_kind_are_compared_by_value(ids: list[Any]) -> None:
+    assert Users(ids, most_records=2).numbers(torch.zeros(4, 1), 4).tolist() == [0, 1, 0, 1]

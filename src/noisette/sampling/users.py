@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,19 @@ class Users:
         found = np.fromiter(map(numbers.__getitem__, ids), dtype=np.int64, count=size)
         if absent := [number for value, number in numbers.items() if _is_missing(value)]:
             raise ValueError(_without_id(np.flatnonzero(np.isin(found, absent))))
+        if len(kinds := {*map(_kind, set(map(type, ids)))}) > 1:
+            raise ValueError(
+                f"ids are {' and '.join(sorted(kinds))}: 1 and '1' would count as two users; give ids of one kind"
+            )
         return found
+
+
+# Ids of different kinds never equal each other, whatever they look like.
+_KINDS = {str: "texts", bytes: "bytes", Number: "numbers"}
+
+
+def _kind(of: type) -> str:
+    return next((name for kind, name in _KINDS.items() if issubclass(of, kind)), "other values")
 
 
 class UserRecords:
