@@ -116,8 +116,10 @@ OPTIONS = {
         "--batch",
         "--image",
         "--rounds",
+        "--seconds",
         "--threads",
         "--device",
+        "--fastdp",
         "--out",
     },
 }

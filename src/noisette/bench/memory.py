@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from noisette.bench import peer_fastdp
 from noisette.bench.cell import Cell, Settings, failure
 from noisette.bench.methods import METHODS
 
@@ -36,7 +37,9 @@ def peak_memory(
 
 
 def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
-    request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method, **vars(settings)}
+    request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method}
+    request |= {"device": settings.device, "threads": settings.threads}
+    request |= {"fastdp": str(settings.fastdp) if settings.fastdp else None}
     # Freed blocks are returned to the system at once, so that the peak counts memory in use only.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", __name__, json.dumps(request)]
@@ -49,12 +52,18 @@ def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, 
 
 
 def growth(cell: Cell, method: str, device: str) -> int:
-    """Bytes by which the memory of this process, or on the GPU, grows at most during a few steps of a method."""
+    """Bytes by which the memory of this process, or on the GPU, grows at most during a few steps of a method.
+
+    What compiling needs for a moment does not count; what the first step leaves behind does.
+    """
     few = replace(cell, batch=2)
     METHODS[method](few.model(device), *few.data(device))()  # loads code, whose memory does not count
     step = METHODS[method](cell.model(device), *cell.data(device))
     gc.collect()
     before = _reset_peak(device)
+    step()
+    gc.collect()
+    _reset_peak(device)
     for _ in range(_STEPS):
         step()
     return _peak(device) - before
@@ -105,6 +114,8 @@ def main() -> None:
     """Make the measurement that the first argument describes, and print the result as JSON."""
     request = json.loads(sys.argv[1])
     device = request["device"]
+    if request["fastdp"]:
+        peer_fastdp.look_in(Path(request["fastdp"]))
     torch.set_num_threads(request["threads"])
     warnings.simplefilter("ignore")
     try:
