@@ -4,6 +4,7 @@ import copy
 import warnings
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from noisette.bench import private, sgd
 from noisette.bench.cell import Cell
 from noisette.bench.methods import ENGINES, FASTDP, METHODS, OURS, PLAIN, is_peer
+from noisette.capture.graph import CaptureError
+from noisette.clipping import engines
+from noisette.clipping.captured_step import CaptureWarning
 
 COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
 CLIPPED = [name for name in METHODS if name not in (*PLAIN, "compiled", "Clipless", *FASTDP)] + [COMPILED]
@@ -86,6 +90,32 @@ def test_all_engines_of_noisette_are_measured() -> None:
 
 def test_peers_are_the_methods_of_other_libraries() -> None:
     assert {name for name in METHODS if is_peer(name)} == set(METHODS) - {*PLAIN, *OURS, "Clipless", "nxBP"}
+
+
+@pytest.mark.parametrize("name", ["captured", COMPILED])
+def test_a_captured_step_is_no_eager_step(name: str) -> None:
+    """After the two steps that make it ready, and the one that compares again."""
+    with private.uncaptured_is_an_error():
+        cell = Cell("mlp", batch=8)
+        step = METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+        for _ in range(3):
+            step()
+        with patch.object(engines.BookKeeping, "clipped_sum", side_effect=AssertionError("eager")):
+            step()
+
+
+@pytest.mark.parametrize("name", ["captured", "compiled"])
+def test_a_step_that_cannot_be_captured_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_trace(*_: object) -> None:
+        raise CaptureError("there is no graph")
+
+    monkeypatch.setattr("noisette.capture.captured.trace", no_trace)
+    cell = Cell("mlp", batch=8)
+    step = METHODS[name](cell.model("cpu"), *cell.data("cpu"))
+    with private.uncaptured_is_an_error():
+        step()
+        with pytest.raises(CaptureWarning, match="the step is not captured: there is no graph"):
+            step()
 
 
 @pytest.mark.parametrize("name", [*ENGINES, "captured", "compiled"])

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Literal
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from noisette._internal.keystream import SecretKey
 from noisette.bench import sgd
+from noisette.capture.schedule import Capture
+from noisette.clipping.captured_step import CaptureWarning
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
@@ -37,7 +40,7 @@ def compiled() -> sgd.Method:
     return _clipped(BookKeeping, "compiled")
 
 
-def _clipped(engine: Callable[[], Engine], capture: Literal["eager", "graph", "compiled"]) -> sgd.Method:
+def _clipped(engine: Callable[[], Engine], capture: Capture) -> sgd.Method:
     def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
         clip = PerExampleClip(model, sgd.MAX_GRAD_NORM, engine=engine(), capture=capture)
         return _private_step(clip, lambda: clip.accumulate(_loss, inputs, targets), len(targets))
@@ -48,6 +51,15 @@ def _clipped(engine: Callable[[], Engine], capture: Literal["eager", "graph", "c
 def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     """The loss of one example."""
     return F.cross_entropy(model(x), y)
+
+
+@contextmanager
+def uncaptured_is_an_error() -> Iterator[None]:
+    """Within it, a captured step that falls back to the eager one is an error, and no other warning is shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Opacus warns about the security of its noise
+        warnings.filterwarnings("error", "the step (is not captured|runs uncompiled)", CaptureWarning)
+        yield
 
 
 def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:

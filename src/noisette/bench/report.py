@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +14,7 @@ from noisette.bench.cell import Cell, Settings
 from noisette.bench.compile_caches import empty_compile_caches
 from noisette.bench.experiments import Experiment
 from noisette.bench.methods import OURS
+from noisette.bench.private import uncaptured_is_an_error
 
 Report = dict[str, Any]
 _PACKAGES = ("torch", "opacus", "numpy", "noisette")
@@ -22,8 +22,7 @@ _PACKAGES = ("torch", "opacus", "numpy", "noisette")
 
 def measure(name: str, experiment: Experiment, settings: Settings, advance: Callable[[float], None]) -> Report:
     """Measure all cells. ``advance`` is called with each part of a cell that is done, as a fraction of the cell."""
-    with warnings.catch_warnings(), empty_compile_caches(settings.threads):
-        warnings.simplefilter("ignore")  # Opacus warns about the security of its noise
+    with uncaptured_is_an_error(), empty_compile_caches(settings.threads):
         cells = [_measured(cell, experiment, settings, advance) for cell in experiment.cells]
     return {
         "experiment": name,
