@@ -44,7 +44,7 @@ def updated(text: str) -> str:
 def table(report: dict[str, Any]) -> str:
     """One row for each cell, and what all of them amount to."""
     rows = [
-        "| model | batch | plain compiled | noisette to plain eager | to plain compiled | targets | best peer | ahead |",
+        "| model | batch | plain compiled | noisette to eager | to compiled plain | targets | best peer | ahead |",
         "|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*rows, *map(_row, report["cells"]), "", textwrap.fill(" ".join(summary(report)), 120)])

@@ -39,7 +39,7 @@ def _rows(report: Report) -> Figure:
         axes.plot(*_columns(points), **style, linestyle="", label=method_label(name))
     targets = [(cell["target"], row) for row, cell in enumerate(cells) if cell["target"]]
     if targets:
-        axes.plot(*_columns(targets), color=INK, marker="|", markersize=17, linestyle="", label="target")
+        axes.plot(*_columns(targets), color=INK, marker="|", markersize=17, linestyle="", label="target to plain eager")
     log_scale(axes.xaxis, axes.set_xscale, "{:g}×".format)
     measured = "time per step" if report["unit"] == "seconds" else "peak memory of a step"
     axes.set_xlabel(f"{measured}, plain eager = 1")
