@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -91,13 +91,16 @@ class PerExampleClip:
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.examples = EXAMPLES  # expected in a batch; a run sets it
+        self.still_to_come: Callable[[], float] = lambda: 1.0  # how often the work so far will come again; likewise
         self._batch_axes = BatchAxisFinder()
         self._tape = Tape(model, rewrites())
         self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
         self._outside = OutsideTensors()
         schedule = schedule_of(capture)
-        self._captured = schedule and CapturedSteps(model, self._clipped_sum, self._outside, schedule)
+        self._captured = schedule and CapturedSteps(
+            model, self._clipped_sum, self._outside, schedule, lambda: self.still_to_come()
+        )
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
