@@ -74,6 +74,11 @@ class Captured:
         return () if self._graph is None else self._graph.constants
 
     @property
+    def operations(self) -> int:
+        """The number of operations of the graph; 0 before it is traced."""
+        return 0 if self._graph is None else self._graph.operations
+
+    @property
     def compiling(self) -> Compilation | None:
         """What is being compiled now."""
         return self._compilation if self._compilation is not None and self._compilation.is_running else None

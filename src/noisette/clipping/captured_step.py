@@ -83,6 +83,17 @@ class CapturedSteps:
         self._kinds: dict[Hashable, _Kind] = {}
         self._said: set[str] = set()
 
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why kinds of microbatches run in the ordinary way."""
+        found = [kind.captured.problem for kind in self._kinds.values()]
+        return tuple(dict.fromkeys(problem for problem in found if problem is not None))
+
+    @property
+    def operations(self) -> int:
+        """The number of operations in the largest graph; 0 without any."""
+        return max([kind.captured.operations for kind in self._kinds.values()], default=0)
+
     def clipped_sum(
         self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], examples: float, public: Sequence[Tensor]
     ) -> ClippedSum:
@@ -217,6 +228,8 @@ def _refresh_public_statistics(model: nn.Module) -> None:
 
 def _other_arguments(microbatch: Microbatch) -> Hashable:
     """Structure and values of the arguments that are not tensors."""
+    if not microbatch.kwargs and all(isinstance(arg, Tensor) for arg in microbatch.args):
+        return len(microbatch.args)
     given = (microbatch.args, dict(microbatch.kwargs))
     others = [leaf for leaf in leaves(given) if not isinstance(leaf, Tensor)]
     return str(tree_structure(given)), tuple([(type(leaf), repr(leaf)) for leaf in others])

@@ -142,6 +142,16 @@ class PerExampleClip:
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
         self._add(self._by_engine(forward, clipping_of(self._trained_groups(), self.examples)))
 
+    @property
+    def capture_problems(self) -> tuple[str, ...]:
+        """Why microbatches so far were not captured, though they were due."""
+        return () if self._captured is None else self._captured.problems
+
+    @property
+    def captured_operations(self) -> int:
+        """The number of operations in the largest captured graph; 0 before a step is captured."""
+        return 0 if self._captured is None else self._captured.operations
+
     def before_first_batch(self) -> None:
         """Remember which tensors exist, so that a vectorised loss uses no other from outside."""
         self._outside.before_first_batch()
