@@ -16,7 +16,7 @@ from noisette.bench.methods import METHODS
 from noisette.bench.sgd import Step
 
 READY_STEPS = 2  # noisette takes one step as it is, and captures and compiles in the next
-WARM_UP = 2  # turns after them
+WARM_UP = 1  # turns after them
 LEAST_ROUNDS = 3
 SLOW_SECONDS = 20.0
 _TURN_SECONDS = 0.05  # steps shorter than this follow each other as in training, with their data at hand
@@ -28,9 +28,9 @@ def step_times(
 ) -> dict[str, dict[str, Any]]:
     """Median seconds per step of each method, and those of each turn; or the error of a method that fails.
 
-    Each method is made and takes its first two steps, timed apart: what is compiled is compiled then. Then come turns
-    that only warm up. A turn is one step, or as many as fit in 0.05 seconds. A method slower than 20 seconds a
-    step is measured once.
+    Each method is made and takes its first two steps, timed apart: what is compiled is compiled then. Then comes a turn
+    that only warms up. A turn is one step, or as many as fit in 0.05 seconds. A method slower than 20 seconds a step is
+    measured once.
     """
     gc.collect()  # models of earlier cells, which are in reference cycles with their hooks
     torch.compiler.reset()  # after compiling for several models torch would stop compiling the same code
