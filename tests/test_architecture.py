@@ -259,7 +259,7 @@ def generators(file: File) -> Iterator[str]:
 
     The inputs that the validation makes up and the first guess of a principal component are public, not secret.
     """
-    private = {"sampling", "mechanisms", "gradients", "capture", "clipping", "run"}
+    private = {"sampling", "mechanisms", "gradients", "clipping", "run"}
     if (file.folder in private and file.place.stem != "pca") or file.place.stem == "keystream":
         yield from (f"imports {package}" for package in sorted(file.packages & {"random", "secrets"}))
         yield from (f"uses {generator}" for generator in GENERATORS if generator in file.text)
