@@ -39,14 +39,16 @@ class _Way:
 class Captured:
     """A function of tensors that is called again and again, with inputs of one kind.
 
-    The first call goes through the function itself, which the caller makes: :meth:`is_due` says from when on
-    :meth:`__call__` takes over. A graph whose results differ from those of the function is not used again.
+    A graph whose results differ from those of the function is not used again.
 
     Args:
         schedule: when it is traced and compiled.
         tolerance: how far its results may differ from those of the function, as a share of their norm.
         still_to_come: how many times the work so far is still to come.
         warn: told in words why it runs uncaptured or uncompiled.
+
+    Attributes:
+        problem: why it is not captured; ``None`` without one.
     """
 
     def __init__(
@@ -69,33 +71,47 @@ class Captured:
         self.problem: str | None = None
 
     @property
-    def constants(self) -> Sequence[Tensor]:
-        """What the graph reaches otherwise than as inputs."""
-        return () if self._graph is None else self._graph.constants
+    def was_called(self) -> bool:
+        """Whether the function itself was called, which chooses plans and finds mistakes."""
+        return bool(self._eager)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether there is a graph."""
+        return self._graph is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether calls of this very size repay a graph, which there is not yet."""
+        enough = self._spent >= self._schedule.before_trace and self._is_repaid(self._schedule.repays_trace)
+        return self._graph is None and enough
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether some way has been timed too few times."""
+        self._take_compiled()
+        return any(len(way.seconds) < _SAMPLES for way in self._ways)
+
+    @property
+    def seconds(self) -> float:
+        """The time of a call by the quickest way that was tried; 0 if one was not."""
+        return 0.0 if self.is_untried else min(statistics.median(way.seconds) for way in self._ways)
+
+    @property
+    def eager_seconds(self) -> float:
+        """The time of a call of the function itself."""
+        return statistics.median(self._eager)
 
     @property
     def operations(self) -> int:
         """The number of operations of the graph; 0 before it is traced."""
         return 0 if self._graph is None else self._graph.operations
 
-    @property
-    def compiling(self) -> Compilation | None:
-        """What is being compiled now."""
-        return self._compilation if self._compilation is not None and self._compilation.is_running else None
-
-    def ran_eagerly(self, seconds: float) -> None:
-        """The caller has made a call by itself."""
+    def spent(self, seconds: float, *, eagerly: bool) -> None:
+        """A call of this size has taken so long, by the function itself or another way."""
         self._spent += seconds
-        self._eager = [*self._eager[-4:], seconds]
-
-    def is_due(self) -> bool:
-        """Whether the next call is to go through :meth:`__call__`."""
-        if self.problem is not None or not self._eager:
-            return False
-        if self._graph is None:
-            return self._spent >= self._schedule.before_trace and self._is_repaid(self._schedule.repays_trace)
-        self._take_compiled()
-        return self._next() is not None
+        if eagerly:
+            self._eager = [*self._eager[-4:], seconds]
 
     def _is_repaid(self, seconds: float) -> bool:
         """Whether the calls to come are expected to take so long."""
@@ -115,10 +131,9 @@ class Captured:
             self._trace(function, inputs)
             if self._graph is None:
                 return None
-        elif self._ways[-1].name != "compiled" and not self.compiling:
+        elif self._ways[-1].name != "compiled":
             self._compile(inputs)
-        if (way := self._next()) is None:
-            return None
+        way = self._next()
         way.calls += 1
         try:
             given = constants(self._graph)
@@ -133,7 +148,6 @@ class Captured:
             return self._give_up(str(error))
         except Exception as error:  # of the compiled code or its runtime: the caller's own way is still there
             return self._give_up(reason_of(error))
-        self._spent += seconds
         if len(way.seconds) < _SAMPLES:
             way.seconds.append(seconds)
         return outputs
@@ -165,7 +179,8 @@ class Captured:
         if self._compilation is None:
             self._compilation = Compilation(self._graph, inputs)
         compilation = self._compilation
-        if compilation.failure is None and not compilation.was_kept and self._is_repaid(least) and is_free():
+        wanted = compilation.failure is None and not compilation.is_running and not compilation.was_kept
+        if wanted and self._is_repaid(least) and is_free():
             compilation.start(at_full_speed=self._schedule.waits)
             if self._schedule.waits:
                 compilation.wait()
@@ -187,15 +202,12 @@ class Captured:
             self._has_said_uncompiled = True
             self._warn(f"the step runs uncompiled: {compilation.failure}")
 
-    def _next(self) -> _Way | None:
-        """The way of the next call; ``None`` for the function itself."""
+    def _next(self) -> _Way:
+        """The way of the next call: one that was timed too few times, else the quickest."""
         if not self._schedule.keeps_quickest:
             return self._ways[-1]
-        for way in self._ways:
-            if len(way.seconds) < _SAMPLES:
-                return way
-        best = min(self._ways, key=lambda way: statistics.median(way.seconds))
-        return best if statistics.median(best.seconds) < statistics.median(self._eager) else None
+        untried = [way for way in self._ways if len(way.seconds) < _SAMPLES]
+        return untried[0] if untried else min(self._ways, key=lambda way: statistics.median(way.seconds))
 
     def _compared(
         self, way: _Way, constants: Sequence[Tensor], inputs: Sequence[Tensor], function: Function
