@@ -48,6 +48,7 @@ OPTIONS = {
         "--batch-norm",
         "--public",
         "--public-examples",
+        "--compile",
         "--classes",
         "--size",
         "--label",
