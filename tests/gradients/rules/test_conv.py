@@ -13,9 +13,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from noisette.gradients.rules import Examples, conv, find_rule, forms
-from noisette.gradients.rules.conv import EXPLICIT_PLANS, GRAM_PLANS, Geometry, KernelGradients, conv_over_time
+from noisette.gradients.rules import Examples, explicit_kernels, find_rule, forms, kernel_gradients
+from noisette.gradients.rules.autotune import few_operations
+from noisette.gradients.rules.conv import conv_over_time
+from noisette.gradients.rules.explicit_kernels import EXPLICIT_PLANS, few_operations_plans
 from noisette.gradients.rules.forms import Dense, compact
+from noisette.gradients.rules.kernel_factors import Geometry
+from noisette.gradients.rules.kernel_gradients import KernelGradients
+from noisette.gradients.rules.kernel_grams import GRAM_PLANS
 from rule_oracle import TOLERANCE, by_autograd, check_form, double
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
@@ -50,9 +55,12 @@ def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Exam
     form = rule_of(operation)(examples, dy, x, w, bias, **numbers)
     check_form(form, truth)
     check_form(compact(form), truth)
-    for write in EXPLICIT_PLANS.values():
-        found = torch.full(form.shape, torch.nan, dtype=x.dtype)
-        write(form, found)
+    with few_operations():
+        check_form(form, truth)
+        check_form(compact(form), truth)
+    for plan in (*EXPLICIT_PLANS.values(), *(plan for plan, _ in few_operations_plans(form).values())):
+        found = plan(form)
+        assert found.shape == form.shape
         torch.testing.assert_close(found.view_as(truth), truth, **TOLERANCE)
     for norms, _ in GRAM_PLANS.values():
         torch.testing.assert_close(norms(form), truth.flatten(1).square().sum(1), **TOLERANCE)
@@ -162,8 +170,8 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
         results.update({name: candidate() for name, candidate in candidates.items()})
         return list(candidates)[-1]
 
-    monkeypatch.setattr(conv, "fastest", run_all)
-    monkeypatch.setattr(conv, "_MEASURED_FROM", 1)
+    monkeypatch.setattr(kernel_gradients, "fastest", run_all)
+    monkeypatch.setattr(kernel_gradients, "_MEASURED_FROM", 1)
     return results
 
 
@@ -176,7 +184,7 @@ FORMS = {"factors", *(f"{name}, kept" for name in EXPLICIT_PLANS)}
 def test_norms_are_the_same_by_every_plan_and_in_parts_of_any_size(tried, monkeypatch, at_once, cached) -> None:
     monkeypatch.setattr(forms, "_TEMPORARY_SIZE", at_once)
     monkeypatch.setattr(forms, "_TEMPORARY_SHARE", 0)
-    monkeypatch.setattr(conv, "_CACHED", cached)
+    monkeypatch.setattr(explicit_kernels, "_CACHED", cached)
     form = plain_form(7)
     form.squared_norms()
     assert tried.keys() == NORMS
@@ -184,8 +192,26 @@ def test_norms_are_the_same_by_every_plan_and_in_parts_of_any_size(tried, monkey
         torch.testing.assert_close(found, form.explicit().flatten(1).square().sum(1), **TOLERANCE)
 
 
+@pytest.mark.parametrize("part", [0.01, 0.5, 1000])
+def test_norms_are_the_same_by_every_plan_of_few_operations(tried, monkeypatch, part) -> None:
+    monkeypatch.setattr(kernel_gradients, "_PART", part)
+    monkeypatch.setattr(kernel_gradients, "_PARTS", 3 if part < 1 else 10**6)
+    monkeypatch.setattr(kernel_gradients, "_KEEP_IN_A_GRAPH", 10**9)
+    form = plain_form(7)
+    with few_operations():
+        compact(form)
+        form.squared_norms()
+    if part == 1000:
+        assert tried.keys() == (NORMS | FORMS) - {"loop, kept", "loop, dropped"}
+    truth = form.explicit().flatten(1).square().sum(1)
+    norms = {name: found for name, found in tried.items() if name in NORMS}
+    assert norms
+    for found in norms.values():
+        torch.testing.assert_close(found, truth, **TOLERANCE)
+
+
 def test_a_rehearsal_takes_norms_and_sum(tried, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 10**9)
+    monkeypatch.setattr(kernel_gradients, "_KEEP_EXPLICIT", 10**9)
     compact(plain_form(7))
     assert tried.keys() == NORMS | FORMS
 
@@ -216,10 +242,10 @@ def test_large_gradients_are_not_kept() -> None:
 def test_small_gradients_may_be_kept_if_larger_than_their_factors(tried, monkeypatch) -> None:
     x, dy = double(2, 30, 12, 12), double(2, 30, 14, 14)
     form = rule_of(torch.conv2d)(Examples(2), dy, x, double(30, 30, 3, 3), None, padding=2)
-    monkeypatch.setattr(conv, "_KEEP_EXPLICIT", 0)
+    monkeypatch.setattr(kernel_gradients, "_KEEP_EXPLICIT", 0)
     assert isinstance(compact(form), Dense)
     assert tried.keys() >= FORMS, "the factors may still be quicker"
-    monkeypatch.setattr(conv, "_SMALL", 2 * 8100 - 1)
+    monkeypatch.setattr(kernel_gradients, "_SMALL", 2 * 8100 - 1)
     assert compact(form) is form
 
 
