@@ -90,7 +90,7 @@ def last_plans(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
 def test_every_plan_has_as_many_operations_for_twice_the_batch(name: str, place: int, monkeypatch) -> None:
     last_plans(monkeypatch, place)
     case, nodes = CASES[name], []
-    for b in (16, 32, 100):
+    for b in (16, 32):
         tensors = inputs(case, b)
         with few_operations():
             traced = make_fx(norms_and_sum(case))(*tensors)
@@ -99,7 +99,7 @@ def test_every_plan_has_as_many_operations_for_twice_the_batch(name: str, place:
         found_norms, found_sum = traced(*tensors)
         torch.testing.assert_close(found_norms, each.flatten(1).square().sum(1), rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(found_sum, torch.einsum("b,b...->...", tensors[3], each), rtol=1e-10, atol=1e-10)
-    assert nodes[0] == nodes[1] == nodes[2]
+    assert nodes[0] == nodes[1]
     assert nodes[0] < 200
 
 
@@ -180,7 +180,7 @@ def test_plans_of_unbounded_memory_are_left_out() -> None:
         forms = [gradients(case, *inputs(case, 2)[:3]) for case in (patches, late)]
         plans = [kernel_gradients.plans_of_few_parts(form) for form in forms]
     assert set(plans[0]) == {"gram of patches", "unfold, dropped", "backend, dropped", "grouped, dropped"}
-    assert set(plans[1]) == {"gram of pixels", "gram of patches"}
+    assert set(plans[1]) == {"gram of pixels"}
 
 
 def test_normalization_takes_the_batch_at_once() -> None:
