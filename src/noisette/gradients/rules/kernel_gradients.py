@@ -84,11 +84,13 @@ def explicit_plans(form: KernelGradients) -> dict[str, Explicit]:
 def plans_of_small_parts(form: KernelGradients) -> dict[str, Norms]:
     """The plans for norms, over parts of the batch of little temporary memory."""
     size = form.weight.numel()
-    plans = {f"{name}, dropped": _in_parts(partial(dropped, plan), size) for name, plan in explicit_plans(form).items()}
+    plans: dict[str, Norms] = {}
     if form.has_few_positions:
         sizes = {name: gram_size(form) for name, (_, gram_size) in GRAM_PLANS.items()}
         fitting = [name for name in GRAM_PLANS if sizes[name] <= form.affordable]
-        plans = {name: _in_parts(GRAM_PLANS[name][0], sizes[name]) for name in fitting} | plans
+        plans = {name: _in_parts(GRAM_PLANS[name][0], sizes[name]) for name in fitting}
+    for name, plan in explicit_plans(form).items():
+        plans[f"{name}, dropped"] = _in_parts(partial(dropped, plan), size)
     return plans
 
 
@@ -139,20 +141,20 @@ def _fastest_plan(form: KernelGradients, plans: Mapping[str, Plan], rehearse: Ca
     return plans[fastest(key, {name: partial(rehearse, plan) for name, plan in plans.items()}, form.x.device)]
 
 
-def written(plan: Explicit, form: KernelGradients) -> Dense:
+def written(plan: Explicit, form: KernelFactors) -> Dense:
     """The explicit gradients, which replace their factors."""
     return Dense(plan(form).view(len(form.x), *form.weight))
 
 
-def dropped(plan: Explicit, form: KernelGradients) -> Tensor:
+def dropped(plan: Explicit, form: KernelFactors) -> Tensor:
     """Squared norms (b,) of explicit gradients, which are dropped."""
     return written(plan, form).squared_norms()
 
 
-def _in_parts(norms: Callable[[KernelGradients], Tensor], size: int) -> Callable[[KernelGradients], Tensor]:
+def _in_parts(norms: Norms, size: int) -> Norms:
     """The same norms, computed over parts of the batch; ``size`` is the number of temporary elements per example."""
 
-    def over_parts(form: KernelGradients) -> Tensor:
+    def over_parts(form: KernelFactors) -> Tensor:
         return torch.cat([norms(part) for part in form.split(examples_at_once(size, form.factors_size))])
 
     return over_parts
@@ -161,7 +163,7 @@ def _in_parts(norms: Callable[[KernelGradients], Tensor], size: int) -> Callable
 def _in_few_parts(norms: Norms, size: int) -> Norms:
     """The same, in a number of parts that depends on the shape of an example alone."""
 
-    def over_parts(form: KernelGradients) -> Tensor:
+    def over_parts(form: KernelFactors) -> Tensor:
         parts = min(_PARTS, math.ceil(size / (_PART * form.size_of_an_example)))
         found = [norms(part) for part in form.split(math.ceil(len(form.x) / parts))]
         return found[0] if len(found) == 1 else torch.cat(found)
