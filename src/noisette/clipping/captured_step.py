@@ -27,6 +27,7 @@ from noisette.capture.schedule import Schedule
 from noisette.capture.sizes import CapturedSizes
 from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of
 from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.rules.autotune import few_operations
 from noisette.gradients.vectorized import Loss, Microbatch
 
 
@@ -145,7 +146,8 @@ class CapturedSteps:
         def function(limits: Tensor, real: Tensor, *tensors: Tensor) -> list[Tensor]:
             masked = _MaskedFactors(groups, limits, real)
             clipping = Clipping([group.names for group in groups], masked, are_finite=True)
-            clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
+            with few_operations():
+                clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
             traced.names, traced.outside = tuple(clipped.sums), tuple(self._outside.used())
             return [*(sum.detach() for sum in clipped.sums.values()), clipped.norms, masked.all_finite]
 
