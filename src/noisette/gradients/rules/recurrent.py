@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from noisette.gradients.rules import recurrences
 from noisette.gradients.rules.recurrences import KnownStates, connect
 from noisette.gradients.rules.registry import Operation, rewrite
-from noisette.gradients.rules.unrolled_recurrences import Step, Unrolled
+from noisette.gradients.rules.unrolled_recurrences import LayerWeights, Step, Unrolled
 
 F = torch.nn.functional
 Recurrence = Callable[[KnownStates], tuple[Tensor, ...]]
@@ -125,12 +125,13 @@ class _Kind:
         is_unrolled = get_proxy_mode() is not None and x.shape[1] * num_layers * directions <= _UNROLLED_STEPS
         final: list[Sequence[Tensor]] = []
         for layer in range(num_layers):
-            x = F.dropout(x, dropout, train) if layer and dropout else x
+            if layer and dropout:  # a mask is drawn in the order of memory, which is to be the same in a graph
+                x = F.dropout(x.contiguous(), dropout, train)
             outputs = []
             for direction in range(directions):
                 k = len(final)
                 before_first = [state[:, k] for state in states]
-                own_weights = _Weights.of(weights[k * each : (k + 1) * each], has_biases)
+                own_weights = LayerWeights.of(weights[k * each : (k + 1) * each], has_biases)
                 turned = sequences.reverse(x) if direction else x
                 if is_unrolled:
                     values = self._unrolled(turned, before_first, own_weights)
@@ -142,7 +143,7 @@ class _Kind:
         return sequences.from_batch_first(x), *(torch.stack(states) for states in zip(*final, strict=True))
 
     def _with_known_states(
-        self, sequences: _EqualLengths | _PackedLengths, x: Tensor, states: list[Tensor], weights: _Weights
+        self, sequences: _EqualLengths | _PackedLengths, x: Tensor, states: list[Tensor], weights: LayerWeights
     ) -> tuple[Tensor, ...]:
         """One layer in one direction: h_t, and for an LSTM c_t, with axes (b, t, features).
 
@@ -157,34 +158,16 @@ class _Kind:
         z, a = F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)
         return self.recurrence(KnownStates(z, a, before, states, output, weights.w_hh.detach(), weights.w_hr))
 
-    def _unrolled(self, x: Tensor, states: list[Tensor], weights: _Weights) -> tuple[Tensor, ...]:
+    def _unrolled(self, x: Tensor, states: list[Tensor], weights: LayerWeights) -> tuple[Tensor, ...]:
         """The same for a graph that is traced."""
-        z = F.linear(x, weights.w_ih, weights.b_ih)
-        steps = Unrolled.run(self.step, self.is_of_sum, z, states, (weights.w_hh, weights.b_hh, weights.w_hr))
+        steps = Unrolled.run(self.step, self.is_of_sum, x.detach(), states, weights.detached)
         values = steps.values
         with torch.no_grad():
             before = torch.cat([states[0].unsqueeze(1), values[0][:, :-1]], 1)
-        products = [z, F.linear(before, weights.w_hh, weights.b_hh)]
+        products = [F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)]
         if weights.w_hr is not None:
             products.append(F.linear(steps.unprojected, weights.w_hr))
         return connect(steps, values, (weights.w_hh, weights.w_hr), (*products, *states))
-
-
-@dataclass(frozen=True)
-class _Weights:
-    """The weights of one layer in one direction."""
-
-    listed: list[Tensor]  # all of them, in the order of the fused operation
-    w_ih: Tensor
-    w_hh: Tensor
-    b_ih: Tensor | None
-    b_hh: Tensor | None
-    w_hr: Tensor | None  # of an LSTM whose h_t is projected
-
-    @classmethod
-    def of(cls, listed: list[Tensor], has_biases: bool) -> _Weights:
-        b_ih, b_hh = listed[2:4] if has_biases else (None, None)
-        return cls(listed, *listed[:2], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
 
 
 def _simple_step(activation: Callable[[Tensor], Tensor]) -> Step:

@@ -1,8 +1,8 @@
 """Recurrent layers that are traced: unrolled, one step after the other, from the equations of a cell.
 
 A compiler gets one matrix product and one pass over memory for each step, forward and backward, and nothing is computed
-twice. The product of W_hh with all states is still recorded as one use, as in an ordinary pass (``recurrent``), but
-nothing takes its value: a graph leaves it out.
+twice. The products of W_ih with all inputs and of W_hh with all states are still recorded as two uses, as in an
+ordinary pass (``recurrent``), but nothing takes their values: a graph leaves them out.
 
 Axes: (b, t, features) of all steps, (b, features) of one.
 """
@@ -18,6 +18,28 @@ from torch import Tensor
 F = torch.nn.functional
 # Of the products, z and a or their sum alone, and the states; gives the new states, h before its projection.
 Step = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """The weights of one layer in one direction."""
+
+    listed: list[Tensor]  # all of them, in the order of the fused operation
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+    w_hr: Tensor | None  # of an LSTM whose h_t is projected
+
+    @classmethod
+    def of(cls, listed: list[Tensor], has_biases: bool) -> LayerWeights:
+        b_ih, b_hh = listed[2:4] if has_biases else (None, None)
+        return cls(listed, *listed[:2], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
+
+    @property
+    def detached(self) -> LayerWeights:
+        """The same without gradients."""
+        return LayerWeights.of([weight.detach() for weight in self.listed], self.b_ih is not None)
 
 
 @dataclass(frozen=True)
@@ -53,29 +75,27 @@ class Unrolled:
     unprojected: Tensor  # h before its projection, (b, t, features)
 
     @classmethod
-    def run(
-        cls, step: Step, is_of_sum: bool, z: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor | None]
-    ) -> Unrolled:
+    def run(cls, step: Step, is_of_sum: bool, x: Tensor, states: Sequence[Tensor], weights: LayerWeights) -> Unrolled:
         """Compute all steps.
 
         Args:
             step: the equations of a cell.
             is_of_sum: whether they take z + a, and not the two products.
-            z: W_ih x_t + b_ih.
+            x: the inputs, (b, t, features).
             states: before the first step, (b, features).
-            weights: W_hh, b_hh and W_hr, the latter two if there are any.
+            weights: of the layer.
         """
-        w_hh, b_hh, w_hr = (None if weight is None else weight.detach() for weight in weights)
-        assert w_hh is not None
+        now, steps, each = [state.detach() for state in states], [], []
         with torch.no_grad():
-            # One kernel reads all z_t as arguments of the products; a pointwise one would be compiled for each step.
-            known = z if b_hh is None or not is_of_sum else z + b_hh
-            now, steps, each = [state.detach() for state in states], [], []
-            for z_t in known.detach().unbind(1):
+            w_hh, b_hh, w_hr = weights.w_hh, weights.b_hh, weights.w_hr
+            # Matrix products take one step out of a tensor by themselves. A pointwise kernel would be compiled anew for
+            # each step that it takes.
+            known = _joint_product(x, weights).unbind(1) if is_of_sum else x.unbind(1)
+            for of_step in known:
                 if is_of_sum:
-                    products = [torch.addmm(z_t, now[0], w_hh.t())]
+                    products = [torch.addmm(of_step, now[0], w_hh.t())]
                 else:
-                    products = [z_t, F.linear(now[0], w_hh, b_hh)]
+                    products = [F.linear(of_step, weights.w_ih, weights.b_ih), F.linear(now[0], w_hh, b_hh)]
                 steps.append(_OneStep.of(step, products, now))
                 now = [state.detach() for state in steps[-1].after]
                 now[0] = now[0] if w_hr is None else F.linear(now[0], w_hr)
@@ -108,6 +128,12 @@ class Unrolled:
         first = [d for d in dstates if d is not None]
         assert len(first) == len(dstates)
         return at_z, at_a[0] if at_a else at_z, *projected, *first
+
+
+def _joint_product(x: Tensor, weights: LayerWeights) -> Tensor:
+    """W_ih x_t + b_ih + b_hh of all steps."""
+    both = None if weights.b_ih is None or weights.b_hh is None else weights.b_ih + weights.b_hh
+    return F.linear(x, weights.w_ih, both)
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
