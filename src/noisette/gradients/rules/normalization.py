@@ -33,8 +33,9 @@ def scale_gradients(
 ) -> ExampleGradients:
     """Gradients of the scale of a normalized input, G = sum over positions of dy times the normalized input.
 
-    The batch is split, so that the normalized input is never held as a whole (but where operations shall be few):
-    ``normalize`` takes a part of it, and ``reduce`` sums gradients in the shape of the input to those of the weight.
+    The batch is split, so that the normalized input is never held as a whole: ``normalize`` takes a part of it, and
+    ``reduce`` sums gradients in the shape of the input to those of the weight. A graph is not split: what normalizes
+    the whole input is there already, in the forward pass, and a compiler makes one kernel of product and sum.
     """
     folded, left_over = divmod(len(dy), examples.count)
     if examples.axis or examples.inner or left_over or operations_are_few():
