@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -110,6 +111,7 @@ class Clipping:
 
     groups: Sequence[Sequence[str]]  # names of parameters; each parameter in one group
     factors: Callable[[Tensor], Tensor]  # norms (groups, b) -> factors (groups, b), not finite where a norm is not
+    are_finite: bool = False  # whether all factors are finite, in a graph: then no example is to be cut out
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,11 @@ def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], 
         return torch.stack(sums).sqrt_().to(dtype)
 
 
+def clipping_of(groups: Sequence[Group], examples: float = EXAMPLES) -> Clipping:
+    """The clipping by these groups, for so many examples that are expected in a batch."""
+    return Clipping([group.names for group in groups], partial(clipping_factors, groups, examples=examples))
+
+
 def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = EXAMPLES) -> Tensor:
     """What each gradient is multiplied with: norms (groups, b) -> factors (groups, b).
 
@@ -178,8 +185,20 @@ def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = E
     Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
     Source: Lee & Kifer 2020, eq. 2.
     """
-    slack, precise = slack_of(norms.dtype, examples), norms.double()
-    factors = precise.new_tensor([[group.bound * (1 - slack)] for group in groups]) / precise
+    return factors_within(limits_of(groups, examples).to(norms.device), groups, norms)
+
+
+def limits_of(groups: Sequence[Group], examples: float) -> Tensor:
+    """The bound of each group in double precision, (groups, 2), less the slack of single and of double precision."""
+    slacks = [slack_of(dtype, examples) for dtype in (torch.float32, torch.float64)]
+    return torch.tensor([[group.bound * (1 - slack) for slack in slacks] for group in groups], dtype=torch.float64)
+
+
+def factors_within(limits: Tensor, groups: Sequence[Group], norms: Tensor) -> Tensor:
+    """:func:`clipping_factors` for bounds that are given as a tensor by :func:`limits_of`."""
+    precise = norms.double()
+    column = 1 if norms.dtype is torch.float64 else 0
+    factors = limits[:, column : column + 1] / precise
     for factor, group, row in zip(factors.unbind(), groups, precise.unbind(), strict=True):
         factor.clamp_(max=1 if group.factor is None else group.factor(row).detach().to(row).clamp(min=0))
     return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
@@ -188,15 +207,15 @@ def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = E
 def clip_and_sum(found: PerExampleGradients, losses: Tensor, clipping: Clipping) -> ClippedSum:
     """The clipped sum of per-example gradients; ``found.forms`` is used up."""
     norms = group_norms(found.squared_norms, clipping.groups, losses)
-    return ClippedSum(_weighted_sums(found.forms, clipping.groups, clipping.factors(norms)), norms)
+    return ClippedSum(_weighted_sums(found.forms, clipping, clipping.factors(norms)), norms)
 
 
-def _weighted_sums(forms: dict[str, ExampleGradients], groups: Sequence[Sequence[str]], weights: Tensor) -> Sums:
+def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, weights: Tensor) -> Sums:
     """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
-    group = group_of(groups)
+    group = group_of(clipping.groups)
     with torch.no_grad():
         kept = None
-        if not math.isfinite(weights.sum()):
+        if not clipping.are_finite and not math.isfinite(weights.sum()):
             kept = weights.isfinite().all(0).nonzero().flatten()
             weights = weights[:, kept]
         rows = weights.unbind()

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
+from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.accumulator import Accumulator
+from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.norms import (
     EXAMPLES,
     AdaptiveRule,
+    ClippedSum,
     Clipping,
     ClippingRule,
     Count,
     Engine,
     Group,
     check_real,
-    clipping_factors,
+    clipping_of,
 )
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
@@ -49,14 +52,17 @@ class PerExampleClip:
         max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; as ``clipping=FlatClipping(C)``.
         clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayerClipping(1.0)`` or ``AdaptiveClip(0.1)``.
         engine: how the clipped sum is computed; every engine gives the same sum.
+        capture: how :meth:`accumulate` runs from its second microbatch on: ``"eager"`` as it is; ``"graph"`` as one
+            graph of operations, without Python; ``"compiled"`` as a graph that was compiled, for which it waits;
+            ``"auto"`` as the quickest of these, where enough microbatches are to be expected to repay the work.
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
     one, of bound C), provided that no operation of the model mixes examples (the preflight checks that).
     Source: Abadi et al. 2016, algorithm 1; Lee & Kifer 2020, eq. 2.
 
     Raises:
-        ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, or the model has
-            nothing to train, a complex parameter, or lazy modules without shapes.
+        ValueError: the bound is not a finite number above zero, the rule does not fit the parameters, ``capture`` is
+            unknown, or the model has nothing to train, a complex parameter, or lazy modules without shapes.
 
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -74,6 +80,7 @@ class PerExampleClip:
         *,
         clipping: ClippingRule | None = None,
         engine: Engine | None = None,
+        capture: Capture = "auto",
     ) -> None:
         checks.exactly_one(max_grad_norm=max_grad_norm, clipping=clipping)
         if clipping is None:
@@ -89,6 +96,8 @@ class PerExampleClip:
         self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
         self._outside = OutsideTensors()
+        schedule = schedule_of(capture)
+        self._captured = schedule and CapturedSteps(model, self._clipped_sum, self._outside, schedule)
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -128,7 +137,7 @@ class PerExampleClip:
         graph = search(losses, recording.uses, self.parameters)
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
-        self._add_clipped(forward)
+        self._add(self._by_engine(forward, clipping_of(self._trained_groups(), self.examples)))
 
     def before_first_batch(self) -> None:
         """Remember which tensors exist, so that a vectorised loss uses no other from outside."""
@@ -165,33 +174,50 @@ class PerExampleClip:
         """
         self._check_open()
         microbatch = Microbatch(batch, keywords)
-        b = microbatch.count
-        if b == 0:
+        if microbatch.count == 0:
             return
+        groups = self._trained_groups()
+        if self._captured is None:
+            clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
+        else:
+            clipped = self._captured.clipped_sum(loss, microbatch, groups, self.examples, tuple(public))
+        self._add(clipped)
+
+    def _clipped_sum(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, given the loss of one example."""
         found = record_losses(self._tape, loss, microbatch, self._outside, public)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self.parameters)
-        examples = [Examples(b)] * len(found.recording.uses)
+        examples = [Examples(microbatch.count)] * len(found.recording.uses)
         forward = [LocatedRecording(found.losses, found.recording, graph, examples)]
         del found
-        self._add_clipped(forward)
+        return self._by_engine(forward, clipping)
 
     def _check_open(self) -> None:
         if self._closed:
             raise PrivacyError("this clip was closed, so it records nothing: make a new PerExampleClip of the model")
 
-    def _add_clipped(self, forward: list[LocatedRecording]) -> None:
-        """Add the clipped sum of one located recording, which is taken out of its list."""
-        losses = forward[0].losses
-        groups = self._batch_groups()
+    def _by_engine(self, forward: list[LocatedRecording], clipping: Clipping) -> ClippedSum:
+        """The clipped sum of one located recording, which is taken out of its list."""
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}  # without those frozen since
-        names = [[name for name in group.names if name in trained] for group in groups]
-        clipping = Clipping(names, partial(clipping_factors, groups, examples=self.examples))
-        with _without_autocast(losses.device.type):
-            clipped = self.engine.clipped_sum(forward.pop(), trained, clipping)
+        with _without_autocast(forward[0].losses.device.type):
+            return self.engine.clipped_sum(forward.pop(), trained, clipping)
+
+    def _trained_groups(self) -> list[Group]:
+        """The groups of the current batch, without the parameters that were frozen since."""
+        trained = {name for name, p in self.parameters.items() if p.requires_grad}
+        groups = self._batch_groups()
+        if len(trained) == len(self.parameters):
+            return groups
+        return [replace(group, names=tuple([name for name in group.names if name in trained])) for group in groups]
+
+    def _add(self, clipped: ClippedSum) -> None:
+        """Add the clipped sum of a microbatch to that of the batch."""
         counts = {
             k: self._twice_counted.get(k, 0) + twice_the_count(clipped.norms[k], group.bound)
-            for k, group in enumerate(groups)
+            for k, group in enumerate(self._batch_groups())
             if group.count is not None
         }
         self._sums.add(clipped.sums)
@@ -259,6 +285,8 @@ class PerExampleClip:
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
         self._closed = True
+        if self._captured is not None:
+            self._captured.close()
         self._tape.close()
 
 

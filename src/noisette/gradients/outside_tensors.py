@@ -70,6 +70,12 @@ class OutsideTensors:
             if (tensor := self._made[key][0]()) is not None:
                 self._made[key] = self._made[key][0], _version(tensor)
 
+    def used(self) -> list[Tensor]:
+        """The tensors from outside that the last call has used, without those that are declared public."""
+        known = [self._known[key].tensor for key in self._checked if key in self._known]
+        made = [self._made[key][0]() for key in self._checked if key in self._made]
+        return [*known, *(tensor for tensor in made if tensor is not None)]
+
     def check(self, tensor: Tensor) -> None:
         """Check a tensor that the loss has reached and that is neither of the model nor made inside of the call.
 

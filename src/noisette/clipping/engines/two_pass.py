@@ -39,7 +39,7 @@ class TwoPass:
         found = per_example_gradients(forward, parameters, keep=False, retain_graph=True)
         norms = group_norms(found.squared_norms, clipping.groups, forward.losses)
         weights = clipping.factors(norms)
-        if not weights.isfinite().all():
+        if not clipping.are_finite and not weights.isfinite().all():
             # A zero weight does not stop an infinite activation in a second pass; the rules cut the example out.
             return BookKeeping().clipped_sum(forward, parameters, clipping)
         losses = forward.losses

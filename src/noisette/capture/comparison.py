@@ -1,0 +1,46 @@
+"""Whether a captured function gives what the function itself gives, for the same inputs and the same random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# Of the norm of all outputs together. Operations may be ordered otherwise than in the function, and so round otherwise.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_TOLERANCE_LOW_PRECISION = 5e-2
+
+
+def tolerance_of(dtypes: set[torch.dtype]) -> float:
+    """How far outputs may differ, as a share of their norm, where tensors of these types were computed with."""
+    return max(
+        [_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes if dtype.is_floating_point] or [0.0]
+    )
+
+
+def relative_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The norm of the difference of two lists of tensors, divided by the norm of the expected ones.
+
+    >>> round(relative_difference([torch.tensor([3.0, 4.1])], [torch.tensor([3.0, 4.0])]), 3)
+    0.02
+    """
+    pairs = [(one.double(), other.double()) for one, other in zip(outputs, expected, strict=True)]
+    size = sum(float(other.square().sum()) for _, other in pairs)
+    difference = sum(float((one - other).square().sum()) for one, other in pairs)
+    if not difference:
+        return 0.0
+    return (difference / size) ** 0.5 if size else float("inf")
+
+
+def with_same_random_numbers(
+    one: Callable[[], Sequence[Tensor]], other: Callable[[], Sequence[Tensor]], device: torch.device
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """What both functions give from one state of torch's generators."""
+    cuda = device if device.type == "cuda" else None
+    before = torch.get_rng_state(), torch.cuda.get_rng_state(cuda) if cuda else None
+    first = one()
+    torch.set_rng_state(before[0])
+    if cuda is not None and before[1] is not None:
+        torch.cuda.set_rng_state(before[1], cuda)
+    return first, other()

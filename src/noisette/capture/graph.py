@@ -1,0 +1,96 @@
+"""A function of tensors as one graph of ATen operations, without Python between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+Function = Callable[..., Sequence[Tensor]]
+
+_LONGEST = 200  # characters of a reason
+
+
+class CaptureError(Exception):
+    """A function cannot be captured; the message says why in one line."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced function.
+
+    Args:
+        module: called with the constants, then the inputs of the function; a list of tensors.
+        constants: the tensors that the function reached otherwise than as inputs, such as parameters.
+    """
+
+    module: GraphModule
+    constants: tuple[Tensor, ...]
+
+    @property
+    def operations(self) -> int:
+        """The number of operations."""
+        return sum(node.op == "call_function" for node in self.module.graph.nodes)
+
+    def __call__(self, constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
+        """The function's outputs, with these tensors in the place of the constants."""
+        with as_recorded(inputs[-1].device):
+            return self.module(*constants, *inputs)
+
+
+@contextmanager
+def as_recorded(device: torch.device) -> Iterator[None]:
+    """Within it operations run as they stand in a graph: without autograd, and in the types that they have there."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
+    """The graph of a function, recorded in one call with these inputs.
+
+    Whatever the function decides by Python code is decided as in this call.
+
+    Raises:
+        CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
+    """
+    try:
+        module = make_fx(function, _error_on_data_dependent_ops=True)(*inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise CaptureError(reason_of(error)) from error
+    constants = _lift_constants(module)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return Graph(module, constants)
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error, short."""
+    lines = str(error).strip().splitlines() or [""]
+    first = f"{type(error).__name__}: {lines[0]}"
+    return first if len(first) <= _LONGEST else first[: _LONGEST - 2] + " …"
+
+
+def _lift_constants(module: GraphModule) -> tuple[Tensor, ...]:
+    """Make each tensor that the graph holds an input, in front of its other inputs."""
+    graph = module.graph
+    first = next(iter(graph.nodes))
+    lifted: dict[int, tuple[Tensor, Node]] = {}
+    for node in [node for node in graph.nodes if node.op == "get_attr"]:
+        tensor = getattr(module, str(node.target))
+        if not isinstance(tensor, Tensor):
+            raise CaptureError(f"the graph holds a {type(tensor).__name__}")
+        if id(tensor) not in lifted:
+            with graph.inserting_before(first):
+                lifted[id(tensor)] = tensor, graph.placeholder(f"constant_{len(lifted)}")
+        node.replace_all_uses_with(lifted[id(tensor)][1])
+        graph.erase_node(node)
+    for name in {*module._parameters, *module._buffers}:
+        delattr(module, name)
+    return tuple(tensor for tensor, _ in lifted.values())

@@ -1,0 +1,231 @@
+"""The private step of a clip as a function of tensors alone, and what it takes to use a graph of it.
+
+Guarantee: does not depend on the graph being faithful. It computes the norms of the very gradients that it adds up, the
+clipping norm enters as an input, and the examples were apart in ``vmap`` when it was traced.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_structure
+
+from noisette._internal.tensor_tree import leaves
+from noisette.capture.captured import Captured
+from noisette.capture.comparison import tolerance_of
+from noisette.capture.graph import Graph
+from noisette.capture.python_state import python_state
+from noisette.capture.rows import is_real, padded, padded_size
+from noisette.capture.schedule import Schedule
+from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of
+from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.vectorized import Loss, Microbatch
+
+Step = Callable[[Loss, Microbatch, Clipping, Iterable[Tensor]], ClippedSum]
+
+_MOST_KINDS = 16  # kinds of microbatches that are captured; of each size there is one
+
+
+class CaptureWarning(UserWarning):
+    """The step cannot be captured or compiled; it is computed in the ordinary way, with the same result."""
+
+
+@dataclass
+class _Kind:
+    """What is known of microbatches for which one graph would do."""
+
+    captured: Captured
+    names: tuple[str, ...] = ()  # of the parameters that have a sum, in the order of the outputs
+    places: tuple[tuple[Mapping[str, Any], str] | None, ...] = ()  # of the constants in the model
+    outside: tuple[Tensor, ...] = ()  # tensors that the loss reached otherwise
+
+
+class CapturedSteps:
+    """The graphs of a clip's private step, one for each kind of microbatch.
+
+    Args:
+        model: whose parameters and buffers are looked up at each call.
+        step: computes the clipped sum eagerly.
+        outside: the tensors from outside that losses have used.
+        schedule: when a step is traced and compiled.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:
+        self.still_to_come: Callable[[], float] = lambda: 1.0
+        self.say: Callable[[str], None] = _warn
+        self._model = model
+        self._step = step
+        self._outside = outside
+        self._schedule = schedule
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._said: set[str] = set()
+
+    @property
+    def compiling(self) -> str:
+        """What is being compiled now, in words; empty if nothing is."""
+        running = [kind.captured.compiling for kind in self._kinds.values()]
+        seconds = [compilation.seconds for compilation in running if compilation is not None]
+        return f"compiling the step, {max(seconds):.0f} s" if seconds else ""
+
+    def clipped_sum(
+        self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], examples: float, public: Sequence[Tensor]
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, by the quickest way that is ready."""
+        kind = self._kind_of(loss, microbatch, groups, public)
+        if kind is not None and kind.captured.is_due():
+            limits = limits_of(groups, examples)
+            if (found := self._by_graph(kind, loss, microbatch, groups, limits, public)) is not None:
+                return found
+        start = time.perf_counter()
+        found = self._step(loss, microbatch, clipping_of(groups, examples), public)
+        if kind is not None:
+            kind.captured.ran_eagerly(time.perf_counter() - start)
+        return found
+
+    def close(self) -> None:
+        """Stop compiling."""
+        for kind in self._kinds.values():
+            kind.captured.close()
+
+    def _by_graph(
+        self,
+        kind: _Kind,
+        loss: Loss,
+        microbatch: Microbatch,
+        groups: Sequence[Group],
+        limits: Tensor,
+        public: Sequence[Tensor],
+    ) -> ClippedSum | None:
+        """The clipped sum by a graph; ``None`` if some gradient is not finite, or the graph is not to be used."""
+        b = microbatch.count
+        rows = padded(microbatch.tensors, padded_size(b))
+        device = rows[0].device
+
+        def function(limits: Tensor, real: Tensor, *tensors: Tensor) -> list[Tensor]:
+            masked = _MaskedFactors(groups, limits, real)
+            clipping = Clipping([group.names for group in groups], masked, are_finite=True)
+            clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
+            kind.names, kind.outside = tuple(clipped.sums), tuple(self._outside.used())
+            return [*(sum.detach() for sum in clipped.sums.values()), clipped.norms, masked.all_finite]
+
+        self._check_outside(kind, public)
+        inputs = [limits.to(device), is_real(b, len(rows[0]), device), *rows]
+        outputs = kind.captured(function, lambda graph: self._constants(kind, graph), inputs)
+        if outputs is None or not bool(outputs[-1]):
+            return None
+        *sums, norms, _ = outputs
+        return ClippedSum(dict(zip(kind.names, _apart(sums), strict=True)), norms[:, :b])
+
+    def _check_outside(self, kind: _Kind, public: Sequence[Tensor]) -> None:
+        """Check the tensors that the loss reaches otherwise than as arguments, as a call of the loss would."""
+        self._outside.begin(public)
+        for tensor in kind.outside:
+            self._outside.check(tensor)
+        self._outside.end()
+
+    def _constants(self, kind: _Kind, graph: Graph) -> list[Tensor]:
+        """The tensors that stand now where those stood that the graph was traced with."""
+        if not kind.places:
+            places = {
+                id(tensor): (table, name)
+                for part in self._model.modules()
+                for table in (part._parameters, part._buffers)
+                for name, tensor in table.items()
+            }
+            kind.places = tuple([places.get(id(tensor)) for tensor in graph.constants])
+        return [
+            tensor if place is None else place[0][place[1]]
+            for place, tensor in zip(kind.places, graph.constants, strict=True)
+        ]
+
+    def _kind_of(
+        self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: Sequence[Tensor]
+    ) -> _Kind | None:
+        """What is known of microbatches like this one; ``None`` if they are too many kinds."""
+        tensors = microbatch.tensors
+        key = (
+            padded_size(len(tensors[0])),
+            tuple([(tensor.shape[1:], tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]),
+            _other_arguments(microbatch),
+            tuple([(group.names, group.factor) for group in groups]),
+            tuple(map(id, public)),
+            _settings(tensors[0].device.type),
+            python_state(self._model, loss, *(group.factor for group in groups if group.factor is not None)),
+        )
+        if key not in self._kinds:
+            if len(self._kinds) >= _MOST_KINDS and not self._drop_one():
+                self._tell(f"the step is not captured for more than {_MOST_KINDS} kinds of microbatches")
+                return None
+            tolerance = tolerance_of(_precisions(self._model, tensors))
+            self._kinds[key] = _Kind(Captured(self._schedule, tolerance, lambda: self.still_to_come(), self._tell))
+        return self._kinds[key]
+
+    def _drop_one(self) -> bool:
+        """Forget the oldest kind that has no graph; false if all have one."""
+        for key, kind in self._kinds.items():
+            if not kind.captured.constants:
+                del self._kinds[key]
+                return True
+        return False
+
+    def _tell(self, said: str) -> None:
+        """Say something once."""
+        if said not in self._said:
+            self._said.add(said)
+            self.say(said)
+
+
+class _MaskedFactors:
+    """Clipping factors in a graph: zero for rows that count for nothing, and for gradients that are not finite."""
+
+    def __init__(self, groups: Sequence[Group], limits: Tensor, real: Tensor) -> None:
+        self._groups = groups
+        self._limits = limits
+        self._real = real
+        self.all_finite: Tensor = torch.ones((), dtype=torch.bool)
+
+    def __call__(self, norms: Tensor) -> Tensor:
+        factors = factors_within(self._limits, self._groups, norms)
+        finite = factors.isfinite()
+        self.all_finite = finite.all()
+        return torch.where(finite & self._real, factors, 0)
+
+
+def _other_arguments(microbatch: Microbatch) -> Hashable:
+    """Structure and values of the arguments that are not tensors."""
+    given = (microbatch.args, dict(microbatch.kwargs))
+    others = [leaf for leaf in leaves(given) if not isinstance(leaf, Tensor)]
+    return str(tree_structure(given)), tuple([(type(leaf), repr(leaf)) for leaf in others])
+
+
+def _settings(device: str) -> Hashable:
+    """Settings of torch that decide how operations compute."""
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+
+
+def _precisions(model: nn.Module, tensors: Sequence[Tensor]) -> set[torch.dtype]:
+    """The types that a step computes with."""
+    device = tensors[0].device.type
+    found = {tensor.dtype for tensor in (*model.parameters(), *tensors)}
+    return found | ({torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set())
+
+
+def _apart(sums: Sequence[Tensor]) -> list[Tensor]:
+    """Sums that share no memory: a compiler returns one tensor for two that are equal, and noise is added in place."""
+    taken: set[int] = set()
+    apart: list[Tensor] = []
+    for tensor in sums:
+        apart.append(tensor.clone() if tensor.data_ptr() in taken else tensor)
+        taken.add(tensor.data_ptr())
+    return apart
+
+
+def _warn(said: str) -> None:
+    warnings.warn(said, CaptureWarning, stacklevel=2)
