@@ -11,14 +11,14 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from torch.compiler import disable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
@@ -29,6 +29,7 @@ from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.run.seal import Seal
+from noisette.run.step_call import StepCall
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
@@ -92,12 +93,13 @@ class DpSgdRun(ABC):
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
         self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
-        self._stepping: FrameType | None = None  # the call of ``optimizer.step`` that made the last release
+        self._stepping = StepCall()
         self._hooks = [
             StepsOfScaler(optimizer),
-            optimizer.register_step_pre_hook(self._release_before_step),
-            optimizer.register_step_post_hook(self._after_step),
-            register_optimizer_step_pre_hook(self._refuse_second_optimizer),
+            # None of these is ever compiled with the optimizer's step: what they do must not be done while tracing.
+            optimizer.register_step_pre_hook(disable(self._release_before_step)),
+            optimizer.register_step_post_hook(disable(self._after_step)),
+            register_optimizer_step_pre_hook(disable(self._refuse_second_optimizer)),
         ]
 
     @abstractmethod
@@ -228,6 +230,7 @@ class DpSgdRun(ABC):
             StepsOfScaler.refuse(optimizer)
         batch = self._batch
         if batch is None and self._is_stepping():
+            self._stepping.enter()
             return
         if batch is None:
             raise PrivacyError(
@@ -245,20 +248,16 @@ class DpSgdRun(ABC):
         self._release(self.bound.pop_sums(), self._names, step=step)
         for p in self.bound.parameters.values():
             self._written[id(p)] = _hand_over(p)
-        self._stepping = sys._getframe(1)
+        self._stepping.begin()
 
     def _after_step(self, *_: object) -> None:
         """A hook after ``optimizer.step()``; that of a base class, within it, is not yet the end of the step."""
-        if sys._getframe(1) is self._stepping:
-            self._stepping = None
+        if self._stepping.end():
             self.bound.after_step()
 
     def _is_stepping(self) -> bool:
-        """Whether the step that made the last release is still under way, and has not ended in an error."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame is not self._stepping:
-            frame = frame.f_back
-        return frame is not None
+        """Whether the step that made the last release is still under way."""
+        return self._stepping.is_running()
 
     def _check_step_taken(self) -> None:
         if self._batch is not None:
