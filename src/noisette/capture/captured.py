@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from noisette.capture.comparison import relative_difference, with_same_random_numbers
-from noisette.capture.compiler import Compilation
+from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, Function, Graph, as_recorded, reason_of, trace
 from noisette.capture.schedule import Schedule
 
@@ -46,7 +46,7 @@ class Captured:
         schedule: when it is traced and compiled.
         tolerance: how far its results may differ from those of the function, as a share of their norm.
         still_to_come: how many times the work so far is still to come.
-        say: told in words when something is compiled or given up.
+        warn: told in words why it runs uncaptured or uncompiled.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Captured:
         schedule: Schedule,
         tolerance: float,
         still_to_come: Callable[[], float],
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ) -> None:
         self._schedule = schedule
         self._tolerance = tolerance
         self._still_to_come = still_to_come
-        self._say = say
+        self._warn = warn
         self._eager: list[float] = []
         self._spent = 0.0
         self._graph: Graph | None = None
@@ -72,6 +72,11 @@ class Captured:
     def constants(self) -> Sequence[Tensor]:
         """What the graph reaches otherwise than as inputs."""
         return () if self._graph is None else self._graph.constants
+
+    @property
+    def operations(self) -> int:
+        """The number of operations of the graph; 0 before it is traced."""
+        return 0 if self._graph is None else self._graph.operations
 
     @property
     def compiling(self) -> Compilation | None:
@@ -88,7 +93,7 @@ class Captured:
         if self.problem is not None or not self._eager:
             return False
         if self._graph is None:
-            return self._is_repaid(self._schedule.trace_seconds) and self._spent >= self._schedule.trace_seconds
+            return self._spent >= self._schedule.before_trace and self._is_repaid(self._schedule.repays_trace)
         self._take_compiled()
         return self._next() is not None
 
@@ -153,15 +158,14 @@ class Captured:
 
     def _compile(self, inputs: Sequence[Tensor]) -> None:
         """Take what an earlier run has compiled, or begin to compile if that is repaid."""
-        least = self._schedule.compile_seconds
+        least = self._schedule.repays_compiling
         assert self._graph is not None
         if least is None:
             return
         if self._compilation is None:
             self._compilation = Compilation(self._graph, inputs)
         compilation = self._compilation
-        if compilation.failure is None and not compilation.was_kept and self._is_repaid(least):
-            self._say(f"compiling the step for {len(inputs[-1])} examples ({compilation.operations} operations)")
+        if compilation.failure is None and not compilation.was_kept and self._is_repaid(least) and is_free():
             compilation.start(at_full_speed=self._schedule.waits)
             if self._schedule.waits:
                 compilation.wait()
@@ -181,7 +185,7 @@ class Captured:
             self._ways.append(_Way("compiled", call))
         elif compilation.failure is not None and not self._has_said_uncompiled:
             self._has_said_uncompiled = True
-            self._say(f"the step runs uncompiled: {compilation.failure}")
+            self._warn(f"the step runs uncompiled: {compilation.failure}")
 
     def _next(self) -> _Way | None:
         """The way of the next call; ``None`` for the function itself."""
@@ -212,7 +216,7 @@ class Captured:
     def _give_up(self, problem: str) -> None:
         self.problem = problem
         self.close()
-        self._say(f"the step is not captured: {problem}")
+        self._warn(f"the step is not captured: {problem}")
 
 
 def _random_states() -> tuple[object, ...]:

@@ -6,7 +6,9 @@ file that the next run of the same graph loads within a moment.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pooch
 import torch
@@ -26,6 +29,9 @@ from noisette.capture.request import Request
 
 Compiled = Callable[..., Sequence[Tensor]]
 
+_LOG = logging.getLogger("noisette.capture")
+_RUNNING: WeakSet[Compilation] = WeakSet()
+
 
 def why_not() -> str | None:
     """Why nothing can be compiled for a processor on this machine; ``None`` if it can."""
@@ -34,6 +40,11 @@ def why_not() -> str | None:
     if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
         return "there is no C++ compiler on this machine (g++ or clang++)"
     return None
+
+
+def is_free() -> bool:
+    """Whether no graph is being compiled: one at a time leaves processors for training."""
+    return not any(compilation.is_running for compilation in _RUNNING)
 
 
 class Compilation:
@@ -64,7 +75,7 @@ class Compilation:
     @property
     def is_running(self) -> bool:
         """Whether it is being compiled now."""
-        return self._process is not None and self._loaded is None and self.failure is None
+        return self._process is not None and self._process.poll() is None
 
     @property
     def seconds(self) -> float:
@@ -75,6 +86,8 @@ class Compilation:
         """Begin to compile; otherwise than at full speed, training goes before."""
         self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._began = time.monotonic()
+        _LOG.info("compiling a step of %d operations", self.operations)
+        _RUNNING.add(self)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
         command = [sys.executable, "-m", "noisette.capture.compile_worker", str(self._file)]
         if not at_full_speed and shutil.which("nice"):
@@ -111,7 +124,7 @@ class Compilation:
 
     def cancel(self) -> None:
         """Stop compiling."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None and self.is_running:
             self._process.kill()
             self._process.wait()
 
@@ -135,6 +148,14 @@ class Compilation:
             self.failure = f"the compiled graph cannot be loaded: {reason_of(error)}"
         else:
             self._loaded = artifact
+            if self._process is not None:
+                _LOG.info("compiled in %.0f seconds", self.seconds)
+
+
+@atexit.register
+def _cancel_all() -> None:
+    for compilation in list(_RUNNING):
+        compilation.cancel()
 
 
 def _folder() -> Path:

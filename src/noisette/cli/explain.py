@@ -51,6 +51,7 @@ def explain(
     is refused.
     """
     from noisette.lipschitz.bound import LipschitzBound
+    from noisette.validation.capturing import capture_remark
     from noisette.validation.explain import explain as explain_model
 
     made = made_by(target, given_shape(input_shape))
@@ -68,7 +69,7 @@ def explain(
         raise ValueError(
             f"{target} does not accept its inputs: {error}; give --input-shape, or return (module, inputs)"
         ) from error
-    _show(explanation)
+    _show(explanation, "" if explanation.problems else capture_remark(model, inputs))
     if explanation.problems:
         raise typer.Exit(_REFUSED)
 
@@ -110,8 +111,8 @@ def _show_bounds(explanation: Explanation) -> None:
     console.print("a search tries to find an example that exceeds them.")
 
 
-def _show(explanation: Explanation) -> None:
-    """Print a line for each use of a parameter, remarks, and whether the model is accepted."""
+def _show(explanation: Explanation, remark: str) -> None:
+    """Print a line for each use of a parameter, remarks, whether the model is accepted, and whether it is captured."""
     console = Console(soft_wrap=True)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for heading in ("parameter", "used by", "input", "rule"):
@@ -137,4 +138,4 @@ def _show(explanation: Explanation) -> None:
             console.print(f"  {problem}", markup=False)
     else:
         console.print("\nAccepted: every use of a parameter has a rule.", style="bold")
-        console.print("Before the first step of a run, a measurement tests again whether examples mix.")
+        console.print(remark, markup=False)

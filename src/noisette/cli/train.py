@@ -101,6 +101,15 @@ def train(
         str | None, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")
     ] = None,
     largest_batch: Annotated[int | None, _training("N", "Truncated batches: the most examples of a batch.")] = None,
+    compile: Annotated[
+        str | None,
+        _training(
+            "NAME",
+            "Whether the step is captured as a graph and compiled: auto, where the run is long enough to repay it; "
+            "yes, which waits for it; or no.",
+            "auto",
+        ),
+    ] = None,
     lr: Annotated[float | None, _training("F", "Learning rate.", "what suits the data")] = None,
     seed: Annotated[
         int | None, _training("N", "Seed of the first weights. Noise and sampling never depend on it.", "0")
@@ -178,6 +187,7 @@ def train(
                 "batch_size": batch_size,
                 "batches": batches,
                 "largest_batch": largest_batch,
+                "compile": compile,
                 "lr": lr,
                 "seed": seed,
             },

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +17,20 @@ from noisette.training.report import percent, upward
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.outcome import Point
+
+
+_COMPILER = logging.getLogger("noisette.capture")
+
+
+class _Messages(logging.Handler):
+    """Shows what is being compiled, for which a step may wait."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
 
 
 class Watch:
@@ -41,6 +57,7 @@ class Watch:
         self._task = self._progress.add_task(title, total=None, status="calibrating the noise")
         self._asked_to_stop: BaseException | None = None
         self._stepping = False
+        self._compiler = _Messages(self._show_message)
 
     def on_step(self, run: PrivateRun, point: Point) -> None:
         """Show the state after a step.
@@ -60,6 +77,9 @@ class Watch:
             raise self._asked_to_stop
         self._stepping = True
 
+    def _show_message(self, said: str) -> None:
+        self._progress.update(self._task, status=said)
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
         error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
         if self._asked_to_stop or not self._stepping:
@@ -68,6 +88,8 @@ class Watch:
 
     def __enter__(self) -> Self:
         self._progress.start()
+        _COMPILER.addHandler(self._compiler)
+        _COMPILER.setLevel(logging.INFO)
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number, before in self._before.items():
             if before is not signal.SIG_IGN:  # as under nohup
@@ -78,5 +100,6 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._progress.stop()
+        _COMPILER.removeHandler(self._compiler)
         for number, handler in self._before.items():
             signal.signal(number, handler)

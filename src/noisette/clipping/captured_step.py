@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,16 @@ from noisette.capture.schedule import Schedule
 from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.vectorized import Loss, Microbatch
+
+
+@runtime_checkable
+class RefreshesFromPublicData(Protocol):
+    """The owner of a hook that brings a model's public statistics up to date, in the same tensors, before a call."""
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed."""
+        ...
+
 
 Step = Callable[[Loss, Microbatch, Clipping, Iterable[Tensor]], ClippedSum]
 
@@ -54,11 +64,18 @@ class CapturedSteps:
         step: computes the clipped sum eagerly.
         outside: the tensors from outside that losses have used.
         schedule: when a step is traced and compiled.
+        still_to_come: how many times the work so far is still to come.
     """
 
-    def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:
-        self.still_to_come: Callable[[], float] = lambda: 1.0
-        self.say: Callable[[str], None] = _warn
+    def __init__(
+        self,
+        model: nn.Module,
+        step: Step,
+        outside: OutsideTensors,
+        schedule: Schedule,
+        still_to_come: Callable[[], float],
+    ) -> None:
+        self._still_to_come = still_to_come
         self._model = model
         self._step = step
         self._outside = outside
@@ -67,11 +84,15 @@ class CapturedSteps:
         self._said: set[str] = set()
 
     @property
-    def compiling(self) -> str:
-        """What is being compiled now, in words; empty if nothing is."""
-        running = [kind.captured.compiling for kind in self._kinds.values()]
-        seconds = [compilation.seconds for compilation in running if compilation is not None]
-        return f"compiling the step, {max(seconds):.0f} s" if seconds else ""
+    def problems(self) -> tuple[str, ...]:
+        """Why kinds of microbatches run in the ordinary way."""
+        found = [kind.captured.problem for kind in self._kinds.values()]
+        return tuple(dict.fromkeys(problem for problem in found if problem is not None))
+
+    @property
+    def operations(self) -> int:
+        """The number of operations in the largest graph; 0 without any."""
+        return max([kind.captured.operations for kind in self._kinds.values()], default=0)
 
     def clipped_sum(
         self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], examples: float, public: Sequence[Tensor]
@@ -115,6 +136,7 @@ class CapturedSteps:
             return [*(sum.detach() for sum in clipped.sums.values()), clipped.norms, masked.all_finite]
 
         self._check_outside(kind, public)
+        _refresh_public_statistics(self._model)
         inputs = [limits.to(device), is_real(b, len(rows[0]), device), *rows]
         outputs = kind.captured(function, lambda graph: self._constants(kind, graph), inputs)
         if outputs is None or not bool(outputs[-1]):
@@ -160,10 +182,10 @@ class CapturedSteps:
         )
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS and not self._drop_one():
-                self._tell(f"the step is not captured for more than {_MOST_KINDS} kinds of microbatches")
+                self._warn(f"the step is not captured for more than {_MOST_KINDS} kinds of microbatches")
                 return None
             tolerance = tolerance_of(_precisions(self._model, tensors))
-            self._kinds[key] = _Kind(Captured(self._schedule, tolerance, lambda: self.still_to_come(), self._tell))
+            self._kinds[key] = _Kind(Captured(self._schedule, tolerance, self._still_to_come, self._warn))
         return self._kinds[key]
 
     def _drop_one(self) -> bool:
@@ -174,11 +196,11 @@ class CapturedSteps:
                 return True
         return False
 
-    def _tell(self, said: str) -> None:
-        """Say something once."""
+    def _warn(self, said: str) -> None:
+        """Say once that a step runs in the ordinary way."""
         if said not in self._said:
             self._said.add(said)
-            self.say(said)
+            warnings.warn(said, CaptureWarning, stacklevel=2)
 
 
 class _MaskedFactors:
@@ -197,8 +219,17 @@ class _MaskedFactors:
         return torch.where(finite & self._real, factors, 0)
 
 
+def _refresh_public_statistics(model: nn.Module) -> None:
+    """What hooks of the model compute from its weights and public data at each call, which is no part of the graph."""
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(owner := getattr(hook, "__self__", None), RefreshesFromPublicData):
+            owner.refresh(model)
+
+
 def _other_arguments(microbatch: Microbatch) -> Hashable:
     """Structure and values of the arguments that are not tensors."""
+    if not microbatch.kwargs and all(isinstance(arg, Tensor) for arg in microbatch.args):
+        return len(microbatch.args)
     given = (microbatch.args, dict(microbatch.kwargs))
     others = [leaf for leaf in leaves(given) if not isinstance(leaf, Tensor)]
     return str(tree_structure(given)), tuple([(type(leaf), repr(leaf)) for leaf in others])
@@ -225,7 +256,3 @@ def _apart(sums: Sequence[Tensor]) -> list[Tensor]:
         apart.append(tensor.clone() if tensor.data_ptr() in taken else tensor)
         taken.add(tensor.data_ptr())
     return apart
-
-
-def _warn(said: str) -> None:
-    warnings.warn(said, CaptureWarning, stacklevel=2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -91,13 +91,16 @@ class PerExampleClip:
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.examples = EXAMPLES  # expected in a batch; a run sets it
+        self.still_to_come: Callable[[], float] = lambda: 1.0  # how often the work so far will come again; likewise
         self._batch_axes = BatchAxisFinder()
         self._tape = Tape(model, rewrites())
         self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
         self._outside = OutsideTensors()
         schedule = schedule_of(capture)
-        self._captured = schedule and CapturedSteps(model, self._clipped_sum, self._outside, schedule)
+        self._captured = schedule and CapturedSteps(
+            model, self._clipped_sum, self._outside, schedule, lambda: self.still_to_come()
+        )
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -138,6 +141,16 @@ class PerExampleClip:
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
         self._add(self._by_engine(forward, clipping_of(self._trained_groups(), self.examples)))
+
+    @property
+    def capture_problems(self) -> tuple[str, ...]:
+        """Why microbatches so far were not captured, though they were due."""
+        return () if self._captured is None else self._captured.problems
+
+    @property
+    def captured_operations(self) -> int:
+        """The number of operations in the largest captured graph; 0 before a step is captured."""
+        return 0 if self._captured is None else self._captured.operations
 
     def before_first_batch(self) -> None:
         """Remember which tensors exist, so that a vectorised loss uses no other from outside."""

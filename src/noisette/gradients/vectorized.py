@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -34,11 +34,14 @@ class Microbatch:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
-    @property
+    @cached_property
     def tensors(self) -> list[Tensor]:
+        """The tensors of the arguments, in a fixed order."""
+        if not self.kwargs and all(isinstance(arg, Tensor) for arg in self.args):
+            return list(self.args)
         return tensors((self.args, dict(self.kwargs)))
 
-    @property
+    @cached_property
     def count(self) -> int:
         """The number of examples.
 
@@ -54,7 +57,8 @@ class Microbatch:
                 "constants in the loss itself"
             )
         for value in (*self.args, *self.kwargs.values()):
-            _check_others(value)
+            if not isinstance(value, Tensor):
+                _check_others(value)
         return shapes[0][0]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Microbatch:

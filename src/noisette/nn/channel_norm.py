@@ -156,7 +156,8 @@ class PublicNorm(ChannelNorm):
         axes = [axis for axis in range(input.dim()) if axis != 1]
         values = input if input.dtype.itemsize >= 4 else input.float()
         mean, variance = values.mean(axes), values.var(axes, correction=0)
-        self._mean, self._variance = self._mean_statistic(mean), self._statistic(variance)
+        self._mean = _in_place_of(self._mean, self._mean_statistic(mean))
+        self._variance = _in_place_of(self._variance, self._statistic(variance))
         with torch.no_grad():
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
@@ -184,6 +185,19 @@ class PublicNorm(ChannelNorm):
         [gradient] = torch.autograd.grad(output.mean(), [weight])
         rows = gradient.reshape(1, -1).expand(self.num_features, -1)
         return Statistic(mean.detach().to(gradient.dtype), rows, Channels(layer.weight.shape))
+
+
+@torch.no_grad()
+def _in_place_of(old: Statistic | None, new: Statistic | None) -> Statistic | None:
+    """The new statistic, in the tensors of the old one, which a captured step reads, if they have the same form."""
+    if old is None or new is None or old.slope.shape != new.slope.shape or old.slope.stride() != new.slope.stride():
+        return new
+    if old.slope.dtype is not new.slope.dtype or old.slope.device != new.slope.device:
+        return new
+    rows = 1 if old.slope.stride(0) == 0 else None  # one row stands for all
+    old.value.copy_(new.value)
+    old.slope[:rows].copy_(new.slope[:rows])
+    return old
 
 
 def _has_shared_inputs(layer: Weighted) -> bool:

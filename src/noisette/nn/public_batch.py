@@ -61,6 +61,10 @@ class PublicBatch:
         if any(map(is_wrapped, model.parameters())):
             return  # a call repeated by torch.func, after the statistics were computed
         self._check_shapes(args)
+        self.refresh(model)
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed, in the same tensors."""
         versions = _versions(model)
         if versions != self._seen:
             self._seen = versions

@@ -74,6 +74,7 @@ class DpSgdRun(ABC):
         self.bound = bound
         if isinstance(bound, PerExampleClip):
             bound.examples = max(bound.examples, float(expected_batch_size))
+            bound.still_to_come = lambda: self.steps_left / max(1, self.steps_taken - steps_taken)
         self.optimizer = optimizer
         self.sampling_rate = event.sampling_rate
         self.steps = steps

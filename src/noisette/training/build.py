@@ -28,7 +28,7 @@ from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.sampling.schemes import Sampling
 from noisette.sampling.users import Users
-from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, Recipe
+from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, Recipe
 
 _FEATURES_AT_ONCE = 100
 _EVALUATED_AT_ONCE = 2000
@@ -252,7 +252,10 @@ def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | Non
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     spread = math.sqrt(len(make(privacy.max_grad_norm).groups(names)))
     clip = PerExampleClip(
-        model, clipping=make(privacy.max_grad_norm * spread), engine=ENGINES[privacy.engine].resolve()()
+        model,
+        clipping=make(privacy.max_grad_norm * spread),
+        engine=ENGINES[privacy.engine].resolve()(),
+        capture=COMPILE[recipe.training.compile],
     )
     return clip, None if privacy.noise_multiplier is None else privacy.noise_multiplier / spread
 

@@ -23,10 +23,11 @@ def check_vectorized(bound: GradientBound, example: Call) -> None:
     """
     check_no_batch_norm(bound.model)
     with bound.set_aside(), attributes_restored(bound.model), buffers_restored(bound.model), torch.random.fork_rng():
-        bound.accumulate(_sum_of_outputs, *example.args, **example.kwargs, public=())
+        bound.accumulate(sum_of_outputs, *example.args, **example.kwargs, public=())
         bound.pop_sums()
 
 
-def _sum_of_outputs(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+def sum_of_outputs(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    """A loss for any model: all its outputs, added up."""
     outputs = [output for output in tensors(model(*args, **kwargs)) if output.is_floating_point()]
     return torch.stack([output.float().sum() for output in outputs]).sum()

@@ -3,6 +3,7 @@
 from noisette.training.recipe.choices import ALLOCATIONS as ALLOCATIONS
 from noisette.training.recipe.choices import BATCH_NORMS as BATCH_NORMS
 from noisette.training.recipe.choices import BATCHES as BATCHES
+from noisette.training.recipe.choices import COMPILE as COMPILE
 from noisette.training.recipe.choices import NEED_PUBLIC as NEED_PUBLIC
 from noisette.training.recipe.constraints import ACCOUNTANTS as ACCOUNTANTS
 from noisette.training.recipe.constraints import accountant_names as accountant_names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from noisette._internal.registry import Entry
 
@@ -59,6 +60,9 @@ BATCHES: Mapping[str, Entry] = {
     "truncated": Entry(lambda: _schemes().TruncatedPoisson, "the same, but at most --largest-batch examples"),
     "balls-in-bins": Entry(lambda: _schemes().BallsInBins, "each example once in a pass"),
 }
+
+# Whether a step is captured and compiled, with the value of ``capture`` that it stands for.
+COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
 
 ALLOCATIONS: Mapping[str, Entry] = {
     "global": Entry(lambda: _allocations().GlobalAllocation, "the same noise on every parameter"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from noisette._internal import checks
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, BATCHES, NEED_PUBLIC
+from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, NEED_PUBLIC
 from noisette.training.recipe.sections import (
     DataSection,
     LipschitzSection,
@@ -76,6 +76,7 @@ def check_training(training: TrainingSection) -> None:
         lambda: checks.below_one(momentum=training.momentum),
         lambda: checks.below_one(averaging=training.averaging),
         lambda: checks.count(microbatch_size=training.microbatch_size),
+        lambda: check_choice("compile", training.compile, COMPILE),
         lambda: _check_batches(training),
     )
 

@@ -93,5 +93,6 @@ class TrainingSection:
     averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
     seed: int = 0  # of the first weights only: noise and sampling never depend on it
     microbatch_size: int = 1024  # examples in memory at once
+    compile: str = "auto"  # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
     batches: str = "poisson"  # a name in BATCHES: how they are drawn
     largest_batch: int | None = None  # of truncated batches: the most examples of a batch

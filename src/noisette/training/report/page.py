@@ -28,6 +28,7 @@ _WORDS = {
     "cosine": "cosine schedule",
     "averaging": "decay of averaged weights",
     "microbatch_size": "examples in memory at once",
+    "compile": "step compiled",
     "lr_end": "last learning rate",
     "lr_epochs": "epochs until the last learning rate",
     "largest_batch": "examples in a batch, at most",
