@@ -6,7 +6,7 @@ Only this module publishes values that depend on private examples.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,7 @@ from torch import Tensor
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.box_muller import Compiled
-from noisette.mechanisms.gaussian_noise import GaussianNoise, never
+from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
 
 # Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
 # zero, and the sum would be released as it is.
@@ -43,7 +42,7 @@ class GaussianRelease:
         key: SecretKey,
         noise_multiplier: float,
         expected_batch_size: float,
-        compiled: Callable[[], Compiled | None] = never,
+        compiled: Source = never,
     ) -> None:
         checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
         self.noise_multiplier = float(noise_multiplier)

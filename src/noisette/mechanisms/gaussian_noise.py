@@ -15,13 +15,17 @@ from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.box_muller import Compiled, CompiledPass, EagerPass, Pass, is_faithful
-from noisette.mechanisms.noise_tiles import TILES_AT_ONCE, TileBuffers
+from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, TileBuffers
 
 # The compiled pass always computes all tiles of the buffers. Up to this number the eager one takes less time.
 _FEWEST_COMPILED_TILES = TILES_AT_ONCE // 8
 
 
-def never() -> None:
+Source = Callable[[int], Compiled | None]
+"""Gives the compiled pass if it is there, asked before so many values are drawn."""
+
+
+def never(values: int) -> None:
     """There is no compiled pass."""
 
 
@@ -31,7 +35,7 @@ class GaussianNoise:
     Args:
         key: the secret key.
         compiled: asked in every call for the compiled :func:`~noisette.mechanisms.box_muller.noised_quotient`, until it
-            is there. Up to then, and wherever there is none, noise is computed by one operation after another.
+            is there. Up to then, and where there is none, noise is computed by one operation after another.
 
     Guarantee: values are independent across names, steps and elements, as far as the cipher is secure. The same key,
     step, name and element give the same value up to rounding, whether a tensor is filled at once or in parts, and
@@ -45,7 +49,7 @@ class GaussianNoise:
     True
     """
 
-    def __init__(self, key: SecretKey, compiled: Callable[[], Compiled | None] = never) -> None:
+    def __init__(self, key: SecretKey, compiled: Source = never) -> None:
         self._key = key
         self._ask = compiled
         self._compiled: CompiledPass | None = None
@@ -75,8 +79,8 @@ class GaussianNoise:
             return
         first = next(iter(flat.values()))
         buffers, eager = self._tools_for(first.dtype, first.device)
-        compiled = self._compiled_for(first)
         sizes = tuple([(name, len(tensor)) for name, tensor in flat.items()])
+        compiled = self._compiled_for(first, sum([size for _, size in sizes]))
         for group in buffers.groups(sizes, start):
             # The bits are always computed on the CPU.
             self._key.fill_each(group.streams, purpose="noise", step=step)
@@ -94,11 +98,14 @@ class GaussianNoise:
             self._tools[dtype, device] = TileBuffers(dtype, device), EagerPass(dtype, device)
         return self._tools[dtype, device]
 
-    def _compiled_for(self, tensor: Tensor) -> CompiledPass | None:
-        """The compiled pass, if it is there and computes with tensors of this kind."""
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+    def _compiled_for(self, tensor: Tensor, values: int) -> CompiledPass | None:
+        """The compiled pass, if it is there and computes with tensors of this kind.
+
+        It is used only if it gives what the eager one gives: an error in compiled code would leave sums without noise.
+        """
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or values < _FEWEST_COMPILED_TILES * TILE:
             return None
-        if self._compiled is None and (compiled := self._ask()) is not None:
+        if self._compiled is None and (compiled := self._ask(values)) is not None:
             if is_faithful(compiled):
                 self._compiled = CompiledPass(compiled)
             else:

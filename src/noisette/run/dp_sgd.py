@@ -23,10 +23,12 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
 from noisette.accounting.events import StepRelease, UserLevel
+from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall
@@ -74,12 +76,12 @@ class DpSgdRun(ABC):
         self.bound = bound
         if isinstance(bound, PerExampleClip):
             bound.examples = max(bound.examples, float(expected_batch_size))
-            bound.still_to_come = lambda: self.steps_left / max(1, self.steps_taken - steps_taken)
+            bound.still_to_come = self._still_to_come
         self.optimizer = optimizer
         self.sampling_rate = event.sampling_rate
         self.steps = steps
         self.separability = separability
-        self.steps_taken = steps_taken
+        self.steps_taken = self._first_step = steps_taken
         self.steps_lost = steps_lost
         self._records = records_of(dataset)
         by_user = user_records(event, users, dataset, self._records.size, key)
@@ -88,7 +90,9 @@ class DpSgdRun(ABC):
         self._user_numbers = None if by_user is None else by_user.users
         self._sampler = sampler_of(event, self._records.size, key, first_step=steps_taken, users=by_user)
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
-        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size)
+        schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
+        self._compiled_noise = CompiledNoise(schedule, self._still_to_come)
+        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
@@ -125,6 +129,10 @@ class DpSgdRun(ABC):
     def steps_left(self) -> int:
         """Number of steps that may follow."""
         return max(0, self.steps - self.steps_spent)
+
+    def _still_to_come(self) -> float:
+        """How many times the work of this object so far is still to come."""
+        return self.steps_left / max(1, self.steps_taken - self._first_step)
 
     def batches(self) -> Iterator[Batch]:
         """Line 1: the batches that remain, drawn as declared: Poisson batches
@@ -300,6 +308,7 @@ class DpSgdRun(ABC):
     def _remove_hooks(self) -> None:
         """Remove every hook from model and optimizer, and what a batch that was not released left in the model."""
         self._seal.open_again()
+        self._compiled_noise.close()
         for handle in self._hooks:
             handle.remove()
 
