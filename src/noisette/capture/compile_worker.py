@@ -19,8 +19,7 @@ from noisette.capture.request import Request
 
 def compile_to(request: Request, file: Path) -> None:
     """Compile the graph and write it to a file, which is there as a whole or not at all."""
-    module, inputs, threads = request.read()
-    torch.set_num_threads(threads)
+    module, inputs = request.read()
     settings: Any = config
     examples: Any = inputs
     # Random numbers are drawn by the same generator, in the same order, as without compiling.

@@ -23,7 +23,7 @@ class Request:
     """A graph, in JSON.
 
     Args:
-        text: the operations, the inputs' shapes, and the number of threads.
+        text: the operations, the inputs' shapes, and settings of torch that the compiled code depends on.
     """
 
     text: str
@@ -37,11 +37,20 @@ class Request:
         """
         nodes = [_written_node(node) for node in module.graph.nodes]
         shapes = [[list(t.shape), list(t.stride()), str(t.dtype), str(t.device)] for t in inputs]
-        return cls(json.dumps({"nodes": nodes, "inputs": shapes, "threads": torch.get_num_threads()}))
+        settings = {
+            "threads": torch.get_num_threads(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+        }
+        return cls(json.dumps({"nodes": nodes, "inputs": shapes, **settings}))
 
-    def read(self) -> tuple[GraphModule, list[Tensor], int]:
-        """The graph, tensors of the shapes of its inputs, whose values are never read, and the number of threads."""
+    def read(self) -> tuple[GraphModule, list[Tensor]]:
+        """The graph, and tensors of the shapes of its inputs, whose values are never read.
+
+        Threads and deterministic algorithms are set as they were where the request was made.
+        """
         read: Mapping[str, Any] = json.loads(self.text)
+        torch.set_num_threads(read["threads"])
+        torch.use_deterministic_algorithms(read["deterministic"])
         graph, known = Graph(), dict[str, Node]()
         for name, op, target, args, kwargs in read["nodes"]:
             given = _read(args, known), _read(kwargs, known)
@@ -55,7 +64,7 @@ class Request:
             torch.empty_strided(size, stride, dtype=_of_torch(dtype), device=device)
             for size, stride, dtype, device in read["inputs"]
         ]
-        return GraphModule(torch.nn.Module(), graph), inputs, read["threads"]
+        return GraphModule(torch.nn.Module(), graph), inputs
 
 
 def _written_node(node: Node) -> list[Any]:

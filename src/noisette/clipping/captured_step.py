@@ -169,7 +169,12 @@ class CapturedSteps:
     def _kind_of(
         self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: Sequence[Tensor]
     ) -> _Kind | None:
-        """What is known of microbatches like this one; ``None`` if they are too many kinds."""
+        """What is known of microbatches like this one; ``None`` if they are not captured.
+
+        Under deterministic algorithms nothing is chosen by time, so that two runs have the same rounding errors.
+        """
+        if self._schedule.keeps_quickest and torch.are_deterministic_algorithms_enabled():
+            return None
         tensors = microbatch.tensors
         key = (
             padded_size(len(tensors[0])),
