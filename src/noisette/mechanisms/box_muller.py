@@ -71,15 +71,15 @@ def noised_quotient(
     return [cosines]
 
 
-def example_inputs() -> list[Tensor]:
-    """Inputs of the shapes with which :func:`noised_quotient` is to be compiled, the same for every model."""
+def example_inputs(dtype: torch.dtype) -> list[Tensor]:
+    """Inputs of the shapes with which :func:`noised_quotient` is compiled for sums of this type, in every model."""
     bits = Bits()
-    halves = [torch.empty_strided((TILES_AT_ONCE, PAIRS), (2 * PAIRS, 1)).zero_() for _ in range(2)]
+    halves = [torch.empty_strided((TILES_AT_ONCE, PAIRS), (2 * PAIRS, 1), dtype=dtype).zero_() for _ in range(2)]
     return [bits.radii, bits.angles, *halves, *torch.ones(2, dtype=torch.float64)]
 
 
 class CompiledPass:
-    """The compiled pass, for single precision on a processor. It computes all ``TILES_AT_ONCE`` tiles."""
+    """The compiled pass for sums of one type, on a processor. It computes all ``TILES_AT_ONCE`` tiles."""
 
     def __init__(self, compiled: Compiled) -> None:
         self._compiled = compiled
@@ -111,15 +111,15 @@ class EagerPass:
         sums[:tiles].div_(divisor).add_(values, alpha=std)
 
 
-def is_faithful(compiled: Compiled) -> bool:
+def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
     """Whether the compiled pass gives what the eager one gives, for bits that are known and bits at both extremes."""
     extremes = torch.tensor([[0], [-1], [0], [-1], [2**_RADIUS_BITS - 2**24]])  # the last is close to u = 1
     bits, results = Bits(), []
-    passes: Sequence[Pass] = (CompiledPass(compiled), EagerPass(torch.float32, torch.device("cpu")))
+    passes: Sequence[Pass] = (CompiledPass(compiled), EagerPass(dtype, torch.device("cpu")))
     for one_pass in passes:
         SecretKey(bytes(32)).fill(bits.words, purpose="test of the compiled noise", name="", step=0)
         bits.radii[: len(extremes)], bits.angles[:4] = extremes, torch.tensor([[0], [0], [-1], [-1]])
-        sums = torch.linspace(-3, 3, TILES_AT_ONCE * 2 * PAIRS).view(TILES_AT_ONCE, 2, PAIRS)
+        sums = torch.linspace(-3, 3, TILES_AT_ONCE * 2 * PAIRS, dtype=dtype).view(TILES_AT_ONCE, 2, PAIRS)
         one_pass(bits, sums, TILES_AT_ONCE, std=1.5, divisor=2.5)
         results.append(sums)
-    return torch.allclose(*results, rtol=0, atol=1e-5)
+    return torch.allclose(*results, rtol=0, atol=100 * torch.finfo(dtype).eps)

@@ -1,11 +1,13 @@
 """When the noise of a run is compiled: once that saves more time than it takes, or at once where that is asked for.
 
-There is one compiled pass for all models, so the next run on the same machine finds it on disk.
+There is one compiled pass for all models with sums of one type, so the next run on the same machine finds it on disk.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+import torch
 
 from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, trace
@@ -28,20 +30,21 @@ class CompiledNoise:
         self._schedule = schedule
         self._still_to_come = still_to_come
         self._drawn = 0
-        self._compilation: Compilation | None = None
+        self._compilations: dict[torch.dtype, Compilation] = {}
 
-    def __call__(self, values: int) -> Compiled | None:
-        """The compiled pass, if it is there, before so many values are drawn."""
+    def __call__(self, dtype: torch.dtype, values: int) -> Compiled | None:
+        """The compiled pass for sums of this type, if it is there, before so many values are drawn."""
         schedule = self._schedule
         if schedule is None or schedule.repays_compiling is None:
             return None
         self._drawn += values
         saved = self._drawn * self._still_to_come() * _SAVED
-        if self._compilation is None:
-            if not schedule.waits and saved < _TO_LOAD:
-                return None
-            self._compilation = Compilation(trace(noised_quotient, example_inputs()), example_inputs())
-        compilation = self._compilation
+        if not schedule.waits and saved < _TO_LOAD:
+            return None
+        if dtype not in self._compilations:
+            inputs = example_inputs(dtype)
+            self._compilations[dtype] = Compilation(trace(noised_quotient, inputs), inputs)
+        compilation = self._compilations[dtype]
         if compilation.failure is None and not compilation.was_kept and not compilation.is_running:
             if schedule.waits:
                 compilation.start(at_full_speed=True)
@@ -51,8 +54,8 @@ class CompiledNoise:
 
     def close(self) -> None:
         """Stop compiling."""
-        if self._compilation is not None:
-            self._compilation.cancel()
+        for compilation in self._compilations.values():
+            compilation.cancel()
 
     @staticmethod
     def _waited_for(compilation: Compilation) -> Compiled | None:

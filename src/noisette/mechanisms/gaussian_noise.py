@@ -21,11 +21,11 @@ from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, TileBuffers
 _FEWEST_COMPILED_TILES = TILES_AT_ONCE // 8
 
 
-Source = Callable[[int], Compiled | None]
-"""Gives the compiled pass if it is there, asked before so many values are drawn."""
+Source = Callable[[torch.dtype, int], Compiled | None]
+"""Gives the compiled pass for sums of a type, if it is there; asked before so many values are drawn."""
 
 
-def never(values: int) -> None:
+def never(dtype: torch.dtype, values: int) -> None:
     """There is no compiled pass."""
 
 
@@ -52,7 +52,7 @@ class GaussianNoise:
     def __init__(self, key: SecretKey, compiled: Source = never) -> None:
         self._key = key
         self._ask = compiled
-        self._compiled: CompiledPass | None = None
+        self._compiled: dict[torch.dtype, CompiledPass] = {}
         self._tools: dict[tuple[torch.dtype, torch.device], tuple[TileBuffers, EagerPass]] = {}
 
     @torch.no_grad()
@@ -103,12 +103,12 @@ class GaussianNoise:
 
         It is used only if it gives what the eager one gives: an error in compiled code would leave sums without noise.
         """
-        if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or values < _FEWEST_COMPILED_TILES * TILE:
+        if tensor.device.type != "cpu" or values < _FEWEST_COMPILED_TILES * TILE:
             return None
-        if self._compiled is None and (compiled := self._ask(values)) is not None:
-            if is_faithful(compiled):
-                self._compiled = CompiledPass(compiled)
+        if tensor.dtype not in self._compiled and (compiled := self._ask(tensor.dtype, values)) is not None:
+            if is_faithful(compiled, tensor.dtype):
+                self._compiled[tensor.dtype] = CompiledPass(compiled)
             else:
                 self._ask = never
                 warnings.warn("the compiled noise differs from the eager one, so it is not used", stacklevel=2)
-        return self._compiled
+        return self._compiled.get(tensor.dtype)
