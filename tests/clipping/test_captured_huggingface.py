@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from captured_check import assert_captured, check_equal, check_exact, error_of, sums_of
+from captured_check import assert_captured, check_equal, check_exact, check_same_draws, error_of
 from captured_models import Batch, Model
 from noisette import PerExampleClip
 from pretrained_families import FAMILIES, B, Family, transformers
@@ -54,3 +54,22 @@ def test_adapters() -> None:
     adapted = Model(lambda: peft.get_peft_model(base.make(), config), base.batch, base.loss)
     assert check_exact(adapted) <= 1e-10
     assert check_equal(adapted) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["Bert", "GPT2", "T5"])
+def test_dropout_is_that_of_the_step_itself(name: str) -> None:
+    assert check_same_draws(model_of(name, dropout=True)) <= 1e-5
+
+
+def test_a_batch_as_one_argument() -> None:
+    model, batch = model_of("Bert").make(), several(FAMILIES["Bert"], 6)
+    clip, eager = PerExampleClip(model, 0.1, capture="graph"), PerExampleClip(copy.deepcopy(model), 0.1)
+
+    def loss(model: nn.Module, batch: transformers.BatchEncoding) -> Tensor:
+        return model(**batch).loss
+
+    for _ in range(3):
+        clip.accumulate(loss, transformers.BatchEncoding(batch))
+        eager.accumulate(loss, transformers.BatchEncoding(batch))
+    assert_captured(clip)
+    assert error_of(clip.pop_sums()[0].grads, eager.pop_sums()[0].grads) <= 1e-5

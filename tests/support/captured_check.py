@@ -107,3 +107,25 @@ def check_equal(model: Model, dtype: torch.dtype = torch.float32, capture: Any =
     assert_captured(clip, capture)
     clip.close()
     return max(errors)
+
+
+def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> float:
+    """Sums of a captured step of a random model against those of the step itself, from one state of torch's generator.
+
+    The examples fill the rows of the graph, so that both draw the same.
+    """
+    private = model.make()
+    other = copy.deepcopy(private)
+    clip = PerExampleClip(private, BOUND, capture=capture, **settings)
+    eager = PerExampleClip(other, BOUND, capture="eager", **settings)
+    batch = model.batch(6)
+    states, found = [], []
+    for each in (clip, eager):
+        torch.manual_seed(1)
+        found.append([sums_of(each, model.loss, batch) for _ in range(4)])
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    assert error_of(found[0][-1], found[0][-2]) > 1e-3
+    assert_captured(clip, capture)
+    clip.close()
+    return max(error_of(one, other) for one, other in zip(*found, strict=True))
