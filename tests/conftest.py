@@ -12,7 +12,7 @@ from noisette.accounting.accountants.pld import PldCurve
 MARKERS = {
     "unit": (
         *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
-        *("_internal", "validation", "redteam", "test_architecture.py"),
+        *("_internal", "capture", "validation", "redteam", "test_architecture.py"),
     ),
     "run": ("run", "training", "audit", "assurance", "bench", "redteam"),
     "cli": ("cli", "papers", "docs"),

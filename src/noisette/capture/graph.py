@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +46,8 @@ class Graph:
 @contextmanager
 def as_recorded(device: torch.device) -> Iterator[None]:
     """Within it operations run as they stand in a graph: without autograd, and in the types that they have there."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    lower = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    with torch.no_grad(), lower:
         yield
 
 
