@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.capture.comparison import relative_difference, with_same_random_numbers
+from noisette.capture.comparison import relative_difference, undone
 from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, Function, Graph, as_recorded, reason_of, trace
 from noisette.capture.schedule import Schedule
@@ -45,6 +45,7 @@ class Captured:
         schedule: when it is traced and compiled.
         tolerance: how far its results may differ from those of the function, as a share of their norm.
         still_to_come: how many times the work so far is still to come.
+        buffers: the tensors that it may write into, besides its outputs.
         warn: told in words why it runs uncaptured or uncompiled.
 
     Attributes:
@@ -56,11 +57,13 @@ class Captured:
         schedule: Schedule,
         tolerance: float,
         still_to_come: Callable[[], float],
+        buffers: Callable[[], Iterable[Tensor]],
         warn: Callable[[str], None],
     ) -> None:
         self._schedule = schedule
         self._tolerance = tolerance
         self._still_to_come = still_to_come
+        self._buffers = buffers
         self._warn = warn
         self._eager: list[float] = []
         self._spent = 0.0
@@ -159,9 +162,10 @@ class Captured:
 
     def _trace(self, function: Function, inputs: Sequence[Tensor]) -> None:
         try:
-            function(*inputs)  # chooses plans and fills caches, which a trace must not do
             before = _random_states()
-            self._graph = trace(function, inputs)
+            with undone(self._buffers(), inputs[-1].device):
+                function(*inputs)  # chooses plans and fills caches, which a trace must not do
+                self._graph = trace(function, inputs)
             if _random_states() != before:
                 self._graph = None
                 raise CaptureError("the loss draws from Python's or NumPy's random generator")
@@ -213,9 +217,9 @@ class Captured:
         self, way: _Way, constants: Sequence[Tensor], inputs: Sequence[Tensor], function: Function
     ) -> Sequence[Tensor] | None:
         """The outputs of one way, held against those of the function."""
-        outputs, expected = with_same_random_numbers(
-            lambda: way.call(constants, inputs), lambda: function(*inputs), inputs[-1].device
-        )
+        with undone(self._buffers(), inputs[-1].device):
+            outputs = way.call(constants, inputs)
+        expected = function(*inputs)
         if not bool(expected[-1]):
             return expected
         *values, _ = outputs

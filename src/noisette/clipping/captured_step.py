@@ -209,7 +209,7 @@ class CapturedSteps:
 
     def _sizes(self, tolerance: float) -> CapturedSizes:
         """The captured step of a new kind of microbatches, in no size yet."""
-        make = partial(Captured, self._schedule, tolerance, self._still_to_come, self._warn)
+        make = partial(Captured, self._schedule, tolerance, self._still_to_come, self._model.buffers, self._warn)
         return CapturedSizes(make, self._schedule, self._still_to_come)
 
     def _drop_one(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from noisette._internal.content_mark import content_mark
 from noisette.errors import PrivacyError
@@ -128,4 +129,5 @@ def _checksum(tensor: Tensor) -> int:
     """The mark of the content; zero for a tensor without memory of its own that could be read."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or not tensor.numel():
         return 0
-    return int(content_mark(tensor))
+    with _disable_current_modes():  # a trace of the call must not record this
+        return int(content_mark(tensor))
