@@ -7,10 +7,20 @@ parts that torch compiles; each part runs in a frame of its own, which is called
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+import torch
 
 # Frames through which a hook is called: its own, and that with which torch keeps it out of what it compiles.
 _PASSING = (__name__.partition(".")[0], "torch._dynamo")
+
+
+def uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, which ``torch.compile`` calls and does not look into."""
+    disable: Any = torch.compiler.disable
+    return disable(hook)
 
 
 class StepCall:
