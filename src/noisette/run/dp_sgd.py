@@ -100,7 +100,6 @@ class DpSgdRun(ABC):
         self._stepping = StepCall()
         self._hooks = [
             StepsOfScaler(optimizer),
-            # None of these is ever compiled with the optimizer's step: what they do must not be done while tracing.
             optimizer.register_step_pre_hook(uncompiled(self._release_before_step)),
             optimizer.register_step_post_hook(uncompiled(self._after_step)),
             register_optimizer_step_pre_hook(uncompiled(self._refuse_second_optimizer)),
