@@ -31,7 +31,7 @@ F = torch.nn.functional
 Recurrence = Callable[[KnownStates], tuple[Tensor, ...]]
 
 # Operations of a graph grow with the steps that are unrolled, and so does the time to compile it.
-_UNROLLED_STEPS = 128
+_UNROLLED_STEPS = 64
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class LayerWeights:
     @classmethod
     def of(cls, listed: list[Tensor], has_biases: bool) -> LayerWeights:
         b_ih, b_hh = listed[2:4] if has_biases else (None, None)
-        return cls(listed, *listed[:2], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
+        return cls(listed, listed[0], listed[1], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
 
     @property
     def detached(self) -> LayerWeights:
