@@ -117,7 +117,9 @@ class Unrolled:
         dproducts: list[list[Tensor]] = []
         dh: list[Tensor] = []
         for t in reversed(range(len(self.steps))):
-            dstates = [_sum(of_value and of_value[t], d) for of_value, d in zip(outside, dstates, strict=True)]
+            dstates = [
+                _sum(None if of_value is None else of_value[t], d) for of_value, d in zip(outside, dstates, strict=True)
+            ]
             dh.append(torch.zeros_like(self.values[0][:, t]) if dstates[0] is None else dstates[0])
             dstates[0] = dh[-1] @ w_hr[0] if w_hr else dh[-1]
             at_products, dstates = self.steps[t].gradients(dstates)
