@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# What recurrent layers keep of their weights, and make anew where these are new in each call, as noisy ones are.
+_DERIVED = {"_flat_weights", "_flat_weight_refs"}
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
 _DEEPEST = 4  # objects within objects that are followed
 _WIDEST = 64  # entries of a container that are looked at
@@ -96,7 +98,9 @@ def _of_module(module: nn.Module) -> Iterator[Any]:
     if getattr(type(module), "refreshed_from_public_data", False):
         yield module.training
         return
-    for value in vars(module).values():
+    for name, value in vars(module).items():
+        if name in _DERIVED:
+            continue
         if type(value) is not dict:
             if not isinstance(value, Mapping) or len(value):
                 yield value
