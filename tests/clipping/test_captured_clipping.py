@@ -27,7 +27,7 @@ from noisette.clipping.norms import ClippingRule, Engine
 RULES: dict[str, Callable[[], ClippingRule]] = {
     "flat": lambda: FlatClipping(0.3),
     "per layer": lambda: PerLayerClipping(0.3),
-    "groupwise": lambda: GroupwiseClipping({"0.*": 0.1, "*": 0.2}),
+    "groupwise": lambda: GroupwiseClipping({"0": 0.1, "2": 0.2}),
     "automatic": lambda: AutomaticClipping(0.3),
     "adaptive": lambda: AdaptiveClip(0.3),
     "custom": lambda: CustomClipping(lambda norms: 0.3 / (1 + norms), 0.3),

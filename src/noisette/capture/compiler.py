@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import pooch
 import torch
@@ -89,6 +89,7 @@ class Compilation:
         _LOG.info("compiling a step of %d operations", self.operations)
         _RUNNING.add(self)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
+        finalize(self, self._said.close)
         command = [sys.executable, "-m", "noisette.capture.compile_worker", str(self._file)]
         if not at_full_speed and shutil.which("nice"):
             command = ["nice", *command]

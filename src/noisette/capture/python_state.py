@@ -6,143 +6,85 @@ a term in a global name. This module takes down these values, so that a change o
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Hashable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
-# What recurrent layers keep of their weights, and make anew where these are new in each call, as noisy ones are.
-_DERIVED = {"_flat_weights", "_flat_weight_refs"}
-_PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
-_DEEPEST = 4  # objects within objects that are followed
-_WIDEST = 64  # entries of a container that are looked at
-# Packages whose global names are constants, and whose objects, unless they are modules, are not followed.
-_INSTALLED = {"torch", "noisette", "transformers", "peft", "timm", "numpy", "builtins"}
+from noisette.capture.python_walk import Walk
+
+_MOST_ROUNDS = 4  # walks until no new name is found in the code
+
+_HOOKS_OF_ALL = [
+    table for name, table in vars(module_hooks).items() if name.startswith("_global_") and isinstance(table, dict)
+]
 
 
-def python_state(model: nn.Module, *called: Callable[..., Any]) -> tuple[Hashable, ...]:
-    """The plain values, and the identities of all else, that the model and these functions can reach.
+class PythonState:
+    """The plain values, and the identities of all else, that a model and functions can reach.
 
-    Followed are all attributes of modules; closures, defaults and global names of functions; containers, and of the
-    user's own objects the attributes whose names occur in the code of these functions. Not followed are installed
-    packages, and modules that say ``refreshed_from_public_data``.
+    Followed are all attributes of modules; closures, defaults and global names of functions; containers; and those
+    attributes of objects, classes and modules of the user's whose names occur in the code of these functions, but for
+    names that are only counted up. Not followed are objects of Python's own library, of torch and of noisette,
+    containers of more than a thousand entries, and modules that say ``refreshed_from_public_data``.
+
+    What a module holds is walked again only where something in it is another object than in the last call.
+
+    Args:
+        model: given to the functions.
     """
-    walk = _Walk()
-    for function in called:
-        walk.visit(function, _DEEPEST)
-    for part in model.modules():
-        walk.visit(part, _DEEPEST)
-    return tuple(walk.found)
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._names: set[str] = {"forward"}  # that the code met so far reads
+        self._counted: set[str] = set()
+        self._walks: dict[int, Walk] = {}  # of modules
+
+    def of(self, *reached: Any) -> Hashable:
+        """What stands there now, given the functions that are called and the other values that they get."""
+        for _ in range(_MOST_ROUNDS):
+            known = len(self._names)
+            walks = self._all_walks(reached)
+            if len(self._names) == known:
+                break
+            self._walks.clear()  # they have looked for fewer names
+        return tuple([part for walk in walks for part in (walk.found, _of_tensors(walk), _of_arrays(walk))])
+
+    def _all_walks(self, reached: tuple[Any, ...]) -> list[Walk]:
+        """The walk of these values, and those of the modules found on them."""
+        first = Walk(self._names, self._counted)
+        for value in (*_HOOKS_OF_ALL, *reached):
+            first.visit(value)
+        first.finish()
+        walks, met, following = [first], {id(self._model)}, [self._model]
+        while following:
+            following += [module for module in walks[-1].modules if id(module) not in met]
+            met |= {id(module) for module in following}
+            walks.append(self._of_module(following.pop(0)))
+        return walks
+
+    def _of_module(self, module: nn.Module) -> Walk:
+        walk = self._walks.get(id(module))
+        if walk is None or not walk.is_unchanged():
+            walk = Walk(self._names, self._counted)
+            walk.visit_parts(module)
+            walk.finish()
+            self._walks[id(module)] = walk
+        return walk
 
 
-class _Walk:
-    """Values met so far, each object once."""
-
-    def __init__(self) -> None:
-        self.found: list[Hashable] = []
-        self._seen: set[int] = set()
-        self._names: set[str] = set()  # that occur in the code of the functions met so far
-
-    def visit(self, value: Any, depth: int) -> None:
-        """Take down a value, and what it holds."""
-        kind = type(value)
-        if kind in _PLAIN:
-            self.found.append(kind)
-            self.found.append(value if value == value else "not a number")
-            return
-        if isinstance(value, Tensor):
-            self.found += (id(value), value.requires_grad, value.dtype)
-            return
-        if kind is types.FunctionType:
-            self.found.append(value.__code__)  # a function may be made anew in each call, from the same code
-            self._names |= _names_in(value.__code__)
-        else:
-            self.found.append(id(value))
-        if depth and id(value) not in self._seen:
-            self._seen.add(id(value))
-            for inner in self._inside(value):
-                self.visit(inner, depth - 1)
-
-    def _inside(self, value: Any) -> Iterator[Any]:
-        """What an object holds that its behaviour may depend on."""
-        if isinstance(value, nn.Module):
-            yield from _of_module(value)
-        elif isinstance(value, types.FunctionType):
-            yield from _of_function(value)
-        elif isinstance(value, types.MethodType):
-            yield value.__func__
-            yield value.__self__
-        elif isinstance(value, partial):
-            yield from (value.func, value.args, value.keywords)
-        elif isinstance(value, Mapping | list | tuple | set | frozenset):
-            yield len(value)
-            if len(value) <= _WIDEST:
-                yield from value
-                yield from value.values() if isinstance(value, Mapping) else ()
-        elif not isinstance(value, types.ModuleType | type) and not _is_installed(type(value)):
-            yield from self._of_object(value)
-
-    def _of_object(self, value: Any) -> Iterator[Any]:
-        """The attributes of an object of the user's that the code met so far names, also that of its methods."""
-        names, methods = self._names, _methods_of(type(value))
-        for _ in range(_DEEPEST):
-            names = names.union(*(methods[name] for name in names if name in methods))
-        self._names = names
-        yield from (held for name, held in getattr(value, "__dict__", {}).items() if name in names)
+def _of_tensors(walk: Walk) -> Hashable:
+    """Which tensors there are and of what kind; their values are looked up by the graph."""
+    return tuple([(id(t), t.requires_grad, t.dtype, t.device, _shape(t)) for t in walk.tensors])
 
 
-def _of_module(module: nn.Module) -> Iterator[Any]:
-    if getattr(type(module), "refreshed_from_public_data", False):
-        yield module.training
-        return
-    for name, value in vars(module).items():
-        if name in _DERIVED:
-            continue
-        if type(value) is not dict:
-            if not isinstance(value, Mapping) or len(value):
-                yield value
-        elif value:
-            yield from value.values()
+def _shape(tensor: Tensor) -> Hashable:
+    return (tensor.shape, tensor.stride()) if tensor.layout is torch.strided else tensor.layout
 
 
-def _of_function(function: types.FunctionType) -> Iterator[Any]:
-    yield function.__defaults__
-    yield function.__kwdefaults__
-    for cell in function.__closure__ or ():
-        yield cell.cell_contents if _is_filled(cell) else None
-    if not _is_installed(function):
-        for name in function.__code__.co_names:
-            yield function.__globals__.get(name)
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
-
-
-def _is_installed(what: Any) -> bool:
-    return (what.__module__ or "").partition(".")[0] in _INSTALLED
-
-
-@cache
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """The names of attributes and globals in a function's code, also in the functions that it defines."""
-    inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return frozenset(code.co_names).union(*inner)
-
-
-@cache
-def _methods_of(kind: type) -> dict[str, frozenset[str]]:
-    """For each method or property of a class, the names in its code."""
-    found: dict[str, frozenset[str]] = {}
-    for base in reversed(kind.__mro__):
-        for name, held in vars(base).items():
-            function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
-            if isinstance(function, types.FunctionType):
-                found[name] = _names_in(function.__code__)
-    return found
+def _of_arrays(walk: Walk) -> Hashable:
+    """The values of NumPy's arrays, which a graph holds as constants."""
+    return tuple([(array.shape, array.dtype.str, hash(np.ascontiguousarray(array).tobytes())) for array in walk.arrays])

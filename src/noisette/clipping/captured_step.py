@@ -21,12 +21,13 @@ from noisette._internal.tensor_tree import leaves
 from noisette.capture.captured import Captured
 from noisette.capture.comparison import tolerance_of
 from noisette.capture.graph import Graph
-from noisette.capture.python_state import python_state
+from noisette.capture.python_state import PythonState
 from noisette.capture.rows import is_real, padded, padded_size
 from noisette.capture.schedule import Schedule
 from noisette.capture.sizes import CapturedSizes
 from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of
 from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.rules.autotune import few_operations
 from noisette.gradients.vectorized import Loss, Microbatch
 
 
@@ -89,6 +90,7 @@ class CapturedSteps:
         self._step = step
         self._outside = outside
         self._schedule = schedule
+        self._state = PythonState(model)
         self._kinds: dict[Hashable, _Kind] = {}
         self._said: set[str] = set()
 
@@ -145,7 +147,8 @@ class CapturedSteps:
         def function(limits: Tensor, real: Tensor, *tensors: Tensor) -> list[Tensor]:
             masked = _MaskedFactors(groups, limits, real)
             clipping = Clipping([group.names for group in groups], masked, are_finite=True)
-            clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
+            with few_operations():
+                clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
             traced.names, traced.outside = tuple(clipped.sums), tuple(self._outside.used())
             return [*(sum.detach() for sum in clipped.sums.values()), clipped.norms, masked.all_finite]
 
@@ -193,10 +196,10 @@ class CapturedSteps:
         key = (
             tuple([(tensor.shape[1:], tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]),
             _other_arguments(microbatch),
-            tuple([(group.names, group.factor) for group in groups]),
+            tuple([group.names for group in groups]),
             tuple(map(id, public)),
             _settings(tensors[0].device.type),
-            python_state(self._model, loss, *(group.factor for group in groups if group.factor is not None)),
+            self._state.of(loss, *(group.factor for group in groups), *_other_values(microbatch)),
         )
         if key not in self._kinds:
             if len(self._kinds) >= _MOST_KINDS and not self._drop_one():
@@ -249,12 +252,15 @@ def _refresh_public_statistics(model: nn.Module) -> None:
 
 
 def _other_arguments(microbatch: Microbatch) -> Hashable:
-    """Structure and values of the arguments that are not tensors."""
+    """Structure of the arguments."""
     if not microbatch.kwargs and all(isinstance(arg, Tensor) for arg in microbatch.args):
         return len(microbatch.args)
-    given = (microbatch.args, dict(microbatch.kwargs))
-    others = [leaf for leaf in leaves(given) if not isinstance(leaf, Tensor)]
-    return str(tree_structure(given)), tuple([(type(leaf), repr(leaf)) for leaf in others])
+    return str(tree_structure((microbatch.args, dict(microbatch.kwargs))))
+
+
+def _other_values(microbatch: Microbatch) -> list[Any]:
+    """The arguments that are not tensors."""
+    return [leaf for leaf in leaves((microbatch.args, dict(microbatch.kwargs))) if not isinstance(leaf, Tensor)]
 
 
 def _settings(device: str) -> Hashable:

@@ -126,8 +126,11 @@ def _described(tensor: Tensor) -> str:
 
 
 def _checksum(tensor: Tensor) -> int:
-    """The mark of the content; zero for a tensor without memory of its own that could be read."""
+    """The mark of the content; zero for a tensor without memory of its own that could be read.
+
+    While the loss is traced, this is no part of what is traced.
+    """
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or not tensor.numel():
         return 0
-    with _disable_current_modes():  # a trace of the call must not record this
+    with _disable_current_modes():
         return int(content_mark(tensor))
