@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 
 from captured_check import assert_captured, by_single_examples, check_same_draws, error_of, sums_of
 from captured_models import (
@@ -67,6 +68,34 @@ RANDOM = {
 @pytest.mark.parametrize("name", RANDOM)
 def test_draws_are_those_of_the_step_itself(name: str) -> None:
     assert check_same_draws(RANDOM[name]) <= 1e-5
+
+
+class Counting(nn.Module):
+    """A temperature that grows with each call, from a count in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) * (1 + 0.1 * self.calls)
+
+
+WRITING = {
+    "spectral norm": Model(
+        lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3)),
+        labelled(4),
+        entropy,
+    ),
+    "a count of calls": Model(Counting, labelled(4), entropy),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_buffers_are_written_as_by_the_step_itself(name: str) -> None:
+    assert check_same_draws(WRITING[name]) <= 1e-5
 
 
 def test_weight_noise_is_exact() -> None:

@@ -60,7 +60,8 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
         CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
     """
     try:
-        module = make_fx(function, _error_on_data_dependent_ops=True)(*inputs)
+        with _no_kept_casts():
+            module = make_fx(function, _error_on_data_dependent_ops=True)(*inputs)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -69,6 +70,19 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
     module.graph.eliminate_dead_code()
     module.recompile()
     return Graph(module, constants)
+
+
+@contextmanager
+def _no_kept_casts() -> Iterator[None]:
+    """Within it autocast keeps no weights that it has cast: they would be constants, which no optimizer step changes."""
+    keeps = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(keeps)
+        torch.clear_autocast_cache()
 
 
 def reason_of(error: BaseException) -> str:
