@@ -31,7 +31,7 @@ def moved(model: nn.Module) -> None:
 
 @torch.no_grad()
 def copied(source: nn.Module, target: nn.Module) -> None:
-    """Give a copy of a model the values of its parameters and buffers, and nothing else that ``load_state_dict`` does."""
+    """Give a copy of a model the values of its parameters and buffers, and do nothing else."""
     values = itertools.chain(source.named_parameters(), source.named_buffers())
     others = dict(itertools.chain(target.named_parameters(), target.named_buffers()))
     for name, value in values:
@@ -94,7 +94,11 @@ def check_exact(model: Model, **settings: Any) -> float:
 
 
 def check_equal(
-    model: Model, cast_to: torch.dtype | None = None, capture: Any = "graph", sizes: Sequence[int] = SIZES, **settings: Any
+    model: Model,
+    cast_to: torch.dtype | None = None,
+    capture: Any = "graph",
+    sizes: Sequence[int] = SIZES,
+    **settings: Any,
 ) -> float:
     """Sums of a captured step in single precision against those of the same step in the ordinary way."""
     private = model.make()
