@@ -11,7 +11,20 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from captured_check import assert_captured, by_single_examples, check_same_draws, error_of, sums_of
-from captured_models import MODELS, Decoder, Encoder, Model, Reader, entropy, floats, labelled, padded_words, squares, with_public_statistics, words
+from captured_models import (
+    MODELS,
+    Decoder,
+    Encoder,
+    Model,
+    Reader,
+    entropy,
+    floats,
+    labelled,
+    padded_words,
+    squares,
+    with_public_statistics,
+    words,
+)
 from model_cases import Forward
 from noisette import PerExampleClip, models
 from noisette.nn import PublicBatchNorm, WeightNoise
@@ -48,9 +61,7 @@ RANDOM = {
         lambda: noisy(with_public_statistics(PublicBatchNorm)), labelled(2, 8, 8), entropy
     ),
     "weight noise, recurrent": Model(lambda: noisy(Reader(nn.LSTM)), words(4), entropy),
-    "weight noise at each time step": Model(
-        lambda: noisy(Reader(nn.GRU), each_time_step=True), words(4), entropy
-    ),
+    "weight noise at each time step": Model(lambda: noisy(Reader(nn.GRU), each_time_step=True), words(4), entropy),
 }
 
 

@@ -94,7 +94,11 @@ def check_exact(model: Model, **settings: Any) -> float:
 
 
 def check_equal(
-    model: Model, cast_to: torch.dtype | None = None, capture: Any = "graph", sizes: Sequence[int] = SIZES, **settings: Any
+    model: Model,
+    cast_to: torch.dtype | None = None,
+    capture: Any = "graph",
+    sizes: Sequence[int] = SIZES,
+    **settings: Any,
 ) -> float:
     """Sums of a captured step in single precision against those of the same step in the ordinary way."""
     private = model.make()
@@ -103,7 +107,7 @@ def check_equal(
     eager = PerExampleClip(other, BOUND, capture="eager", **settings)
     errors = []
     for b in sizes:
-        batch = model.batch(b)
+        batch = cast(model.batch(b), torch.float32)
         found = sums_of(clip, model.loss, batch, cast_to)
         errors.append(error_of(found, sums_of(eager, model.loss, batch, cast_to)))
         moved(private)

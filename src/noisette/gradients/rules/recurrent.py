@@ -122,7 +122,9 @@ class _Kind:
         x, *states = _as_data(sequences.to_batch_first(input), *(state.transpose(0, 1) for state in states))
         directions = 2 if bidirectional else 1
         each = len(weights) // (num_layers * directions)
-        is_unrolled = get_proxy_mode() is not None and x.shape[1] * num_layers * directions <= _UNROLLED_STEPS
+        is_short = x.shape[1] * num_layers * directions <= _UNROLLED_STEPS
+        # Steps that autocast computes in several types keep to the fused operation, which takes care of these.
+        is_unrolled = get_proxy_mode() is not None and is_short and not torch.is_autocast_enabled(x.device.type)
         final: list[Sequence[Tensor]] = []
         for layer in range(num_layers):
             if layer and dropout:  # a mask is drawn in the order of memory, which is to be the same in a graph
