@@ -94,9 +94,11 @@ def test_other_engines(engine: Engine) -> None:
     clip = PerExampleClip(model, 0.3, engine=engine, capture="graph")
     eager = PerExampleClip(copy.deepcopy(model), 0.3, capture="eager")
     expected = sums_of(eager, entropy, batch)
+    found = [sums_of(clip, entropy, batch)]
     with pytest.warns(CaptureWarning, match="the step is not captured"):
-        for _ in range(3):
-            assert error_of(sums_of(clip, entropy, batch), expected) <= 1e-12
+        found.append(sums_of(clip, entropy, batch))
+    found.append(sums_of(clip, entropy, batch))
+    assert max(error_of(sums, expected) for sums in found) <= 1e-12
     assert len(clip.capture_problems) == 1
 
 
