@@ -172,3 +172,15 @@ def test_long_sequence_is_not_unrolled() -> None:
     graph = check(model, everything, x)
     fused = [node for node in graph.graph.nodes if "tanh_backward.grad_input" in str(node.target)]
     assert fused
+
+
+@pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
+def test_autocast_is_as_outside_of_a_graph(kind: str) -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return everything(model, x).float()
+
+    gradients, x = private_gradients(layer(kind, batch_first=True).float(), loss), torch.randn(B, T, FEATURES)
+    expected, graph = gradients(x), traced(gradients, x)
+    with torch.no_grad():
+        torch.testing.assert_close(graph(x), expected, rtol=1e-5, atol=1e-6)

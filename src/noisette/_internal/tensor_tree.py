@@ -18,7 +18,7 @@ def _no_leaf(value: Any) -> bool:
     return False
 
 
-def leaves(value: object, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
+def leaves(value: Any, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
     """Every value that is no container, in a fixed order; containers for which ``is_leaf`` holds are not opened."""
     if is_leaf is _no_leaf:  # most values of a step are tensors in tuples, and opening these is all there is to do
         if isinstance(value, Tensor):

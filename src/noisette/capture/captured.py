@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.capture.comparison import relative_difference, undone
+from noisette.capture.comparison import COMPILED_TOLERANCE, relative_difference, undone
 from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, Function, Graph, as_recorded, reason_of, trace
 from noisette.capture.schedule import Schedule
@@ -24,8 +24,11 @@ _COMPARED_EVERY = 256
 class _Way:
     """A way of computing the function."""
 
-    def __init__(self, name: str, call: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]) -> None:
+    def __init__(
+        self, name: str, call: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]], tolerance: float = 0
+    ) -> None:
         self.name = name
+        self.tolerance = tolerance
         self.call = call  # with constants and inputs
         self.calls = 0
         self.seconds: list[float] = []
@@ -201,7 +204,7 @@ class Captured:
                 with as_recorded(inputs[-1].device):
                     return compiled(*constants, *inputs)
 
-            self._ways.append(_Way("compiled", call))
+            self._ways.append(_Way("compiled", call, COMPILED_TOLERANCE))
         elif compilation.failure is not None and not self._has_said_uncompiled:
             self._has_said_uncompiled = True
             self._warn(f"the step runs uncompiled: {compilation.failure}")
@@ -225,7 +228,7 @@ class Captured:
             return expected
         *values, _ = outputs
         difference = relative_difference(values, expected[:-1])
-        if not difference <= self._tolerance:
+        if not difference <= max(self._tolerance, way.tolerance):
             self._give_up(f"it gives sums that differ by {difference:.1g} of their norm from those of the step itself")
             return expected
         return outputs

@@ -11,6 +11,9 @@ from torch import Tensor
 # Of the norm of all outputs together. Operations may be ordered otherwise than in the function, and so round otherwise.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _TOLERANCE_LOW_PRECISION = 5e-2
+# A compiled graph rounds activations otherwise, and where one is zero up to rounding a ReLU takes the other branch:
+# sums of single layers of a ResNet-18 differ by 3e-3.
+COMPILED_TOLERANCE = 1e-2
 
 
 def tolerance_of(dtypes: set[torch.dtype]) -> float:

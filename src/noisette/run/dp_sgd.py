@@ -18,7 +18,6 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
-from torch.compiler import disable
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
@@ -31,7 +30,7 @@ from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.run.seal import Seal
-from noisette.run.step_call import StepCall
+from noisette.run.step_call import StepCall, uncompiled
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
@@ -101,10 +100,9 @@ class DpSgdRun(ABC):
         self._stepping = StepCall()
         self._hooks = [
             StepsOfScaler(optimizer),
-            # None of these is ever compiled with the optimizer's step: what they do must not be done while tracing.
-            optimizer.register_step_pre_hook(disable(self._release_before_step)),
-            optimizer.register_step_post_hook(disable(self._after_step)),
-            register_optimizer_step_pre_hook(disable(self._refuse_second_optimizer)),
+            optimizer.register_step_pre_hook(uncompiled(self._release_before_step)),
+            optimizer.register_step_post_hook(uncompiled(self._after_step)),
+            register_optimizer_step_pre_hook(uncompiled(self._refuse_second_optimizer)),
         ]
 
     @abstractmethod

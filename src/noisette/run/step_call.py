@@ -7,10 +7,20 @@ parts that torch compiles; each part runs in a frame of its own, which is called
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+from torch.compiler import disable
 
 # Frames through which a hook is called: its own, and that with which torch keeps it out of what it compiles.
 _PASSING = (__name__.partition(".")[0], "torch._dynamo")
+
+
+def uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that is never compiled with the optimizer's step: what it does must not be done while tracing."""
+    kept_out: Any = disable(hook)
+    return kept_out
 
 
 class StepCall:

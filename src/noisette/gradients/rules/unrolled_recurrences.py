@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ class LayerWeights:
     @classmethod
     def of(cls, listed: list[Tensor], has_biases: bool) -> LayerWeights:
         b_ih, b_hh = listed[2:4] if has_biases else (None, None)
-        return cls(listed, *listed[:2], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
+        return cls(listed, listed[0], listed[1], b_ih, b_hh, listed[-1] if len(listed) % 2 else None)
 
     @property
     def detached(self) -> LayerWeights:
@@ -62,7 +63,7 @@ class _OneStep:
         arriving = [(state, dy) for state, dy in zip(self.after, dafter, strict=True) if dy is not None]
         states, dys = zip(*arriving, strict=True)
         sources = (*self.products, *self.before)
-        found = list(torch.autograd.grad(states, sources, dys, retain_graph=True, allow_unused=True))
+        found: list[Any] = list(torch.autograd.grad(states, sources, dys, retain_graph=True, allow_unused=True))
         return found[: len(self.products)], found[len(self.products) :]
 
 
@@ -117,7 +118,9 @@ class Unrolled:
         dproducts: list[list[Tensor]] = []
         dh: list[Tensor] = []
         for t in reversed(range(len(self.steps))):
-            dstates = [_sum(of_value and of_value[t], d) for of_value, d in zip(outside, dstates, strict=True)]
+            dstates = [
+                _sum(None if of_value is None else of_value[t], d) for of_value, d in zip(outside, dstates, strict=True)
+            ]
             dh.append(torch.zeros_like(self.values[0][:, t]) if dstates[0] is None else dstates[0])
             dstates[0] = dh[-1] @ w_hr[0] if w_hr else dh[-1]
             at_products, dstates = self.steps[t].gradients(dstates)
