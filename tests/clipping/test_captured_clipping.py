@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections import UserDict
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,10 +94,12 @@ def test_other_engines(engine: Engine) -> None:
     clip = PerExampleClip(model, 0.3, engine=engine, capture="graph")
     eager = PerExampleClip(copy.deepcopy(model), 0.3, capture="eager")
     expected = sums_of(eager, entropy, batch)
+    found = [sums_of(clip, entropy, batch)]
     with pytest.warns(CaptureWarning, match="the step is not captured"):
-        for _ in range(3):
-            assert error_of(sums_of(clip, entropy, batch), expected) <= 1e-12
-    print(clip.capture_problems)
+        found.append(sums_of(clip, entropy, batch))
+    found.append(sums_of(clip, entropy, batch))
+    assert max(error_of(sums, expected) for sums in found) <= 1e-12
+    assert len(clip.capture_problems) == 1
 
 
 @pytest.mark.parametrize("name", ["LeNet-5", "LSTM", "Transformer encoder", "VGG, group norm"])
@@ -132,6 +136,23 @@ def test_an_example_without_a_finite_gradient_adds_nothing() -> None:
     assert_captured(clip)
 
 
+def test_mappings_with_other_names_have_a_graph_of_their_own() -> None:
+    model = net().double()
+    clip = PerExampleClip(model, 0.3, capture="graph")
+    eager = PerExampleClip(copy.deepcopy(model), 0.3, capture="eager")
+
+    def loss(model: nn.Module, batch: UserDict[str, Tensor]) -> Tensor:
+        return model(batch["first"] - 2 * batch["second"]).square().sum()
+
+    for _ in range(3):
+        first, second = torch.randn(5, 4).double(), torch.randn(5, 4).double()
+        for batch in (UserDict(first=first, second=second), UserDict(second=second, first=first)):
+            clip.accumulate(loss, batch)
+            eager.accumulate(loss, batch)
+    assert_captured(clip)
+    assert error_of(clip.pop_sums()[0].grads, eager.pop_sums()[0].grads) <= 1e-12
+
+
 def test_constant_tables_of_the_loss() -> None:
     table = torch.tensor([0.5, 1.0, 2.0]).double()
 
@@ -139,3 +160,10 @@ def test_constant_tables_of_the_loss() -> None:
         return nn.functional.cross_entropy(model(x), y, reduction="none") * table[y]
 
     assert check_exact(Model(net, labelled(4), weighted)) <= 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LeNet-5", "GRU", "Transformer encoder", "VGG, per-example batch norm"])
+def test_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOISETTE_CACHE", str(tmp_path))
+    assert check_equal(MODELS[name], capture="compiled") <= 1e-5

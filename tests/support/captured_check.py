@@ -31,7 +31,7 @@ def moved(model: nn.Module) -> None:
 
 @torch.no_grad()
 def copied(source: nn.Module, target: nn.Module) -> None:
-    """Give a copy of a model the values of its parameters and buffers, and do nothing else."""
+    """Give a copy of a model its parameters and buffers, without what ``load_state_dict`` does besides."""
     values = itertools.chain(source.named_parameters(), source.named_buffers())
     others = dict(itertools.chain(target.named_parameters(), target.named_buffers()))
     for name, value in values:
@@ -107,7 +107,7 @@ def check_equal(
     eager = PerExampleClip(other, BOUND, capture="eager", **settings)
     errors = []
     for b in sizes:
-        batch = model.batch(b)
+        batch = cast(model.batch(b), torch.float32)
         found = sums_of(clip, model.loss, batch, cast_to)
         errors.append(error_of(found, sums_of(eager, model.loss, batch, cast_to)))
         moved(private)

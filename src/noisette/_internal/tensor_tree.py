@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -50,6 +50,17 @@ def with_leaves(value: Any, replacements: Sequence[Any]) -> Any:
     """The same containers with these values, in the order of :func:`leaves`."""
     following = iter(replacements)
     return map_leaves(lambda _: next(following), value)
+
+
+def structure(value: object) -> Hashable:
+    """The containers and the names in them, without the values: equal for values that code reads in the same way."""
+    found, containers = tree_flatten(value)
+    children = [_children(leaf) for leaf in found]
+    inside = [
+        None if of_leaf is None else (type(leaf), tuple(of_leaf), structure(list(of_leaf.values())))
+        for leaf, of_leaf in zip(found, children, strict=True)
+    ]
+    return str(containers), tuple(inside)
 
 
 def tensors(value: object) -> list[Tensor]:

@@ -76,7 +76,7 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
 
 @contextmanager
 def _no_kept_casts() -> Iterator[None]:
-    """Within it autocast keeps no weights that it has cast: these would be constants, which no step changes."""
+    """Within it autocast keeps no weights that it has cast: in a graph they would be constants, and soon outdated."""
     keeps = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

@@ -15,9 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_structure
 
-from noisette._internal.tensor_tree import leaves
+from noisette._internal.tensor_tree import leaves, structure
 from noisette.capture.captured import Captured
 from noisette.capture.comparison import tolerance_of
 from noisette.capture.graph import Graph
@@ -255,7 +254,7 @@ def _other_arguments(microbatch: Microbatch) -> Hashable:
     """Structure of the arguments."""
     if not microbatch.kwargs and all(isinstance(arg, Tensor) for arg in microbatch.args):
         return len(microbatch.args)
-    return str(tree_structure((microbatch.args, dict(microbatch.kwargs))))
+    return structure((microbatch.args, dict(microbatch.kwargs)))
 
 
 def _other_values(microbatch: Microbatch) -> list[Any]:
