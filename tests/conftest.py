@@ -11,7 +11,18 @@ from noisette.accounting.accountants.pld import PldCurve
 
 MARKERS = {
     "unit": (
-        *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
+        *(
+            "gradients",
+            "clipping",
+            "capture",
+            "accounting",
+            "sampling",
+            "mechanisms",
+            "lipschitz",
+            "nn",
+            "models",
+            "data",
+        ),
         *("_internal", "validation", "redteam", "test_architecture.py"),
     ),
     "run": ("run", "training", "audit", "assurance", "bench", "redteam"),
