@@ -34,7 +34,8 @@ format: .venv/.test
 	$(BIN)/ruff check --fix .
 
 bench: .venv/.bench
-	$(BIN)/noisette bench --experiments targets,memory --out benchmarks/results
+	$(BIN)/noisette bench --experiments targets,memory --threads 2 --seconds 10 --out benchmarks/results
+	$(BIN)/python -m benchmarks.table
 
 assurance: .venv/.test
 	$(BIN)/python -m experiments.assurance

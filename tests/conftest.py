@@ -11,19 +11,8 @@ from noisette.accounting.accountants.pld import PldCurve
 
 MARKERS = {
     "unit": (
-        *(
-            "gradients",
-            "clipping",
-            "capture",
-            "accounting",
-            "sampling",
-            "mechanisms",
-            "lipschitz",
-            "nn",
-            "models",
-            "data",
-        ),
-        *("_internal", "validation", "redteam", "test_architecture.py"),
+        *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
+        *("_internal", "capture", "validation", "redteam", "test_architecture.py"),
     ),
     "run": ("run", "training", "audit", "assurance", "bench", "redteam"),
     "cli": ("cli", "papers", "docs"),

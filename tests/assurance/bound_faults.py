@@ -17,9 +17,10 @@ from noisette.clipping.engines import BookKeeping
 from noisette.clipping.norms import ClippedSum, Clipping, Group, Sums, clipping_factors, group_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.gradients.per_example import LocatedRecording
-from noisette.gradients.rules import conv, registry
+from noisette.gradients.rules import registry
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
+from noisette.gradients.rules.kernel_factors import KernelFactors
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.private import ValidateOnFirstCall
 from noisette.sampling.poisson import Batch
@@ -136,13 +137,13 @@ def product_of_norms(patch: pytest.MonkeyPatch) -> None:
 
 def swapped_axes(patch: pytest.MonkeyPatch) -> None:
     """Steps of the kernel along one axis are taken along the other."""
-    whole = conv._unfolded
+    whole = KernelFactors.unfolded
 
-    def unfolded(form: conv.KernelGradients) -> Tensor:
+    def unfolded(form: KernelFactors) -> Tensor:
         g = form.geometry
         return whole(replace(form, geometry=replace(g, stride=g.stride[::-1], dilation=g.dilation[::-1])))
 
-    patch.setattr(conv, "_unfolded", unfolded)
+    patch.setattr(KernelFactors, "unfolded", unfolded)
 
 
 def counted_padding(patch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,17 @@ _AUDIT = "audit/test_step_audit.py::test_real_loop_is_the_documented_mechanism[B
 
 
 def added(change: Callable[..., None]) -> Patch:
-    """Noise is added by ``change(add, tensors, step=, deviation=, start=)``, where ``add`` is the library's own way."""
+    """Noise is added by ``change(add, tensors, std=, step=, divisor=)``, where ``add`` is the library's own way."""
     whole = GaussianNoise.add_
 
-    def add_(self: GaussianNoise, tensors: Any, *, step: int, std: float = 1.0, start: int = 0) -> None:
-        change(partial(whole, self), tensors, step=step, std=std, start=start)
+    def add_(self: GaussianNoise, tensors: Any, *, std: float = 1.0, **numbers: Any) -> None:
+        change(partial(whole, self), tensors, std=std, **numbers)
 
     return lambda patch: patch.setattr(GaussianNoise, "add_", add_)
 
 
 def times(factor: float) -> Patch:
-    def scaled(add: Add, tensors: Any, *, std: float, **place: int) -> None:
+    def scaled(add: Add, tensors: Any, *, std: float, **place: Any) -> None:
         add(tensors, std=factor * std, **place)
 
     return added(scaled)
@@ -44,8 +44,8 @@ def of_an_average(patch: pytest.MonkeyPatch) -> None:
     """The sum's noise is divided by the batch size a second time."""
     whole = GaussianRelease._release
 
-    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, std: float, step: int) -> None:
-        whole(self, bounded, names, std / self.expected_batch_size, step)
+    def release(self: GaussianRelease, bounded: BoundedSum, grads: Any, names: Any, std: float, step: int) -> None:
+        whole(self, bounded, grads, names, std / self.expected_batch_size, step)
 
     patch.setattr(GaussianRelease, "_release", release)
 
@@ -78,9 +78,9 @@ def tiled(add: Add, tensors: Any, **numbers: Any) -> None:
 def where_something_is(patch: pytest.MonkeyPatch) -> None:
     whole = GaussianRelease._release
 
-    def release(self: GaussianRelease, bounded: BoundedSum, names: Any, std: float, step: int) -> None:
+    def release(self: GaussianRelease, bounded: BoundedSum, grads: Any, names: Any, std: float, step: int) -> None:
         reached = [bool(total.any()) for total in bounded.grads]
-        whole(self, bounded, names, std, step)
+        whole(self, bounded, grads, names, std, step)
         for p, there in zip(bounded.params, reached, strict=True):
             if p.grad is not None and not there:
                 p.grad.zero_()
@@ -88,13 +88,14 @@ def where_something_is(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GaussianRelease, "_release", release)
 
 
-def of_the_global_generator(add: Add, tensors: Any, *, std: float, **place: int) -> None:
+def of_the_global_generator(add: Add, tensors: Any, *, std: float, divisor: float = 1.0, **place: int) -> None:
     for tensor in tensors.values():
-        tensor.add_(torch.randn(tensor.shape), alpha=std)
+        tensor.div_(divisor).add_(torch.randn(tensor.shape), alpha=std)
 
 
 def of_24_bits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.mechanisms.gaussian_noise._RADIUS_BITS", 24)
+    patch.setattr("noisette.mechanisms.box_muller._RADIUS_BITS", 24)
+    patch.setattr("noisette.mechanisms.box_muller._SMALLEST", 2.0**-24)
 
 
 def one_key_for_all(patch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from noisette.clipping import norms
 from noisette.clipping.engines import two_pass
 from noisette.gradients.rules import forms
-from noisette.gradients.rules.conv import KernelGradients
+from noisette.gradients.rules.kernel_gradients import KernelGradients
 from planted import Mutant
 
 _ROUNDING = "redteam/test_rounding.py::"

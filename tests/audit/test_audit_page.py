@@ -33,8 +33,8 @@ def test_the_test_of_a_bound_passes_and_fails_where_noise_is_missing(monkeypatch
     test()
     real = GaussianNoise.add_
 
-    def half(self, tensors, *, step, std):
-        real(self, tensors, step=step, std=std / 2)
+    def half(self, tensors, *, step, std, divisor):
+        real(self, tensors, step=step, std=std / 2, divisor=divisor)
 
     monkeypatch.setattr(GaussianNoise, "add_", half)
     with pytest.raises(AssertionError, match="violation: one record moves the release"):

@@ -99,8 +99,8 @@ def test_models_that_mix_records_are_found(function, monkeypatch: pytest.MonkeyP
 def test_too_little_noise_is_found_along_the_worst_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
-    def quieter(self, tensors, *, step, std):
-        real(self, tensors, step=step, std=0.2 * std)
+    def quieter(self, tensors, *, step, std, divisor):
+        real(self, tensors, step=step, std=0.2 * std, divisor=divisor)
 
     monkeypatch.setattr(GaussianNoise, "add_", quieter)
     audit = audit_neighbours(lambda: PerExampleClip(network(), 0.5), draw, losses, noise_multiplier=1.0, pairs=2)

@@ -179,31 +179,31 @@ def noise_changed(change: Callable[..., None]) -> Patch:
 
 
 def noise_times(factor: float) -> Patch:
-    def scaled(real, source, tensors, *, step, std):
-        real(source, tensors, step=step, std=std * factor)
+    def scaled(real, source, tensors, *, step, std, divisor):
+        real(source, tensors, step=step, std=std * factor, divisor=divisor)
 
     return noise_changed(scaled)
 
 
-def repeated_each_step(real, source, tensors, *, step, std):
-    real(source, tensors, step=0, std=std)
+def repeated_each_step(real, source, tensors, *, step, std, divisor):
+    real(source, tensors, step=0, std=std, divisor=divisor)
 
 
-def same_for_each_parameter(real, source, tensors, *, step, std):
+def same_for_each_parameter(real, source, tensors, *, step, std, divisor):
     for tensor in tensors.values():
-        real(source, {"one name": tensor}, step=step, std=std)
+        real(source, {"one name": tensor}, step=step, std=std, divisor=divisor)
 
 
-def tiled(real, source, tensors, *, step, std):
+def tiled(real, source, tensors, *, step, std, divisor):
     for name, tensor in tensors.items():
         for half in tensor.view(-1).chunk(2):
-            real(source, {name: half}, step=step, std=std)
+            real(source, {name: half}, step=step, std=std, divisor=divisor)
 
 
-def of_two_seeds(real, source, tensors, *, step, std):
+def of_two_seeds(real, source, tensors, *, step, std, divisor):
     generator = torch.Generator().manual_seed(step % 2)
     for tensor in tensors.values():
-        tensor.add_(torch.randn(tensor.shape, generator=generator), alpha=std)
+        tensor.div_(divisor).add_(torch.randn(tensor.shape, generator=generator), alpha=std)
 
 
 def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:

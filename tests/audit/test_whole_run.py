@@ -123,8 +123,8 @@ def test_shuffling_accounted_as_poisson_sampling_is_found(monkeypatch: pytest.Mo
 def test_runs_with_half_the_noise_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
-    def half(self, tensors, *, step, std):
-        real(self, tensors, step=step, std=std / 2)
+    def half(self, tensors, *, step, std, divisor):
+        real(self, tensors, step=step, std=std / 2, divisor=divisor)
 
     monkeypatch.setattr(GaussianNoise, "add_", half)
     audit = audit_run(clip, noise_multiplier=2.0, sampling_rate=1.0, steps=10)

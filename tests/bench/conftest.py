@@ -1,9 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import fake_fastdp
 
 MakeReport = Callable[..., dict[str, Any]]
 
@@ -43,6 +46,13 @@ def _a_report(name: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
+def fastdp(tmp_path: Path) -> Iterator[Path]:
+    """A checkout of a library that looks like fastDP."""
+    with fake_fastdp.checkout(tmp_path / "checkout") as folder:
+        yield folder
+
+
+@pytest.fixture
 def a_report() -> MakeReport:
     return _a_report
 
@@ -50,3 +60,16 @@ def a_report() -> MakeReport:
 @pytest.fixture
 def report() -> dict[str, Any]:
     return _a_report("targets")
+
+
+@pytest.fixture
+def compared() -> dict[str, Any]:
+    """A report with compiled plain training and a peer."""
+    rows = {
+        "plain": {"seconds": 0.002, "each": [0.002], "ready": 0.1, "ratio": 1.0, "ratio_compiled": 1.25},
+        "plain-compiled": {"seconds": 0.0016, "each": [0.0016], "ready": 12.0, "ratio": 0.8, "ratio_compiled": 1.0},
+        "compiled": {"seconds": 0.0024, "each": [0.0024], "ready": 21.0, "ratio": 1.2, "ratio_compiled": 1.5},
+        "Opacus-ghost": {"seconds": 0.004, "each": [0.004], "ready": 0.2, "ratio": 2.0, "ratio_compiled": 2.5},
+    }
+    cells = [_a_cell("mlp", "MLP", batch, rows, target=1.1, target_compiled=1.0) for batch in (128, 1024)]
+    return _a_report("targets", cells=cells)

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from noisette.bench.figures import _styles, figure
+from noisette.bench.figures import _marker, _styles, figure
+from noisette.bench.methods import METHODS
 from noisette.training.report.svg import PAPER, standalone
 
 MakeReport = Callable[..., dict[str, Any]]
@@ -19,12 +20,18 @@ def texts(svg: str) -> list[str]:
 def test_rows_name_each_cell_and_each_method(report: dict[str, Any]) -> None:
     shown = texts(figure(report))
     assert {"MLP, batch 128", "ResNet-18, 64 × 64, batch 4"} <= set(shown)
-    assert {"plain", "noisette BookKeeping", "nxBP", "target"} <= set(shown)
+    assert {
+        "plain eager",
+        "noisette BookKeeping",
+        "nxBP",
+        "target to plain eager",
+        "time per step, plain eager = 1",
+    } <= set(shown)
 
 
 def test_without_a_target_none_is_shown(report: dict[str, Any]) -> None:
     report["cells"] = report["cells"][1:]
-    assert "target" not in texts(figure(report))
+    assert not any("target" in text for text in texts(figure(report)))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +53,15 @@ def test_a_method_looks_the_same_in_all_figures(a_report: MakeReport) -> None:
             cell["methods"] = dict.fromkeys(("plain", *methods), cell["methods"]["nxBP"])
     assert _styles(part) == {"TwoPass": _styles(full)["TwoPass"]}
     assert list(_styles(full)) == ["BookKeeping", "TwoPass", "Elsewhere"]
+
+
+def test_no_two_methods_look_the_same(a_report: MakeReport) -> None:
+    report = a_report("fig5")
+    for cell in report["cells"]:
+        cell["methods"] = dict.fromkeys(METHODS, cell["methods"]["nxBP"])
+    looks = [(style["marker"], style["color"]) for style in _styles(report).values()]
+    assert len(set(looks)) == len(looks) == len(METHODS) - 1
+    assert {_marker("compiled"), _marker("Opacus-ghost"), _marker("fastDP-ghost"), _marker("nxBP")} == set("os^x")
 
 
 def test_an_experiment_in_which_everything_failed_is_drawn(report: dict[str, Any]) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,44 @@ def test_a_report_holds_hardware_seconds_and_ratios() -> None:
     assert private["ratio"] == private["seconds"] / plain["seconds"]
     assert len(private["each"]) == 2
     assert sum(parts) == pytest.approx(1)
+
+
+def test_ratios_are_to_each_plain_training_that_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"plain": {"seconds": 2.0}, "plain-compiled": {"seconds": 1.0}, "compiled": {"seconds": 3.0}}
+    monkeypatch.setattr("noisette.bench.experiments.step_times", lambda *_: rows)
+    experiment = EXPERIMENTS["targets"].only(["mlp"], None, None, None)
+    first, _ = measure("targets", experiment, SETTINGS, lambda part: None)["cells"]
+    assert (first["target"], first["target_compiled"]) == (1.1, 1.0)
+    assert first["methods"]["plain"] == {"seconds": 2.0, "ratio": 1.0, "ratio_compiled": 2.0}
+    assert first["methods"]["compiled"] == {"seconds": 3.0, "ratio": 1.5, "ratio_compiled": 3.0}
+
+
+def test_compiled_code_of_earlier_runs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, str]] = []
+
+    def rows(*_: object) -> dict[str, dict[str, Any]]:
+        seen.append(dict(os.environ))
+        return {"plain": {"seconds": 2.0}}
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/mine")
+    monkeypatch.delenv("NOISETTE_CACHE", raising=False)
+    monkeypatch.setattr("noisette.bench.experiments.step_times", rows)
+    experiment = EXPERIMENTS["targets"].only(["cnn"], ["nxBP"], None, None)
+    measure("targets", experiment, SETTINGS, lambda part: None)
+    measure("targets", experiment, SETTINGS, lambda part: None)
+    folders = [environment["TORCHINDUCTOR_CACHE_DIR"] for environment in seen]
+    assert len({*folders, "/mine"}) == 3
+    assert all(environment["NOISETTE_CACHE"].startswith(tempfile.gettempdir()) for environment in seen)
+    assert seen[0]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+    assert "NOISETTE_CACHE" not in os.environ
+    assert not any(Path(folder).exists() for folder in folders)
+
+
+def test_the_committed_results_can_be_read_and_drawn() -> None:
+    committed = results.read(Path(__file__).parents[2] / "benchmarks" / "results")
+    assert {report["experiment"] for report in committed} >= {"targets", "clipless"}
+    assert "<svg" in results.page(committed)
 
 
 def test_without_plain_training_there_are_no_ratios(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from noisette.bench import step_time
 from noisette.bench.cell import Cell, Settings
 from noisette.bench.memory import kibibytes, memory_limit
 from noisette.bench.methods import METHODS
-from noisette.bench.step_time import WARM_UP, step_times
+from noisette.bench.step_time import step_times
 
 CELL = Cell("mlp", batch=2)
 SETTINGS = Settings(rounds=3, threads=1, device="cpu")
@@ -23,18 +23,10 @@ def ignore(part: float) -> None: ...
 def method(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], None]], None]:
     """Adds a method of this name with this step."""
 
-    def add(name: str, step: Callable[[], None]) -> None:
+    def add(name: str, step: Callable[[], object]) -> None:
         monkeypatch.setitem(METHODS, name, lambda model, inputs, targets: step)
 
     return add
-
-
-def test_methods_take_turns(method: Callable[[str, Callable[[], None]], None]) -> None:
-    taken: list[str] = []
-    method("a", lambda: taken.append("a"))
-    method("b", lambda: taken.append("b"))
-    step_times(CELL, ["a", "b"], SETTINGS, ignore)
-    assert taken == ["a", "b"] * (WARM_UP + 3)
 
 
 @pytest.fixture
@@ -50,23 +42,79 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return pass_by
 
 
-def test_the_median_of_the_measured_steps_counts_and_warm_up_does_not(
+def test_methods_take_turns_and_each_comes_first_as_often(
     method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
 ) -> None:
-    waits = iter([16.0, 16.0, 1.0, 4.0, 2.0])
+    taken: list[str] = []
+
+    def step(name: str) -> None:
+        taken.append(name)
+        wait(1.0)
+
+    method("a", lambda: step("a"))
+    method("b", lambda: step("b"))
+    step_times(CELL, ["a", "b"], SETTINGS, ignore)
+    assert "".join(taken) == "aabb" + "ab" + "baabba"
+
+
+def test_the_median_of_the_measured_turns_counts_and_warm_up_does_not(
+    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
+) -> None:
+    waits = iter([32.0, 32.0, 16.0, 1.0, 4.0, 2.0])
     method("a", lambda: wait(next(waits)))
-    assert step_times(CELL, ["a"], SETTINGS, ignore)["a"] == {"seconds": 2.0, "each": [1.0, 4.0, 2.0]}
+    row = step_times(CELL, ["a"], SETTINGS, ignore)["a"]
+    assert row == {"seconds": 2.0, "each": [1.0, 4.0, 2.0], "ready": 64.0}
+
+
+def test_what_is_done_before_the_first_steps_is_timed_apart(
+    monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
+) -> None:
+    def compiled_when_made(*_: object) -> Callable[[], None]:
+        wait(60.0)
+        return lambda: wait(0.5)
+
+    monkeypatch.setitem(METHODS, "a", compiled_when_made)
+    row = step_times(CELL, ["a"], SETTINGS, ignore)["a"]
+    assert row == {"seconds": 0.5, "each": [0.5] * 3, "ready": 61.0}
+
+
+def test_short_steps_follow_each_other_in_a_turn(
+    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
+) -> None:
+    taken: list[str] = []
+
+    def step(name: str, seconds: float) -> None:
+        taken.append(name)
+        wait(seconds)
+
+    method("a", lambda: step("a", 1 / 64))
+    method("b", lambda: step("b", 1.0))
+    rows = step_times(CELL, ["a", "b"], SETTINGS, ignore)
+    assert "".join(taken) == "aabb" + "ab" + "baaa" + "aaab" + "baaa"
+    assert rows["a"]["each"] == [1 / 64] * 3
+
+
+def test_rounds_end_after_the_given_time_once_there_are_three(
+    method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
+) -> None:
+    method("a", lambda: wait(1.0))
+    parts: list[float] = []
+    settings = Settings(rounds=9, threads=1, device="cpu", seconds=4.5)
+    assert step_times(CELL, ["a"], settings, parts.append)["a"]["each"] == [1.0] * 5
+    assert sum(parts) == pytest.approx(1)
+    late = Settings(rounds=9, threads=1, device="cpu", seconds=0.5)
+    assert step_times(CELL, ["a"], late, ignore)["a"]["each"] == [1.0] * 3
 
 
 def test_a_slow_method_is_measured_once(
     method: Callable[[str, Callable[[], None]], None], wait: Callable[[float], None]
 ) -> None:
-    waits = iter([64.0, 32.0])
+    waits = iter([64.0, 64.0, 32.0])
     method("slow", lambda: wait(next(waits)))
     method("quick", lambda: wait(0.5))
     rows = step_times(CELL, ["slow", "quick"], SETTINGS, ignore)
-    assert rows["slow"] == {"seconds": 32.0, "each": [32.0]}
-    assert rows["quick"] == {"seconds": 0.5, "each": [0.5] * 3}
+    assert rows["slow"] == {"seconds": 32.0, "each": [32.0], "ready": 128.0}
+    assert rows["quick"] == {"seconds": 0.5, "each": [0.5] * 3, "ready": 1.0}
 
 
 def test_a_method_that_fails_late_is_a_result_and_the_others_continue(
@@ -74,15 +122,15 @@ def test_a_method_that_fails_late_is_a_result_and_the_others_continue(
 ) -> None:
     taken: list[int] = []
 
-    def third_time_unlucky() -> None:
+    def fourth_time_unlucky() -> None:
         taken.append(1)
-        if len(taken) == 3:
+        if len(taken) == 4:
             raise RuntimeError("no more\nof this")
 
-    method("a", third_time_unlucky)
+    method("a", fourth_time_unlucky)
     rows = step_times(CELL, ["a", "plain"], SETTINGS, ignore)
     assert rows["a"] == {"error": "RuntimeError: no more of this"}
-    assert len(taken) == 3
+    assert len(taken) == 4
     assert len(rows["plain"]["each"]) == 3
 
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from noisette.capture.comparison import relative_difference, tolerance_of, with_same_random_numbers
+from noisette.capture.comparison import relative_difference, tolerance_of
 
 
 def test_the_difference_is_a_share_of_the_norm() -> None:
@@ -21,17 +21,6 @@ def test_what_is_not_a_number_or_not_there_differs() -> None:
     assert not relative_difference([one], [nan]) <= 1
     assert relative_difference([one], [zero]) == math.inf
     assert relative_difference([zero], [zero]) == 0
-
-
-def test_both_draw_the_same_random_numbers_and_the_generator_goes_on_once() -> None:
-    torch.manual_seed(3)
-    once = torch.rand(5)
-    after = torch.rand(1)
-    torch.manual_seed(3)
-    one, other = with_same_random_numbers(lambda: [torch.rand(5)], lambda: [torch.rand(5)], torch.device("cpu"))
-    assert torch.equal(one[0], other[0])
-    assert torch.equal(one[0], once)
-    assert torch.equal(torch.rand(1), after)
 
 
 def test_lower_precision_allows_more() -> None:

@@ -112,8 +112,8 @@ def test_a_run_folder_contains_the_whole_recipe(name: str, tmp_path: Path) -> No
 def test_a_leak_is_found_and_reported(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = GaussianNoise.add_
 
-    def half(self, tensors, *, step, std):
-        real(self, tensors, step=step, std=std / 2)
+    def half(self, tensors, *, step, std, divisor):
+        real(self, tensors, step=step, std=std / 2, divisor=divisor)
 
     monkeypatch.setattr(GaussianNoise, "add_", half)
     done = audit(run, "--pairs", "0", out=tmp_path)

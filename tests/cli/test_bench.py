@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from noisette.bench.experiments import EXPERIMENTS
 from noisette.bench.models import MODELS
 from noisette.cli import app
+from tests.support import fake_fastdp
 
 SMALL = ["--rounds", "1", "--threads", "1", "--batch", "4", "--models", "mlp", "--methods", "BookKeeping,nxBP"]
 
@@ -59,12 +60,39 @@ def test_a_model_that_no_chosen_experiment_has_is_an_error(tmp_path: Path) -> No
         (["--image", "16"], "--image as whole numbers of at least 32"),
         (["--rounds", "0"], "rounds >= 1, got rounds=0"),
         (["--threads", "-1"], "threads >= 1, got threads=-1"),
+        (["--seconds", "0"], "seconds > 0"),
+        (["--fastdp", "nowhere"], "no folder fastDP in 'nowhere'; give --fastdp the folder of a checkout"),
+        (["--methods", "fastDP-ghost"], "fastDP-ghost needs fastDP: give --fastdp the folder of a checkout"),
     ],
 )
 def test_wrong_numbers_are_errors(arguments: list[str], message: str, tmp_path: Path) -> None:
     done = bench(*arguments, out=tmp_path / "out")
     assert done.exit_code == 2
     assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_ratios_say_which_plain_training_they_are_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"plain": {"seconds": 2.0}, "plain-compiled": {"seconds": 1.0}, "compiled": {"seconds": 3.0}}
+    rows["Opacus-ghost"] = {"seconds": 6.0}
+    monkeypatch.setattr("noisette.bench.experiments.step_times", lambda *_: rows)
+    monkeypatch.setenv("COLUMNS", "200")
+    done = bench("--experiments", "targets", "--models", "cnn", out=tmp_path)
+    assert done.exit_code == 0, done.output
+    assert "ratio to plain eager (to plain compiled)" in done.output
+    assert "compiled 1.50 (3.00), Opacus-ghost 3.00 (6.00)" in done.output
+    said = " ".join(done.output.split())
+    assert "quicker of plain eager and plain compiled training: 3.00 in the geometric mean of 1 row" in said
+    assert "The best peer takes at least 2.00 times as much" in said
+
+
+def test_fastdp_is_measured_by_its_path(tmp_path: Path) -> None:
+    methods = ["--methods", "fastDP-MixOpt"]
+    with fake_fastdp.checkout(tmp_path / "checkout") as folder:
+        done = bench("--experiments", "targets", *SMALL, *methods, "--fastdp", str(folder), out=tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    [cell] = json.loads((tmp_path / "out" / "targets.json").read_text())["cells"]
+    assert cell["methods"]["fastDP-MixOpt"]["ratio"] > 0
 
 
 def test_a_device_that_is_not_there_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,7 @@ OPTIONS = {
         "--batch-norm",
         "--public",
         "--public-examples",
+        "--compile",
         "--classes",
         "--size",
         "--label",
@@ -116,8 +117,10 @@ OPTIONS = {
         "--batch",
         "--image",
         "--rounds",
+        "--seconds",
         "--threads",
         "--device",
+        "--fastdp",
         "--out",
     },
 }

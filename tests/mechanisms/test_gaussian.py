@@ -167,6 +167,32 @@ def test_gradient_that_is_not_contiguous() -> None:
     torch.testing.assert_close(p.grad - q.grad, value / 2)
 
 
+def shared(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two sums in one memory."""
+    memory = torch.arange(120.0)
+    one = {"one tensor": memory[:80], "two views": memory[:80], "parts": memory[:80], "a single": memory[:1].expand(80)}
+    other = {"one tensor": one[kind], "two views": memory.view(-1)[:80], "parts": memory[40:], "a single": memory[:80]}
+    return one[kind], other[kind]
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["in one sum", "in two"])
+@pytest.mark.parametrize("kind", ["one tensor", "two views", "parts", "a single"])
+def test_sums_in_one_memory_get_noise_of_their_own(kind: str, apart: bool) -> None:
+    """A compiler may return one tensor for two sums that are always equal, such as those of an LSTM's two biases."""
+    params = tuple(nn.Parameter(torch.zeros(80)) for _ in range(2))
+    plain = tuple(nn.Parameter(torch.zeros(80)) for _ in range(2))
+    key, release = SecretKey(), []
+    for given, grads in ((params, shared(kind)), (plain, tuple(g.clone() for g in shared(kind)))):
+        sums = [BoundedSum(given, grads, 1.0)]
+        if apart:
+            sums = [BoundedSum((p,), (g,), 1.0) for p, g in zip(given, grads, strict=True)]
+        GaussianRelease(key, 1.0, 4)(sums, {id(p): name for p, name in zip(given, NAMES, strict=True)}, step=0)
+        release.append([p.grad.clone() for p in given])
+    for found, expected in zip(*release, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert params[0].grad.data_ptr() != params[1].grad.data_ptr()
+
+
 def test_all_parameters_get_noise_of_their_own() -> None:
     s = BoundedSum(
         tuple(nn.Parameter(torch.zeros(50)) for _ in range(2)), tuple(torch.zeros(50) for _ in range(2)), 1.0

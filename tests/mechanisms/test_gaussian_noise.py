@@ -15,7 +15,8 @@ from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
 from noisette.accounting.noise_tail import RADIUS
-from noisette.mechanisms.gaussian_noise import TILE, GaussianNoise
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.mechanisms.noise_tiles import TILE
 
 KEY = SecretKey(bytes(32))
 Z = 6.1

@@ -18,8 +18,15 @@ def _no_leaf(value: Any) -> bool:
     return False
 
 
-def leaves(value: object, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
+def leaves(value: Any, is_leaf: Callable[[Any], bool] = _no_leaf) -> list[Any]:
     """Every value that is no container, in a fixed order; containers for which ``is_leaf`` holds are not opened."""
+    if is_leaf is _no_leaf:  # most values of a step are tensors in tuples, and opening these is all there is to do
+        if isinstance(value, Tensor):
+            return [value]
+        if type(value) in (tuple, list):
+            return [leaf for part in value for leaf in leaves(part)]
+        if type(value) is dict:
+            return [leaf for part in value.values() for leaf in leaves(part)]
     found: list[Any] = []
     for leaf in tree_flatten(value, is_leaf)[0]:
         inside = None if is_leaf(leaf) else _children(leaf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from textwrap import shorten
 
 from torch import Tensor, nn
@@ -14,11 +15,21 @@ _LONGEST = 300  # characters of a message
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a whole command."""
+    """Settings of a whole command.
+
+    Args:
+        rounds: turns of each method.
+        threads: of the processor.
+        device: ``"cpu"`` or ``"cuda"``.
+        seconds: after which the rounds of a cell end, once there are three; ``None``: never.
+        fastdp: folder of a checkout of fastDP.
+    """
 
     rounds: int
     threads: int
     device: str
+    seconds: float | None = None
+    fastdp: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class Cell:
     batch: int
     image: int | None = None
     target: float | None = None  # ratio to plain training that is aimed at
+    target_compiled: float | None = None  # likewise, to compiled plain training
 
     @property
     def title(self) -> str:

@@ -9,13 +9,13 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from noisette.bench.methods import METHODS
+from noisette.bench.methods import METHODS, OURS
 from noisette.bench.report import Report, cell_label, method_label
 from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, log_scale, svg
 
 _INCHES = 9.0
-_HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e")  # the last two are readable on a light and on a dark background
-_OFFSETS = {"o": -0.17, "x": 0.0, "s": 0.17}  # of marks from the middle of their row: noisette above, Opacus below
+_HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e", "#a3704c", "#7c7f86")  # readable on light and on dark backgrounds
+_OFFSETS = {"o": -0.21, "x": -0.05, "s": 0.11, "^": 0.27}  # of marks from the middle of their row
 _AXIS_LABELS = {"batch": "examples in a batch", "image": "image width in pixels", "model": ""}
 
 
@@ -26,12 +26,12 @@ def figure(report: Report) -> str:
 
 
 def _rows(report: Report) -> Figure:
-    """Ratios to plain training on a log axis, a row for each cell."""
+    """Ratios to plain eager training on a log axis, a row for each cell; so are the targets."""
     cells, styles = report["cells"], _styles(report)
     height = 0.42 * len(cells) + 0.75 + _legend_inches(len(styles) + 2)
     drawn = Figure(figsize=(_INCHES, height))
     axes = drawn.add_axes((0.24, 0.5 / height, 0.73, (0.42 * len(cells) + 0.1) / height))
-    axes.axvline(1, color=INK, linewidth=1, linestyle="--", label="plain")
+    axes.axvline(1, color=INK, linewidth=1, linestyle="--", label=method_label("plain"))
     for name, style in styles.items():
         ratios = [cell["methods"].get(name, {}).get("ratio") for cell in cells]
         offset = _OFFSETS[style["marker"]]
@@ -39,9 +39,10 @@ def _rows(report: Report) -> Figure:
         axes.plot(*_columns(points), **style, linestyle="", label=method_label(name))
     targets = [(cell["target"], row) for row, cell in enumerate(cells) if cell["target"]]
     if targets:
-        axes.plot(*_columns(targets), color=INK, marker="|", markersize=17, linestyle="", label="target")
+        axes.plot(*_columns(targets), color=INK, marker="|", markersize=17, linestyle="", label="target to plain eager")
     log_scale(axes.xaxis, axes.set_xscale, "{:g}×".format)
-    axes.set_xlabel("time per step, plain = 1" if report["unit"] == "seconds" else "peak memory of a step, plain = 1")
+    measured = "time per step" if report["unit"] == "seconds" else "peak memory of a step"
+    axes.set_xlabel(f"{measured}, plain eager = 1")
     axes.set_yticks(range(len(cells)), [cell_label(cell) for cell in cells])
     axes.set_ylim(len(cells) - 0.5, -0.5)
     axes.spines["left"].set_visible(False)
@@ -85,23 +86,30 @@ def _tick(cell: dict[str, Any], axis: str) -> str:
 
 
 def _styles(report: Report) -> dict[str, dict[str, Any]]:
-    """Colour and mark of each method except plain training: noisette filled, Opacus open, others a cross."""
+    """Colour and mark of each method except plain eager training: noisette filled, other libraries open."""
     measured = [name for cell in report["cells"] for name in cell["methods"] if name != "plain"]
     styles: dict[str, dict[str, Any]] = {}
-    count = {"o": 0, "s": 0, "x": 0}
+    count = dict.fromkeys(_OFFSETS, 0)
     for name in dict.fromkeys([*METHODS, *measured]):  # so that a method looks the same in all figures
-        label = method_label(name)
-        marker = "o" if label.startswith("noisette") else "s" if label.startswith("Opacus") else "x"
-        colour = INK if marker == "x" else _HUES[count[marker] % len(_HUES)]
-        count[marker] += 1
+        marker = _marker(name)
+        hues = (INK, *_HUES) if marker == "x" else _HUES
+        colour = hues[count[marker] % len(hues)]
+        count[marker] += name != "plain"
         styles[name] = {
             "color": colour,
             "marker": marker,
             "markersize": 6.5 if marker == "o" else 5.5,
-            "markerfacecolor": "none" if marker == "s" else colour,
+            "markerfacecolor": "none" if marker in "s^" else colour,
             "markeredgewidth": 1.4,
         }
     return {name: style for name, style in styles.items() if name in measured}
+
+
+def _marker(name: str) -> str:
+    """A filled circle for noisette, an open square for Opacus, an open triangle for fastDP, a cross for all else."""
+    if name in OURS:
+        return "o"
+    return "s" if name.startswith("Opacus") else "^" if name.startswith("fastDP") else "x"
 
 
 def _columns(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

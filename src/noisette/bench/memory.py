@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +16,13 @@ from typing import Any
 
 import torch
 
+from noisette.bench import peer_fastdp
 from noisette.bench.cell import Cell, Settings, failure
 from noisette.bench.methods import METHODS
+from noisette.bench.private import uncaptured_is_an_error
+from noisette.bench.sgd import Step
 
-_STEPS = 3
+_FIRST, _STEPS = 2, 3  # what is compiled is compiled in the first two steps
 _HEADROOM = 0.9  # share of the available memory
 
 
@@ -36,7 +38,9 @@ def peak_memory(
 
 
 def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
-    request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method, **vars(settings)}
+    request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method}
+    request |= {"device": settings.device, "threads": settings.threads}
+    request |= {"fastdp": str(settings.fastdp) if settings.fastdp else None}
     # Freed blocks are returned to the system at once, so that the peak counts memory in use only.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", __name__, json.dumps(request)]
@@ -49,15 +53,25 @@ def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, 
 
 
 def growth(cell: Cell, method: str, device: str) -> int:
-    """Bytes by which the memory of this process, or on the GPU, grows at most during a few steps of a method."""
+    """Bytes by which the memory of this process, or on the GPU, grows at most during a few steps of a method.
+
+    What compiling needs for a moment does not count; what the first steps leave behind does.
+    """
     few = replace(cell, batch=2)
-    METHODS[method](few.model(device), *few.data(device))()  # loads code, whose memory does not count
+    _take(_FIRST, METHODS[method](few.model(device), *few.data(device)))  # loads code, whose memory does not count
     step = METHODS[method](cell.model(device), *cell.data(device))
     gc.collect()
     before = _reset_peak(device)
-    for _ in range(_STEPS):
-        step()
+    _take(_FIRST, step)
+    gc.collect()
+    _reset_peak(device)
+    _take(_STEPS, step)
     return _peak(device) - before
+
+
+def _take(steps: int, step: Step) -> None:
+    for _ in range(steps):
+        step()
 
 
 def _reset_peak(device: str) -> int:
@@ -105,10 +119,11 @@ def main() -> None:
     """Make the measurement that the first argument describes, and print the result as JSON."""
     request = json.loads(sys.argv[1])
     device = request["device"]
+    if request["fastdp"]:
+        peer_fastdp.look_in(Path(request["fastdp"]))
     torch.set_num_threads(request["threads"])
-    warnings.simplefilter("ignore")
     try:
-        with memory_limit(device):
+        with memory_limit(device), uncaptured_is_an_error():
             cell = Cell(request["name"], request["batch"], request["image"])
             result = {"bytes": growth(cell, request["method"], device)}
     except Exception as error:  # a method that cannot train a model has its error as a result

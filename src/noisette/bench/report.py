@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import warnings
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 import torch
 
 from noisette.bench.cell import Cell, Settings
+from noisette.bench.compile_caches import empty_compile_caches
 from noisette.bench.experiments import Experiment
-from noisette.bench.methods import ENGINES
+from noisette.bench.methods import OURS
+from noisette.bench.private import uncaptured_is_an_error
 
 Report = dict[str, Any]
 _PACKAGES = ("torch", "opacus", "numpy", "noisette")
@@ -21,8 +22,7 @@ _PACKAGES = ("torch", "opacus", "numpy", "noisette")
 
 def measure(name: str, experiment: Experiment, settings: Settings, advance: Callable[[float], None]) -> Report:
     """Measure all cells. ``advance`` is called with each part of a cell that is done, as a fraction of the cell."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Opacus warns about the security of its noise
+    with uncaptured_is_an_error(), empty_compile_caches(settings.threads):
         cells = [_measured(cell, experiment, settings, advance) for cell in experiment.cells]
     return {
         "experiment": name,
@@ -32,22 +32,25 @@ def measure(name: str, experiment: Experiment, settings: Settings, advance: Call
         "axis": experiment.axis,
         "hardware": hardware(settings.threads, settings.device),
         "rounds": settings.rounds,
+        "seconds": settings.seconds,
         "cells": cells,
     }
 
 
 def _measured(cell: Cell, experiment: Experiment, settings: Settings, advance: Callable[[float], None]) -> Report:
     rows = experiment.measure(cell, experiment.methods, settings, advance)
-    plain = rows["plain"].get(experiment.unit)
-    for row in rows.values():
-        if plain and experiment.unit in row:
-            row["ratio"] = row[experiment.unit] / plain
+    for key, plain in (("ratio", "plain"), ("ratio_compiled", "plain-compiled")):
+        against = rows.get(plain, {}).get(experiment.unit)
+        for row in rows.values():
+            if against and experiment.unit in row:
+                row[key] = row[experiment.unit] / against
     return {
         "model": cell.name,
         "title": cell.title,
         "batch": cell.batch,
         "image": cell.image,
         "target": cell.target,
+        "target_compiled": cell.target_compiled,
         "methods": rows,
     }
 
@@ -97,5 +100,9 @@ def method_label(name: str) -> str:
 
     >>> method_label("BookKeeping"), method_label("Opacus-hooks"), method_label("nxBP")
     ('noisette BookKeeping', 'Opacus hooks', 'nxBP')
+    >>> method_label("plain"), method_label("plain-compiled"), method_label("captured")
+    ('plain eager', 'plain compiled', 'noisette captured')
     """
-    return f"noisette {name}" if name in ENGINES else name.replace("-", " ")
+    if name == "plain":
+        return "plain eager"
+    return f"noisette {name}" if name in OURS else name.replace("-", " ")

@@ -9,8 +9,10 @@ from typing import Any
 from markupsafe import Markup
 
 from noisette._internal import atomic_files
+from noisette.bench.comparison import ahead, overhead, summary
 from noisette.bench.experiments import EXPERIMENTS
 from noisette.bench.figures import figure
+from noisette.bench.methods import PLAIN
 from noisette.bench.report import Report, cell_label, method_label
 from noisette.training.report.svg import standalone
 from noisette.training.report.templates import templates
@@ -43,17 +45,25 @@ def page(reports: list[Report]) -> str:
         cell_label=cell_label,
         method_label=method_label,
         amount=amount,
+        overhead=overhead,
+        ahead=ahead,
     )
 
 
 def _section(report: Report) -> dict[str, Any]:
-    methods = dict.fromkeys(name for cell in report["cells"] for name in cell["methods"] if name != "plain")
+    cells = report["cells"]
+    methods = dict.fromkeys(name for cell in cells for name in cell["methods"] if name not in PLAIN)
     return {
         "report": report,
+        "summary": summary(report),
         "figure": Markup(figure(report)),
         "methods": list(methods),
-        "rows": [(cell, _best(cell)) for cell in report["cells"]],
-        "targets": any(cell["target"] for cell in report["cells"]),
+        "plain": [name for name in PLAIN if any(name in cell["methods"] for cell in cells)],
+        "rows": [(cell, _best(cell)) for cell in cells],
+        "targets": any(cell["target"] for cell in cells),
+        "compared": any(overhead(cell, report["unit"]) for cell in cells),
+        "peers": any(ahead(cell, report["unit"]) for cell in cells),
+        "ready": any("ready" in row for cell in cells for row in cell["methods"].values()),
         "failures": _failures(report),
         "machine": _machine(report),
     }
@@ -72,7 +82,7 @@ def amount(value: float, unit: str) -> str:
 
 def _best(cell: dict[str, Any]) -> str | None:
     """The private method with the lowest ratio."""
-    ratios = {name: row["ratio"] for name, row in cell["methods"].items() if "ratio" in row and name != "plain"}
+    ratios = {name: row["ratio"] for name, row in cell["methods"].items() if "ratio" in row and name not in PLAIN}
     return min(ratios, key=lambda name: ratios[name], default=None)
 
 
@@ -94,6 +104,15 @@ def _machine(report: Report) -> str:
         hardware["processor"] if hardware["device"] == "cpu" else f"{hardware['device']}, {hardware['processor']}"
     )
     threads = f"{hardware['threads']} thread{'s' if hardware['threads'] > 1 else ''}"
-    steps = f"median of {report['rounds']} steps" if report["rounds"] > 1 else "one step"
-    rounds = [steps] if report["unit"] == "seconds" else []
+    rounds = [_rounds(report)] if report["unit"] == "seconds" else []
     return ", ".join([processor, threads, *rounds, f"Python {hardware['python']}", *versions])
+
+
+def _rounds(report: Report) -> str:
+    """How many measurements a median is of."""
+    most = report["rounds"]
+    made = [len(row["each"]) for cell in report["cells"] for row in cell["methods"].values() if "each" in row]
+    least = min([*made, most])
+    if most == 1:
+        return "one round"
+    return f"median of {most} rounds" if least == most else f"median of {least} to {most} rounds"

@@ -1,4 +1,4 @@
-"""Seconds per step. The methods take turns step by step, so that other load on the machine affects all of them."""
+"""Seconds per step. The methods take turns, so that other load on the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -12,69 +12,121 @@ import torch
 
 from noisette.bench.cell import Cell, Settings, failure
 from noisette.bench.memory import memory_limit
-from noisette.bench.methods import METHODS, Step
+from noisette.bench.methods import METHODS
+from noisette.bench.sgd import Step
 
-WARM_UP = 2
+READY_STEPS = 2  # noisette takes one step as it is, and captures and compiles in the next
+WARM_UP = 1  # turns after them
+LEAST_ROUNDS = 3
 SLOW_SECONDS = 20.0
+_TURN_SECONDS = 0.05  # steps shorter than this follow each other as in training, with their data at hand
+_MOST_STEPS = 50  # of a turn
 
 
 def step_times(
     cell: Cell, methods: Sequence[str], settings: Settings, advance: Callable[[float], None]
 ) -> dict[str, dict[str, Any]]:
-    """Median seconds per step of each method, and the time of each measured step; or the error of a method that fails.
+    """Median seconds per step of each method, and those of each turn; or the error of a method that fails.
 
-    Warm-up steps come first. A method slower than 20 seconds a step is measured once.
+    Each method is made and takes its first two steps, timed apart: what is compiled is compiled then. Then comes a turn
+    that only warms up. A turn is one step, or as many as fit in 0.05 seconds. A method slower than 20 seconds a step is
+    measured once.
     """
     gc.collect()  # models of earlier cells, which are in reference cycles with their hooks
+    torch.compiler.reset()  # after compiling for several models torch would stop compiling the same code
     torch.manual_seed(0)
     inputs, targets = cell.data(settings.device)
     timers = {
         name: _Timer(lambda make=METHODS[name]: make(cell.model(settings.device), inputs, targets), settings.device)
         for name in methods
     }
+    share = 1 / (1 + WARM_UP + settings.rounds)
     with memory_limit(settings.device):
-        for _ in range(WARM_UP + settings.rounds):
-            for timer in timers.values():
-                timer.measure()
-                advance(1 / (len(timers) * (WARM_UP + settings.rounds)))
+        for timer in timers.values():
+            timer.start()
+            advance(share / len(timers))
+        taken = _take_turns(list(timers.values()), settings, lambda: advance(share / len(timers)))
+        advance(share * (WARM_UP + settings.rounds - taken))
     return {name: timer.row() for name, timer in timers.items()}
+
+
+def _take_turns(timers: list[_Timer], settings: Settings, done: Callable[[], None]) -> int:
+    """Warm-up and rounds, until enough is measured; in each of them another method comes first. How many there were."""
+    began, turns = time.perf_counter(), WARM_UP + settings.rounds
+    for turn in range(turns):
+        if turn == WARM_UP:
+            began = time.perf_counter()
+        first = turn % len(timers)
+        for timer in [*timers[first:], *timers[:first]]:
+            timer.measure()
+            done()
+        is_late = settings.seconds is not None and time.perf_counter() - began > settings.seconds
+        if is_late and turn + 1 >= WARM_UP + LEAST_ROUNDS:
+            return turn + 1
+    return turns
 
 
 class _Timer:
     """Times the steps of one method, until one fails or is slow."""
 
-    def __init__(self, start: Callable[[], Step], device: str) -> None:
-        self._start = start
+    def __init__(self, make: Callable[[], Step], device: str) -> None:
+        self._make = make
         self._device = device
         self._step: Step | None = None
-        self._seconds: list[float] = []
+        self._ready = 0.0
+        self._seconds: list[float] = []  # per step, of each turn
         self._error: dict[str, str] | None = None
 
+    def start(self) -> None:
+        """Make the method and take its first steps."""
+
+        def first() -> None:
+            self._step = self._make()
+            for _ in range(READY_STEPS):
+                self._step()
+
+        try:
+            self._ready = self._timed(first)
+        except Exception as error:  # a method that cannot train a model has its error as a result
+            self._fail(error)
+
     def measure(self) -> None:
-        """Time one more step."""
-        if self._error or self._is_slow():
+        """Time one more turn."""
+        if self._step is None or self._is_slow():
             return
         try:
-            self._step = self._step or self._start()
-            self._seconds.append(self._timed(self._step))
-        except Exception as error:  # a method that cannot train a model has its error as a result
-            self._error, self._step = failure(error), None
+            self._seconds.append(self._turn(self._step))
+        except Exception as error:
+            self._fail(error)
 
     def row(self) -> dict[str, Any]:
         """The measurements, or the error."""
         if self._error:
             return self._error
         measured = self._seconds[-1:] if self._is_slow() else self._seconds[WARM_UP:]
-        return {"seconds": statistics.median(measured), "each": measured}
+        return {"seconds": statistics.median(measured), "each": measured, "ready": self._ready}
+
+    def _fail(self, error: Exception) -> None:
+        self._error, self._step = failure(error), None
 
     def _is_slow(self) -> bool:
-        """Whether the last step was slow. The first does not count: it may time several algorithms for these shapes."""
-        return len(self._seconds) > 1 and self._seconds[-1] > SLOW_SECONDS
+        return bool(self._seconds) and self._seconds[-1] > SLOW_SECONDS
 
-    def _timed(self, step: Step) -> float:
+    def _turn(self, step: Step) -> float:
+        """Seconds per step of one turn."""
+        last = self._seconds[-1] if self._seconds else _TURN_SECONDS
+        steps = min(_MOST_STEPS, max(1, round(_TURN_SECONDS / max(last, 1e-9))))
+
+        def turn() -> None:
+            for _ in range(steps):
+                step()
+
+        return self._timed(turn) / steps
+
+    def _timed(self, run: Callable[[], None]) -> float:
         self._wait()
         start = time.perf_counter()
-        step()
+        run()
         self._wait()
         return time.perf_counter() - start
 

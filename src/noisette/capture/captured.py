@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from noisette.capture.comparison import relative_difference, with_same_random_numbers
+from noisette.capture.comparison import COMPILED_TOLERANCE, relative_difference, undone
 from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, Function, Graph, as_recorded, reason_of, trace
 from noisette.capture.schedule import Schedule
@@ -24,8 +24,11 @@ _COMPARED_EVERY = 256
 class _Way:
     """A way of computing the function."""
 
-    def __init__(self, name: str, call: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]) -> None:
+    def __init__(
+        self, name: str, call: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]], tolerance: float = 0
+    ) -> None:
         self.name = name
+        self.tolerance = tolerance
         self.call = call  # with constants and inputs
         self.calls = 0
         self.seconds: list[float] = []
@@ -39,14 +42,17 @@ class _Way:
 class Captured:
     """A function of tensors that is called again and again, with inputs of one kind.
 
-    The first call goes through the function itself, which the caller makes: :meth:`is_due` says from when on
-    :meth:`__call__` takes over. A graph whose results differ from those of the function is not used again.
+    A graph whose results differ from those of the function is not used again.
 
     Args:
         schedule: when it is traced and compiled.
         tolerance: how far its results may differ from those of the function, as a share of their norm.
         still_to_come: how many times the work so far is still to come.
+        buffers: the tensors that it may write into, besides its outputs.
         warn: told in words why it runs uncaptured or uncompiled.
+
+    Attributes:
+        problem: why it is not captured; ``None`` without one.
     """
 
     def __init__(
@@ -54,11 +60,13 @@ class Captured:
         schedule: Schedule,
         tolerance: float,
         still_to_come: Callable[[], float],
+        buffers: Callable[[], Iterable[Tensor]],
         warn: Callable[[str], None],
     ) -> None:
         self._schedule = schedule
         self._tolerance = tolerance
         self._still_to_come = still_to_come
+        self._buffers = buffers
         self._warn = warn
         self._eager: list[float] = []
         self._spent = 0.0
@@ -69,33 +77,47 @@ class Captured:
         self.problem: str | None = None
 
     @property
-    def constants(self) -> Sequence[Tensor]:
-        """What the graph reaches otherwise than as inputs."""
-        return () if self._graph is None else self._graph.constants
+    def was_called(self) -> bool:
+        """Whether the function itself was called, which chooses plans and finds mistakes."""
+        return bool(self._eager)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether there is a graph."""
+        return self._graph is not None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether calls of this very size repay a graph, which there is not yet."""
+        enough = self._spent >= self._schedule.before_trace and self._is_repaid(self._schedule.repays_trace)
+        return self._graph is None and enough
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether some way has been timed too few times."""
+        self._take_compiled()
+        return any(len(way.seconds) < _SAMPLES for way in self._ways)
+
+    @property
+    def seconds(self) -> float:
+        """The time of a call by the quickest way that was tried; 0 if one was not."""
+        return 0.0 if self.is_untried else min(statistics.median(way.seconds) for way in self._ways)
+
+    @property
+    def eager_seconds(self) -> float:
+        """The time of a call of the function itself."""
+        return statistics.median(self._eager)
 
     @property
     def operations(self) -> int:
         """The number of operations of the graph; 0 before it is traced."""
         return 0 if self._graph is None else self._graph.operations
 
-    @property
-    def compiling(self) -> Compilation | None:
-        """What is being compiled now."""
-        return self._compilation if self._compilation is not None and self._compilation.is_running else None
-
-    def ran_eagerly(self, seconds: float) -> None:
-        """The caller has made a call by itself."""
+    def spent(self, seconds: float, *, eagerly: bool) -> None:
+        """A call of this size has taken so long, by the function itself or another way."""
         self._spent += seconds
-        self._eager = [*self._eager[-4:], seconds]
-
-    def is_due(self) -> bool:
-        """Whether the next call is to go through :meth:`__call__`."""
-        if self.problem is not None or not self._eager:
-            return False
-        if self._graph is None:
-            return self._spent >= self._schedule.before_trace and self._is_repaid(self._schedule.repays_trace)
-        self._take_compiled()
-        return self._next() is not None
+        if eagerly:
+            self._eager = [*self._eager[-4:], seconds]
 
     def _is_repaid(self, seconds: float) -> bool:
         """Whether the calls to come are expected to take so long."""
@@ -115,10 +137,9 @@ class Captured:
             self._trace(function, inputs)
             if self._graph is None:
                 return None
-        elif self._ways[-1].name != "compiled" and not self.compiling:
+        elif self._ways[-1].name != "compiled":
             self._compile(inputs)
-        if (way := self._next()) is None:
-            return None
+        way = self._next()
         way.calls += 1
         try:
             given = constants(self._graph)
@@ -133,7 +154,6 @@ class Captured:
             return self._give_up(str(error))
         except Exception as error:  # of the compiled code or its runtime: the caller's own way is still there
             return self._give_up(reason_of(error))
-        self._spent += seconds
         if len(way.seconds) < _SAMPLES:
             way.seconds.append(seconds)
         return outputs
@@ -145,9 +165,10 @@ class Captured:
 
     def _trace(self, function: Function, inputs: Sequence[Tensor]) -> None:
         try:
-            function(*inputs)  # chooses plans and fills caches, which a trace must not do
             before = _random_states()
-            self._graph = trace(function, inputs)
+            with undone(self._buffers(), inputs[-1].device):
+                function(*inputs)  # chooses plans and fills caches, which a trace must not do
+                self._graph = trace(function, inputs)
             if _random_states() != before:
                 self._graph = None
                 raise CaptureError("the loss draws from Python's or NumPy's random generator")
@@ -165,7 +186,8 @@ class Captured:
         if self._compilation is None:
             self._compilation = Compilation(self._graph, inputs)
         compilation = self._compilation
-        if compilation.failure is None and not compilation.was_kept and self._is_repaid(least) and is_free():
+        wanted = compilation.failure is None and not compilation.is_running and not compilation.was_kept
+        if wanted and self._is_repaid(least) and is_free():
             compilation.start(at_full_speed=self._schedule.waits)
             if self._schedule.waits:
                 compilation.wait()
@@ -182,35 +204,33 @@ class Captured:
                 with as_recorded(inputs[-1].device):
                     return compiled(*constants, *inputs)
 
-            self._ways.append(_Way("compiled", call))
+            self._ways.append(_Way("compiled", call, COMPILED_TOLERANCE))
         elif compilation.failure is not None and not self._has_said_uncompiled:
             self._has_said_uncompiled = True
             self._warn(f"the step runs uncompiled: {compilation.failure}")
 
-    def _next(self) -> _Way | None:
-        """The way of the next call; ``None`` for the function itself."""
+    def _next(self) -> _Way:
+        """The way of the next call: one that was timed too few times, else the quickest."""
         if not self._schedule.keeps_quickest:
             return self._ways[-1]
-        for way in self._ways:
-            if len(way.seconds) < _SAMPLES:
-                return way
-        best = min(self._ways, key=lambda way: statistics.median(way.seconds))
-        return best if statistics.median(best.seconds) < statistics.median(self._eager) else None
+        untried = [way for way in self._ways if len(way.seconds) < _SAMPLES]
+        return untried[0] if untried else min(self._ways, key=lambda way: statistics.median(way.seconds))
 
     def _compared(
         self, way: _Way, constants: Sequence[Tensor], inputs: Sequence[Tensor], function: Function
     ) -> Sequence[Tensor] | None:
         """The outputs of one way, held against those of the function."""
-        outputs, expected = with_same_random_numbers(
-            lambda: way.call(constants, inputs), lambda: function(*inputs), inputs[-1].device
-        )
+        with undone(self._buffers(), inputs[-1].device):
+            outputs = way.call(constants, inputs)
+        torch.clear_autocast_cache()  # of weights from before the last optimizer step
+        expected = function(*inputs)
         if not bool(expected[-1]):
             return expected
         # Norms apart from sums: where all are clipped, norms are so large that no error of a sum would be seen.
         difference = max(
             relative_difference(outputs[:-2], expected[:-2]), relative_difference(outputs[-2:-1], expected[-2:-1])
         )
-        if not difference <= self._tolerance:
+        if not difference <= max(self._tolerance, way.tolerance):
             self._give_up(f"it gives sums that differ by {difference:.1g} of their norm from those of the step itself")
             return expected
         return outputs

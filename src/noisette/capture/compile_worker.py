@@ -27,8 +27,9 @@ def compile_to(request: Request, file: Path) -> None:
     module, inputs = request.read()
     settings: Any = config
     examples: Any = inputs
-    # Random numbers are drawn by the same generator, in the same order, as without compiling.
-    with torch.no_grad(), settings.patch(fallback_random=True):
+    # Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of
+    # layouts would copy every factor of a convolution to channels-last and back.
+    with torch.no_grad(), settings.patch(fallback_random=True, layout_optimization=False):
         artifact = standalone_compile(module, examples)
     unfinished = unfinished_file(file, os.getpid())
     try:

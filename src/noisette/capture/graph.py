@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,8 @@ class Graph:
 @contextmanager
 def as_recorded(device: torch.device) -> Iterator[None]:
     """Within it operations run as they stand in a graph: without autograd, and in the types that they have there."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+    lower = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+    with torch.no_grad(), lower:
         yield
 
 
@@ -62,7 +63,7 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
         CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
     """
     try:
-        with warnings.catch_warnings(), _NoValues():
+        with warnings.catch_warnings(), _NoValues(), _no_kept_casts():
             warnings.simplefilter("ignore")  # of torch's own code; the function has been called before
             module = make_fx(function, _error_on_data_dependent_ops=True)(*inputs)
     except (torch.OutOfMemoryError, CaptureError):
@@ -91,6 +92,19 @@ class _NoValues(TorchFunctionMode):
         if func in _GIVE_VALUES:
             raise CaptureError(f"code reads the values of a tensor by {func.__name__}")
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _no_kept_casts() -> Iterator[None]:
+    """Within it autocast keeps no weights that it has cast: as constants, no optimizer step would change them."""
+    keeps = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(keeps)
+        torch.clear_autocast_cache()
 
 
 def reason_of(error: BaseException) -> str:

@@ -45,6 +45,7 @@ class PythonState:
 
     def of(self, *reached: Any) -> Hashable:
         """What stands there now, given the functions that are called and the other values that they get."""
+        walks: list[Walk] = []
         for _ in range(_MOST_ROUNDS):
             known = len(self._names)
             walks = self._all_walks(reached)

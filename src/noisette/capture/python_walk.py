@@ -23,6 +23,8 @@ _DEEPEST = 16  # objects within objects that are followed
 _WIDEST = 1024  # entries of a container that are looked at
 _FIXED = {"torch", "noisette", "numpy", *sys.stdlib_module_names}  # their names and objects are constants
 _INSTALLED = {*_FIXED, "transformers", "peft", "timm"}  # their functions are not read
+# What recurrent layers keep of their weights, and make anew where these are new in each call, as noisy ones are.
+_DERIVED = {"_flat_weights", "_flat_weight_refs"}
 _OPEN = (types.SimpleNamespace, argparse.Namespace)  # of the library, and for values of the user's
 # Methods that no call of a loss goes through.
 _NOT_CALLED = {
@@ -123,7 +125,7 @@ class Walk:
             for name, value in table.items():
                 if isinstance(value, dict | set | list) and not value:
                     self._empty.append(value)
-                elif name not in self.counted or name in self.names:
+                elif name not in _DERIVED and (name not in self.counted or name in self.names):
                     self._values.append(name)
                     self.visit(value)
 

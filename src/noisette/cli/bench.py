@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -50,32 +50,48 @@ def bench(
     ] = None,
     methods: Annotated[
         str | None,
-        _of_experiment("A,B,..", "Only these methods, such as BookKeeping,nxBP,Opacus-ghost, and always plain."),
+        _of_experiment(
+            "A,B,..",
+            "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, TwoPass, "
+            "MultiLoss, PerExampleLoop, Vmap, Clipless, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
+        ),
     ] = None,
     batch: Annotated[str | None, _of_experiment("N,N,..", "Batch sizes, in examples.")] = None,
     image: Annotated[
         str | None,
         _of_experiment("N,N,..", "Width of images in pixels, for models that accept any size: at least 32."),
     ] = None,
-    rounds: Annotated[int, option("N", "Number of measured steps of each method.")] = 15,
+    rounds: Annotated[int, option("N", "Number of measured turns of each method.")] = 15,
+    seconds: Annotated[
+        float | None,
+        option("SECONDS", "End the rounds of a model after this time, once there are three.", default="no end"),
+    ] = None,
     threads: Annotated[int | None, option("N", "Number of processor threads.", "torch's own")] = None,
     device: Annotated[
         Device | None, typer.Option(help="Device of the steps.", show_default="cuda if there is one")
+    ] = None,
+    fastdp: Annotated[
+        Path | None,
+        option("DIR", "Checkout of the fast-differential-privacy repository, to be measured too.", default="none"),
     ] = None,
     out: Annotated[Path, option("DIR", "Folder for results; those of an earlier run are replaced.")] = Path("bench"),
 ) -> None:
     """Measure time per step and peak memory of private training, by several methods, against plain training.
 
-    Writes one JSON file and one figure for each experiment, and bench.html with all of them. The experiments follow Lee
-    & Kifer 2020. Ctrl-C keeps the completed experiments.
+    Plain training is measured eager and compiled by torch.compile, and each ratio says which of them it is to. Opacus
+    is measured where it is installed. Writes one JSON file and one figure for each experiment, and bench.html with all
+    of them. The experiments follow Lee & Kifer 2020. Ctrl-C keeps the completed experiments.
     """
     checks.count(rounds=rounds)
     if threads is not None:
         checks.count(threads=threads)
+    if seconds is not None:
+        checks.positive(seconds=seconds)
     batches = None if batch is None else whole_numbers("batch", batch, "32,64")
     images = None if image is None else whole_numbers("image", image, "32,64", least=32)
-    chosen = _experiments(experiments, models, methods, batches, images)
-    settings = _settings(rounds, threads, device)
+    has_fastdp = _find_fastdp(fastdp)
+    chosen = _experiments(experiments, models, methods, batches, images, fastdp=has_fastdp)
+    settings = _settings(rounds, threads, device, seconds, fastdp)
     out.mkdir(parents=True, exist_ok=True)
     keep_freed_memory()
     try:
@@ -92,14 +108,16 @@ def _experiments(
     methods: str | None,
     batches: Sequence[int] | None,
     images: Sequence[int] | None,
+    *,
+    fastdp: bool,
 ) -> dict[str, Experiment]:
     """The chosen experiments that have at least one of the models.
 
     Raises:
-        ValueError: a name is unknown, or no experiment has any of the models.
+        ValueError: a name is unknown, fastDP is named and not there, or no experiment has any of the models.
     """
     from noisette.bench.experiments import EXPERIMENTS
-    from noisette.bench.methods import METHODS
+    from noisette.bench.methods import FASTDP, METHODS
     from noisette.bench.models import MODELS
 
     asked, only_models, only_methods = _names(names), _names(models), _names(methods)
@@ -108,11 +126,27 @@ def _experiments(
         partial(_known, "model", only_models, MODELS),
         partial(_known, "method", only_methods, METHODS),
     )
-    chosen = {name: EXPERIMENTS[name].only(only_models, only_methods, batches, images) for name in asked or ()}
+    if not fastdp and (named := [name for name in only_methods or () if name in FASTDP]):
+        raise ValueError(f"{', '.join(named)} needs fastDP: give --fastdp the folder of a checkout of it")
+    offered = {name: _offered(EXPERIMENTS[name], fastdp) for name in asked or ()}
+    chosen = {name: each.only(only_models, only_methods, batches, images) for name, each in offered.items()}
     if kept := {name: experiment for name, experiment in chosen.items() if experiment.cells}:
         return kept
     present = dict.fromkeys(cell.name for name in chosen for cell in EXPERIMENTS[name].cells)
     raise ValueError(f"no model {models} in {', '.join(chosen)}; there are {', '.join(present)}")
+
+
+def _offered(experiment: Experiment, fastdp: bool) -> Experiment:
+    return experiment.with_fastdp() if fastdp else experiment
+
+
+def _find_fastdp(checkout: Path | None) -> bool:
+    """Whether fastDP is to be measured: by the path of a checkout, or where it is installed."""
+    from noisette.bench import peer_fastdp
+
+    if checkout is not None:
+        peer_fastdp.look_in(checkout)
+    return peer_fastdp.is_found()
 
 
 def _names(given: str | None) -> tuple[str, ...] | None:
@@ -124,7 +158,9 @@ def _known(kind: str, given: Sequence[str] | None, valid: Collection[str]) -> No
         raise ValueError(f"no {kind} {', '.join(map(repr, unknown))}; there are {', '.join(valid)}")
 
 
-def _settings(rounds: int, threads: int | None, device: Device | None) -> Settings:
+def _settings(
+    rounds: int, threads: int | None, device: Device | None, seconds: float | None, fastdp: Path | None
+) -> Settings:
     import torch
 
     from noisette.bench.cell import Settings
@@ -134,7 +170,8 @@ def _settings(rounds: int, threads: int | None, device: Device | None) -> Settin
         raise ValueError("torch finds no CUDA device on this machine; choose --device cpu")
     if threads is not None:
         torch.set_num_threads(threads)
-    return Settings(rounds, torch.get_num_threads(), device or (Device.CUDA if has_cuda else Device.CPU))
+    chosen = device or (Device.CUDA if has_cuda else Device.CPU)
+    return Settings(rounds, torch.get_num_threads(), chosen, seconds, fastdp)
 
 
 def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -> None:
@@ -152,18 +189,42 @@ def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -
 
 def _show(report: Report) -> None:
     """Print a line for each cell: plain training, and the ratios of the other methods, the lowest first."""
+    from noisette.bench.comparison import summary
+    from noisette.bench.methods import PLAIN
     from noisette.bench.report import cell_label
+
+    ratios = "ratio to plain eager (to plain compiled)"
+    table = Table(
+        "",
+        "plain eager",
+        "plain compiled",
+        ratios,
+        title=report["title"],
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
+    for cell in report["cells"]:
+        private = {name: row for name, row in cell["methods"].items() if name not in PLAIN}
+        measured = sorted((row["ratio"], name) for name, row in private.items() if "ratio" in row)
+        failed = [f"{name} failed" for name, row in private.items() if "error" in row]
+        shown = [f"{name} {_ratios(private[name])}" for _, name in measured]
+        table.add_row(
+            cell_label(cell), *(_plain(cell, name, report["unit"]) for name in PLAIN), ", ".join(shown + failed)
+        )
+    console = Console(highlight=False)
+    console.print(table)
+    for sentence in summary(report):
+        console.print(sentence)
+
+
+def _plain(cell: Mapping[str, Any], name: str, unit: str) -> str:
     from noisette.bench.results import amount
 
-    table = Table("", "plain", "ratio to plain", title=report["title"], title_justify="left", box=None, pad_edge=False)
-    for cell in report["cells"]:
-        rows = dict(cell["methods"])
-        plain = rows.pop("plain")
-        measured = sorted((row["ratio"], name) for name, row in rows.items() if "ratio" in row)
-        failed = [f"{name} failed" for name, row in rows.items() if "error" in row]
-        table.add_row(
-            cell_label(cell),
-            amount(plain[report["unit"]], report["unit"]) if report["unit"] in plain else "failed",
-            ", ".join([*(f"{name} {ratio:.2f}" for ratio, name in measured), *failed]),
-        )
-    Console(highlight=False).print(table)
+    row = cell["methods"].get(name)
+    return "" if row is None else amount(row[unit], unit) if unit in row else "failed"
+
+
+def _ratios(row: Mapping[str, Any]) -> str:
+    compiled = f" ({row['ratio_compiled']:.2f})" if "ratio_compiled" in row else ""
+    return f"{row['ratio']:.2f}{compiled}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -23,8 +24,10 @@ from noisette.capture.graph import Graph
 from noisette.capture.python_state import PythonState
 from noisette.capture.rows import is_real, padded, padded_size
 from noisette.capture.schedule import Schedule
+from noisette.capture.sizes import CapturedSizes
 from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of
 from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.rules.autotune import few_operations
 from noisette.gradients.vectorized import Loss, Microbatch
 
 
@@ -47,13 +50,20 @@ class CaptureWarning(UserWarning):
 
 
 @dataclass
-class _Kind:
-    """What is known of microbatches for which one graph would do."""
+class _Traced:
+    """What was found out when a graph was traced."""
 
-    captured: Captured
     names: tuple[str, ...] = ()  # of the parameters that have a sum, in the order of the outputs
+    outside: tuple[Tensor, ...] = ()  # tensors that the loss reached otherwise than as arguments
     places: tuple[tuple[Mapping[str, Any], str] | None, ...] = ()  # of the constants in the model
-    outside: tuple[Tensor, ...] = ()  # tensors that the loss reached otherwise
+
+
+@dataclass
+class _Kind:
+    """What is known of microbatches that differ in the number of their examples alone."""
+
+    captured: CapturedSizes
+    traced: dict[int, _Traced] = field(default_factory=dict)  # by number of rows
 
 
 class CapturedSteps:
@@ -88,7 +98,7 @@ class CapturedSteps:
     def problems(self) -> tuple[str, ...]:
         """Why kinds of microbatches run in the ordinary way."""
         found = [kind.captured.problem for kind in self._kinds.values()]
-        return tuple(dict.fromkeys(problem for problem in found if problem is not None))
+        return tuple(dict.fromkeys([problem for problem in found if problem is not None]))
 
     @property
     def operations(self) -> int:
@@ -99,15 +109,18 @@ class CapturedSteps:
         self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], examples: float, public: Sequence[Tensor]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by the quickest way that is ready."""
-        kind = self._kind_of(loss, microbatch, groups, public)
-        if kind is not None and kind.captured.is_due():
+        kind, rows = self._kind_of(loss, microbatch, groups, public), padded_size(microbatch.count)
+        chosen = None if kind is None else kind.captured.choose(rows)
+        if kind is not None and chosen is not None:
+            start = time.perf_counter()
             limits = limits_of(groups, examples)
-            if (found := self._by_graph(kind, loss, microbatch, groups, limits, public)) is not None:
+            if (found := self._by_graph(kind, chosen, loss, microbatch, groups, limits, public)) is not None:
+                kind.captured.spent(rows, time.perf_counter() - start, chosen[0])
                 return found
         start = time.perf_counter()
         found = self._step(loss, microbatch, clipping_of(groups, examples), public)
         if kind is not None:
-            kind.captured.ran_eagerly(time.perf_counter() - start)
+            kind.captured.spent(rows, time.perf_counter() - start, None)
         return found
 
     def close(self) -> None:
@@ -118,6 +131,7 @@ class CapturedSteps:
     def _by_graph(
         self,
         kind: _Kind,
+        chosen: tuple[int, Captured],
         loss: Loss,
         microbatch: Microbatch,
         groups: Sequence[Group],
@@ -125,46 +139,48 @@ class CapturedSteps:
         public: Sequence[Tensor],
     ) -> ClippedSum | None:
         """The clipped sum by a graph; ``None`` if some gradient is not finite, or the graph is not to be used."""
-        b = microbatch.count
-        rows = padded(microbatch.tensors, padded_size(b))
+        b, (size, captured) = microbatch.count, chosen
+        rows = padded(microbatch.tensors, size)
         device = rows[0].device
+        traced = kind.traced.setdefault(size, _Traced())
 
         def function(limits: Tensor, real: Tensor, *tensors: Tensor) -> list[Tensor]:
             masked = _MaskedFactors(groups, limits, real)
             clipping = Clipping([group.names for group in groups], masked, are_finite=True)
-            clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
-            kind.names, kind.outside = tuple(clipped.sums), tuple(self._outside.used())
+            with few_operations():
+                clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
+            traced.names, traced.outside = tuple(clipped.sums), tuple(self._outside.used())
             return [*(sum.detach() for sum in clipped.sums.values()), clipped.norms, masked.all_finite]
 
-        self._check_outside(kind, public)
+        self._check_outside(traced, public)
         _refresh_public_statistics(self._model)
-        inputs = [limits.to(device), is_real(b, len(rows[0]), device), *rows]
-        outputs = kind.captured(function, lambda graph: self._constants(kind, graph), inputs)
+        inputs = [limits.to(device), is_real(b, size, device), *rows]
+        outputs = captured(function, lambda graph: self._constants(traced, graph), inputs)
         if outputs is None or not bool(outputs[-1]):
             return None
         *sums, norms, _ = outputs
-        return ClippedSum(dict(zip(kind.names, _apart(sums), strict=True)), norms[:, :b])
+        return ClippedSum(dict(zip(traced.names, _apart(sums), strict=True)), norms[:, :b])
 
-    def _check_outside(self, kind: _Kind, public: Sequence[Tensor]) -> None:
+    def _check_outside(self, traced: _Traced, public: Sequence[Tensor]) -> None:
         """Check the tensors that the loss reaches otherwise than as arguments, as a call of the loss would."""
         self._outside.begin(public)
-        for tensor in kind.outside:
+        for tensor in traced.outside:
             self._outside.check(tensor)
         self._outside.end()
 
-    def _constants(self, kind: _Kind, graph: Graph) -> list[Tensor]:
+    def _constants(self, traced: _Traced, graph: Graph) -> list[Tensor]:
         """The tensors that stand now where those stood that the graph was traced with."""
-        if not kind.places:
+        if not traced.places:
             places = {
                 id(tensor): (table, name)
                 for part in self._model.modules()
                 for table in (part._parameters, part._buffers)
                 for name, tensor in table.items()
             }
-            kind.places = tuple([places.get(id(tensor)) for tensor in graph.constants])
+            traced.places = tuple([places.get(id(tensor)) for tensor in graph.constants])
         return [
             tensor if place is None else place[0][place[1]]
-            for place, tensor in zip(kind.places, graph.constants, strict=True)
+            for place, tensor in zip(traced.places, graph.constants, strict=True)
         ]
 
     def _kind_of(
@@ -178,7 +194,6 @@ class CapturedSteps:
             return None
         tensors = microbatch.tensors
         key = (
-            padded_size(len(tensors[0])),
             tuple([(tensor.shape[1:], tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]),
             _other_arguments(microbatch),
             tuple([group.names for group in groups]),
@@ -190,14 +205,18 @@ class CapturedSteps:
             if len(self._kinds) >= _MOST_KINDS and not self._drop_one():
                 self._warn(f"the step is not captured for more than {_MOST_KINDS} kinds of microbatches")
                 return None
-            tolerance = tolerance_of(_precisions(self._model, tensors))
-            self._kinds[key] = _Kind(Captured(self._schedule, tolerance, self._still_to_come, self._warn))
+            self._kinds[key] = _Kind(self._sizes(tolerance_of(_precisions(self._model, tensors))))
         return self._kinds[key]
+
+    def _sizes(self, tolerance: float) -> CapturedSizes:
+        """The captured step of a new kind of microbatches, in no size yet."""
+        make = partial(Captured, self._schedule, tolerance, self._still_to_come, self._model.buffers, self._warn)
+        return CapturedSizes(make, self._schedule, self._still_to_come)
 
     def _drop_one(self) -> bool:
         """Forget the oldest kind that has no graph; false if all have one."""
         for key, kind in self._kinds.items():
-            if not kind.captured.constants:
+            if kind.captured.operations == 0:
                 del self._kinds[key]
                 return True
         return False

@@ -97,9 +97,9 @@ class PerExampleClip:
         self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
         self._outside = OutsideTensors()
-        schedule = schedule_of(capture)
-        self._captured = schedule and CapturedSteps(
-            model, self._clipped_sum, self._outside, schedule, lambda: self.still_to_come()
+        self.schedule = schedule_of(capture)  # when anything is captured or compiled
+        self._captured = self.schedule and CapturedSteps(
+            model, self._clipped_sum, self._outside, self.schedule, lambda: self.still_to_come()
         )
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group

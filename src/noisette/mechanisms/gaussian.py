@@ -14,7 +14,7 @@ from torch import Tensor
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
 
 # Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
 # zero, and the sum would be released as it is.
@@ -29,6 +29,7 @@ class GaussianRelease:
         key: secret key of the noise.
         noise_multiplier: standard deviation of the noise in units of the sensitivity.
         expected_batch_size: the declared constant by which the sum is divided, whatever the size of the batch.
+        compiled: asked for the compiled noise, as by :class:`~noisette.mechanisms.gaussian_noise.GaussianNoise`.
 
     Guarantee: one call is one Gaussian mechanism of this noise multiplier, for any number of sums: a sum with the share
     s of the budget gets noise of standard deviation ``noise_multiplier * bound / sqrt(s)``. The shares add up to one,
@@ -36,11 +37,17 @@ class GaussianRelease:
     Source: Abadi et al. 2016, algorithm 1.
     """
 
-    def __init__(self, key: SecretKey, noise_multiplier: float, expected_batch_size: float) -> None:
+    def __init__(
+        self,
+        key: SecretKey,
+        noise_multiplier: float,
+        expected_batch_size: float,
+        compiled: Source = never,
+    ) -> None:
         checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
         self.noise_multiplier = float(noise_multiplier)
         self.expected_batch_size = float(expected_batch_size)
-        self._noise = GaussianNoise(key)
+        self._noise = GaussianNoise(key, compiled)
 
     def __call__(self, sums: Sequence[BoundedSum], names: Mapping[int, str], *, step: int) -> None:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
@@ -75,27 +82,47 @@ class GaussianRelease:
             raise ValueError(
                 f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
             )
-        for part, std in zip(sums, stds, strict=True):
-            self._release(part, named, std / self.expected_batch_size, step)
+        for part, grads, std in zip(sums, _writable(sums), stds, strict=True):
+            self._release(part, grads, named, std / self.expected_batch_size, step)
 
-    def _release(self, bounded: BoundedSum, names: Mapping[int, str], std: float, step: int) -> None:
+    def _release(
+        self, bounded: BoundedSum, grads: Sequence[Tensor], names: Mapping[int, str], std: float, step: int
+    ) -> None:
         """Write one noised sum to ``.grad``.
 
         Args:
             bounded: the sum.
+            grads: its tensors, to be overwritten.
             names: the name of each of its tensors, by ``id``.
             std: standard deviation of the noise, after the division by the expected batch size.
             step: number of the step.
         """
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
-        gradients = [(p, _at_least_single(g).contiguous()) for p, g in zip(bounded.params, bounded.grads, strict=True)]
-        for p, g in gradients:
+        for p, g in zip(bounded.params, grads, strict=True):
             groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
         for group in groups.values():
-            torch._foreach_div_(list(group.values()), self.expected_batch_size)  # pyright: ignore[reportPrivateImportUsage]
-            self._noise.add_(group, step=step, std=std)
-        for p, g in gradients:
+            self._noise.add_(group, step=step, std=std, divisor=self.expected_batch_size)
+        for p, g in zip(bounded.params, grads, strict=True):
             p.grad = g.to(p.dtype)
+
+
+def _writable(sums: Sequence[BoundedSum]) -> list[list[Tensor]]:
+    """The tensors of each sum: contiguous, in single precision at least, and no two in the same memory.
+
+    Noise is added in place. Whoever computed the sums may have returned one memory for two tensors that are equal; the
+    one would get the noise of both, and so would the other.
+    """
+    tensors = [[_at_least_single(g).contiguous() for g in part.grads] for part in sums]
+    begins = sorted(
+        (g.data_ptr(), g.data_ptr() + g.nbytes, k, n) for k, part in enumerate(tensors) for n, g in enumerate(part)
+    )
+    end = 0
+    for first, last, k, n in begins:
+        if first < end:
+            tensors[k][n] = tensors[k][n].clone()
+        else:
+            end = last
+    return tensors
 
 
 def _at_least_single(g: Tensor) -> Tensor:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from noisette.gradients.vmap_internals import outside
+
 F = nn.functional
 _CELLS: dict[str, Callable[..., Any]] = {
     "LSTM": torch.lstm_cell,
@@ -85,7 +87,9 @@ class TimeSteps:
         outputs: list[Tensor] = []
         times = range(len(steps))
         for t in reversed(times) if backwards else times:
-            weights = [mean + self.sigma * torch.randn_like(mean) for mean in means]
+            with outside():  # of a vectorised loss, in which each example would have a draw of its own
+                noises = [self.sigma * torch.randn_like(mean) for mean in means]
+            weights = [mean + noise for mean, noise in zip(means, noises, strict=True)]
             new = _CELLS[self.layer.mode](steps[t], states, *weights)
             states = new if lengths is None else _where(lengths.to(steps[t].device) > t, new, states)
             outputs.append(states[0] if self.layer.mode == "LSTM" else states)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from noisette.gradients.vmap_internals import outside
 from noisette.nn._time_steps import TimeSteps
 
 _WEIGHTED = (
@@ -130,11 +131,13 @@ def _noise_name(name: str) -> str:
 def _draw(module: nn.Module, args: Any, *, sigma: float) -> None:
     """Draw new noise for the module; a parameter that is shared by several layers gets one draw."""
     drawn: dict[int, Tensor] = {}
-    for _, _, mean, noise in _noised(module):
-        if (known := drawn.setdefault(id(mean), noise)) is noise:
-            noise.normal_(0.0, sigma)
-        else:
-            noise.copy_(known)
+    # Outside of a vectorised loss, in which each example would have a draw of its own.
+    with torch._C.DisableTorchFunction(), outside():
+        for _, _, mean, noise in _noised(module):
+            if (known := drawn.setdefault(id(mean), noise)) is noise:
+                noise.normal_(0.0, sigma)
+            else:
+                noise.copy_(known)
 
 
 def _set_noisy(layer: nn.Module, args: Any) -> None:

@@ -11,10 +11,9 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -23,12 +22,15 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.keystream import SecretKey
 from noisette.accounting.events import StepRelease, UserLevel
+from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.run.seal import Seal
+from noisette.run.step_call import StepCall, uncompiled
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
@@ -73,12 +75,12 @@ class DpSgdRun(ABC):
         self.bound = bound
         if isinstance(bound, PerExampleClip):
             bound.examples = max(bound.examples, float(expected_batch_size))
-            bound.still_to_come = lambda: self.steps_left / max(1, self.steps_taken - steps_taken)
+            bound.still_to_come = self._still_to_come
         self.optimizer = optimizer
         self.sampling_rate = event.sampling_rate
         self.steps = steps
         self.separability = separability
-        self.steps_taken = steps_taken
+        self.steps_taken = self._first_step = steps_taken
         self.steps_lost = steps_lost
         self._records = records_of(dataset)
         by_user = user_records(event, users, dataset, self._records.size, key)
@@ -87,18 +89,20 @@ class DpSgdRun(ABC):
         self._user_numbers = None if by_user is None else by_user.users
         self._sampler = sampler_of(event, self._records.size, key, first_step=steps_taken, users=by_user)
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
-        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size)
+        schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
+        self._compiled_noise = CompiledNoise(schedule, self._still_to_come)
+        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
         self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
-        self._stepping: FrameType | None = None  # the call of ``optimizer.step`` that made the last release
+        self._stepping = StepCall()
         self._hooks = [
             StepsOfScaler(optimizer),
-            optimizer.register_step_pre_hook(self._release_before_step),
-            optimizer.register_step_post_hook(self._after_step),
-            register_optimizer_step_pre_hook(self._refuse_second_optimizer),
+            optimizer.register_step_pre_hook(uncompiled(self._release_before_step)),
+            optimizer.register_step_post_hook(uncompiled(self._after_step)),
+            register_optimizer_step_pre_hook(uncompiled(self._refuse_second_optimizer)),
         ]
 
     @abstractmethod
@@ -123,6 +127,10 @@ class DpSgdRun(ABC):
     def steps_left(self) -> int:
         """Number of steps that may follow."""
         return max(0, self.steps - self.steps_spent)
+
+    def _still_to_come(self) -> float:
+        """How many times the work of this object so far is still to come."""
+        return self.steps_left / max(1, self.steps_taken - self._first_step)
 
     def batches(self) -> Iterator[Batch]:
         """Line 1: the batches that remain, drawn as declared: Poisson batches
@@ -229,6 +237,7 @@ class DpSgdRun(ABC):
             StepsOfScaler.refuse(optimizer)
         batch = self._batch
         if batch is None and self._is_stepping():
+            self._stepping.enter()
             return
         if batch is None:
             raise PrivacyError(
@@ -246,20 +255,16 @@ class DpSgdRun(ABC):
         self._release(self.bound.pop_sums(), self._names, step=step)
         for p in self.bound.parameters.values():
             self._written[id(p)] = _hand_over(p)
-        self._stepping = sys._getframe(1)
+        self._stepping.begin()
 
     def _after_step(self, *_: object) -> None:
         """A hook after ``optimizer.step()``; that of a base class, within it, is not yet the end of the step."""
-        if sys._getframe(1) is self._stepping:
-            self._stepping = None
+        if self._stepping.end():
             self.bound.after_step()
 
     def _is_stepping(self) -> bool:
-        """Whether the step that made the last release is still under way, and has not ended in an error."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame is not self._stepping:
-            frame = frame.f_back
-        return frame is not None
+        """Whether the step that made the last release is still under way."""
+        return self._stepping.is_running()
 
     def _check_step_taken(self) -> None:
         if self._batch is not None:
@@ -301,6 +306,7 @@ class DpSgdRun(ABC):
     def _remove_hooks(self) -> None:
         """Remove every hook from model and optimizer, and what a batch that was not released left in the model."""
         self._seal.open_again()
+        self._compiled_noise.close()
         for handle in self._hooks:
             handle.remove()
 

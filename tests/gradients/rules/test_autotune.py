@@ -1,4 +1,4 @@
-"""Candidates are measured once for each key, and not at all under deterministic algorithms."""
+"""Candidates are measured once for each key and context, and not at all under deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import noisette.gradients.rules.autotune as autotune
-from noisette.gradients.rules.autotune import fastest
+from noisette.gradients.rules.autotune import fastest, few_operations
 
 CPU = torch.device("cpu")
 
@@ -50,3 +50,10 @@ def test_nothing_is_measured_under_deterministic_algorithms() -> None:
         assert fastest("key", {"first": refuse, "second": refuse}, CPU) == "first"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_where_operations_are_few_the_choice_is_another_one() -> None:
+    assert fastest("key", {"slow": lambda: time.sleep(0.02), "quick": lambda: None}, CPU) == "quick"
+    with few_operations():
+        assert fastest("key", {"slow": lambda: None, "quick": lambda: time.sleep(0.02)}, CPU) == "slow"
+    assert fastest("key", {"slow": lambda: None, "quick": lambda: time.sleep(0.02)}, CPU) == "quick"

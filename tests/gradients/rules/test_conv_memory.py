@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from noisette import PerExampleClip
-from noisette.gradients.rules import conv
-from noisette.gradients.rules.conv import GRAM_PLANS, KernelGradients
+from noisette.gradients.rules import kernel_gradients
+from noisette.gradients.rules.kernel_factors import Geometry
+from noisette.gradients.rules.kernel_gradients import KernelGradients, explicit_plans
+from noisette.gradients.rules.kernel_grams import GRAM_PLANS
 
 LARGE = {
     "patch embedding": (lambda: nn.Conv2d(3, 768, 16, 16), (3, 224, 224)),
@@ -37,7 +39,7 @@ def test_every_plan_that_is_tried_is_affordable(name: str, b: int, monkeypatch: 
         return run
 
     planned = {n: (affordable(norms, size), checked(size)) for n, (norms, size) in GRAM_PLANS.items()}
-    monkeypatch.setattr(conv, "GRAM_PLANS", planned)
+    monkeypatch.setattr(kernel_gradients, "GRAM_PLANS", planned)
     make, shape = LARGE[name]
     model = make()
     clip = PerExampleClip(model, 1.0)
@@ -49,8 +51,8 @@ def test_every_plan_that_is_tried_is_affordable(name: str, b: int, monkeypatch: 
 def test_images_are_not_unfolded_where_that_takes_too_much_memory() -> None:
     model = nn.Conv2d(8, 8, 31, padding=15)
     x, dy = torch.randn(1, 8, 64, 64), torch.randn(1, 8, 64, 64)
-    geometry = conv.Geometry((31, 31), (1, 1), (15, 15), (1, 1), 1)
+    geometry = Geometry((31, 31), (1, 1), (15, 15), (1, 1), 1)
     form = KernelGradients(x, dy, geometry, model.weight.shape)
-    assert "unfold" not in form.explicit_plans()
+    assert "unfold" not in explicit_plans(form)
     [gradient] = torch.autograd.grad(model(x), model.weight, dy)
     torch.testing.assert_close(form.explicit()[0], gradient, rtol=1e-3, atol=1e-3)

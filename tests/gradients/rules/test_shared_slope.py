@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.gradients.rules.conv import Geometry, KernelGradients
 from noisette.gradients.rules.forms import Dense, Outer, Total, compact, find_inner_product
+from noisette.gradients.rules.kernel_factors import Geometry
+from noisette.gradients.rules.kernel_gradients import KernelGradients
 from noisette.gradients.rules.shared_slope import Channels, SharedSlope
 from rule_oracle import check_form, double
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules.arithmetic import unbroadcast, unbroadcast_channels
+from noisette.gradients.rules.autotune import operations_are_few
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients
 from noisette.gradients.rules.registry import Operation, rule_per_operand
@@ -33,10 +34,11 @@ def scale_gradients(
     """Gradients of the scale of a normalized input, G = sum over positions of dy times the normalized input.
 
     The batch is split, so that the normalized input is never held as a whole: ``normalize`` takes a part of it, and
-    ``reduce`` sums gradients in the shape of the input to those of the weight.
+    ``reduce`` sums gradients in the shape of the input to those of the weight. A graph is not split: what normalizes
+    the whole input is there already, in the forward pass, and a compiler makes one kernel of product and sum.
     """
     folded, left_over = divmod(len(dy), examples.count)
-    if examples.axis or examples.inner or left_over:
+    if examples.axis or examples.inner or left_over or operations_are_few():
         return reduce(examples, normalize(input).mul_(dy), weight)
     rows = folded * max(1, _CACHED * examples.count // max(1, dy.numel()))
     parts = [

@@ -108,7 +108,7 @@ def gru(known: KnownStates) -> tuple[Tensor, ...]:
     return _connect(known, _Gru(factors, u.contiguous(), new), [known.output])
 
 
-class _Steps(Protocol):
+class Steps(Protocol):
     """What the backward pass through time needs of the forward pass."""
 
     def gradients(self, weights: Sequence[Tensor], dy: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
@@ -126,7 +126,7 @@ class _StatesFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, steps: _Steps, values: Sequence[Tensor], weights: Sequence[Tensor], *sources: Tensor
+        ctx: Any, steps: Steps, values: Sequence[Tensor], weights: Sequence[Tensor], *sources: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.steps = steps
         ctx.save_for_backward(*weights)  # so that a change of them before the backward pass is an error
@@ -141,10 +141,22 @@ class _StatesFunction(torch.autograd.Function):
         return None, None, None, *ctx.steps.gradients(ctx.saved_tensors, dy)
 
 
-def _connect(known: KnownStates, steps: _Steps, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
-    """The values as functions of z, a, the product of a projection and the states before the first step."""
-    weights = [w.detach() for w in (known.w_hh, known.w_hr) if w is not None]
-    return _StatesFunction.apply(steps, values, weights, known.z, known.a, *projected, *known.states)
+def connect(
+    steps: Steps, values: Sequence[Tensor], weights: Sequence[Tensor | None], sources: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Known values as functions of z, a, the product of a projection and the states before the first step.
+
+    Args:
+        steps: the backward pass.
+        values: h of all steps, for an LSTM also c; axes (b, t, features).
+        weights: W_hh, and W_hr if there is a projection.
+        sources: z, a, the product of a projection if there is one, and the states before the first step.
+    """
+    return _StatesFunction.apply(steps, values, [w.detach() for w in weights if w is not None], *sources)
+
+
+def _connect(known: KnownStates, steps: Steps, values: Sequence[Tensor], *projected: Tensor) -> tuple[Tensor, ...]:
+    return connect(steps, values, (known.w_hh, known.w_hr), (known.z, known.a, *projected, *known.states))
 
 
 @dataclass(frozen=True)

@@ -7,24 +7,31 @@ with time as the position axis:
     z_t = W_ih x_t + b_ih,    a_t = W_hh h_{t-1} + b_hh,    for a plain layer h_t = tanh(z_t + a_t)
 
 ``recurrences`` then connects z and a to the states in the autograd graph.
+
+A layer that is traced is unrolled instead: each step is a product with W_hh and the equations of a cell. A compiler
+makes one pass over memory of each step, and has nothing to compute twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from noisette.gradients.rules import recurrences
-from noisette.gradients.rules.recurrences import KnownStates
+from noisette.gradients.rules.recurrences import KnownStates, connect
 from noisette.gradients.rules.registry import Operation, rewrite
+from noisette.gradients.rules.unrolled_recurrences import LayerWeights, Step, Unrolled
 
 F = torch.nn.functional
 Recurrence = Callable[[KnownStates], tuple[Tensor, ...]]
+
+# Operations of a graph grow with the steps that are unrolled, and so does the time to compile it.
+_UNROLLED_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -87,71 +94,107 @@ class _PackedLengths:
         return tensor[torch.arange(tensor.shape[0]), self._lengths - 1]
 
 
-def _layers(operation: Operation, recurrence: Recurrence, *args: Any) -> Any:
-    """A stack of layers in one or two directions, one layer and direction at a time.
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of recurrent layer."""
 
-    ``args`` are those of the fused operation: input, states, weights, has_biases, num_layers, dropout, train,
-    bidirectional and batch_first; for packed sequences with batch_sizes after the input and without batch_first.
-    """
-    if not torch.is_grad_enabled():
-        return NotImplemented
-    if isinstance(args[3], bool):
-        input, *rest, batch_first = args
-        sequences = _EqualLengths(batch_first)
-    else:
-        input, batch_sizes, *rest = args
-        sequences = _PackedLengths(batch_sizes)
-    hx, weights, has_biases, num_layers, dropout, train, bidirectional = rest
-    states = [hx] if isinstance(hx, Tensor) else hx
-    x, *states = _as_data(sequences.to_batch_first(input), *(state.transpose(0, 1) for state in states))
-    directions = 2 if bidirectional else 1
-    each = len(weights) // (num_layers * directions)
-    final: list[Sequence[Tensor]] = []
-    for layer in range(num_layers):
-        x = F.dropout(x, dropout, train) if layer and dropout else x
-        outputs = []
-        for direction in range(directions):
-            k = len(final)
-            before_first, own_weights = [state[:, k] for state in states], weights[k * each : (k + 1) * each]
-            turned = sequences.reverse(x) if direction else x
-            values = _layer(operation, recurrence, sequences, turned, before_first, own_weights, has_biases)
-            outputs.append(sequences.reverse(values[0]) if direction else values[0])
-            final.append([sequences.last(value) for value in values])
-        x = torch.cat(outputs, 2) if bidirectional else outputs[0]
-    return sequences.from_batch_first(x), *(torch.stack(states) for states in zip(*final, strict=True))
+    fused: Operation
+    recurrence: Recurrence
+    step: Step
+    is_of_sum: bool = True  # whether the step takes z + a, and not the two products
+
+    def layers(self, *args: Any) -> Any:
+        """A stack of layers in one or two directions, one layer and direction at a time.
+
+        ``args`` are those of the fused operation: input, states, weights, has_biases, num_layers, dropout, train,
+        bidirectional and batch_first; for packed sequences with batch_sizes after the input and without batch_first.
+        """
+        if not torch.is_grad_enabled():
+            return NotImplemented
+        if isinstance(args[3], bool):
+            input, *rest, batch_first = args
+            sequences = _EqualLengths(batch_first)
+        else:
+            input, batch_sizes, *rest = args
+            sequences = _PackedLengths(batch_sizes)
+        hx, weights, has_biases, num_layers, dropout, train, bidirectional = rest
+        states = [hx] if isinstance(hx, Tensor) else hx
+        x, *states = _as_data(sequences.to_batch_first(input), *(state.transpose(0, 1) for state in states))
+        directions = 2 if bidirectional else 1
+        each = len(weights) // (num_layers * directions)
+        is_short = x.shape[1] * num_layers * directions <= _UNROLLED_STEPS
+        # The fused operation rounds differently in autocast than its equations do.
+        is_unrolled = get_proxy_mode() is not None and is_short and not torch.is_autocast_enabled(x.device.type)
+        final: list[Sequence[Tensor]] = []
+        for layer in range(num_layers):
+            if layer and dropout:  # a mask is drawn in the order of memory, which is to be the same in a graph
+                x = F.dropout(x.contiguous(), dropout, train)
+            outputs = []
+            for direction in range(directions):
+                k = len(final)
+                before_first = [state[:, k] for state in states]
+                own_weights = LayerWeights.of(weights[k * each : (k + 1) * each], has_biases)
+                turned = sequences.reverse(x) if direction else x
+                if is_unrolled:
+                    values = self._unrolled(turned, before_first, own_weights)
+                else:
+                    values = self._with_known_states(sequences, turned, before_first, own_weights)
+                outputs.append(sequences.reverse(values[0]) if direction else values[0])
+                final.append([sequences.last(value) for value in values])
+            x = torch.cat(outputs, 2) if bidirectional else outputs[0]
+        return sequences.from_batch_first(x), *(torch.stack(states) for states in zip(*final, strict=True))
+
+    def _with_known_states(
+        self, sequences: _EqualLengths | _PackedLengths, x: Tensor, states: list[Tensor], weights: LayerWeights
+    ) -> tuple[Tensor, ...]:
+        """One layer in one direction: h_t, and for an LSTM c_t, with axes (b, t, features).
+
+        ``x`` is (b, t, features) and ``states`` before the first step are (b, features).
+        """
+        with torch.no_grad():
+            before_first = [state.unsqueeze(0) for state in states]
+            hx = before_first if len(states) > 1 else before_first[0]
+            output = sequences.run(self.fused, x, hx, weights.listed, weights.b_ih is not None)
+            before = output.new_empty(output.shape)
+            before[:, 0], before[:, 1:] = states[0], output[:, :-1]
+        z, a = F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)
+        return self.recurrence(KnownStates(z, a, before, states, output, weights.w_hh.detach(), weights.w_hr))
+
+    def _unrolled(self, x: Tensor, states: list[Tensor], weights: LayerWeights) -> tuple[Tensor, ...]:
+        """The same for a graph that is traced."""
+        steps = Unrolled.run(self.step, self.is_of_sum, x.detach(), states, weights.detached)
+        values = steps.values
+        with torch.no_grad():
+            before = torch.cat([states[0].unsqueeze(1), values[0][:, :-1]], 1)
+        products = [F.linear(x, weights.w_ih, weights.b_ih), F.linear(before, weights.w_hh, weights.b_hh)]
+        if weights.w_hr is not None:
+            products.append(F.linear(steps.unprojected, weights.w_hr))
+        return connect(steps, values, (weights.w_hh, weights.w_hr), (*products, *states))
 
 
-def _layer(
-    operation: Operation,
-    recurrence: Recurrence,
-    sequences: _EqualLengths | _PackedLengths,
-    x: Tensor,
-    states: list[Tensor],
-    weights: list[Tensor],
-    has_biases: bool,
-) -> tuple[Tensor, ...]:
-    """One layer in one direction: h_t, and for an LSTM c_t, with axes (b, t, features).
-
-    ``x`` is (b, t, features), ``states`` before the first step are (b, features), and ``weights`` are W_ih, W_hh, the
-    two biases if there are any, and W_hr if h_t is projected.
-    """
-    w_ih, w_hh = weights[:2]
-    b_ih, b_hh = weights[2:4] if has_biases else (None, None)
-    w_hr = weights[-1] if len(weights) % 2 else None
-    with torch.no_grad():
-        before_first = [state.unsqueeze(0) for state in states]
-        hx = before_first if len(states) > 1 else before_first[0]
-        output = sequences.run(operation, x, hx, weights, has_biases)
-        before = output.new_empty(output.shape)
-        before[:, 0], before[:, 1:] = states[0], output[:, :-1]
-    z, a = F.linear(x, w_ih, b_ih), F.linear(before, w_hh, b_hh)
-    return recurrence(KnownStates(z, a, before, states, output, w_hh.detach(), w_hr))
+def _simple_step(activation: Callable[[Tensor], Tensor]) -> Step:
+    """h' = activation(z + a)."""
+    return lambda products, states: (activation(products[0]),)
 
 
-rewrite(torch.rnn_tanh)(partial(_layers, torch.rnn_tanh, recurrences.tanh))
-rewrite(torch.rnn_relu)(partial(_layers, torch.rnn_relu, recurrences.relu))
-rewrite(torch.lstm)(partial(_layers, torch.lstm, recurrences.lstm))
-rewrite(torch.gru)(partial(_layers, torch.gru, recurrences.gru))
+def _lstm_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """i, f, g, o = z + a; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')."""
+    i, f, g, o = products[0].chunk(4, -1)
+    c = f.sigmoid() * states[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru_step(products: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """n = tanh(z_n + s(z_r + a_r) a_n); h' = (1 - u) n + u h with u = s(z_u + a_u)."""
+    (z_r, z_u, z_n), (a_r, a_u, a_n) = (product.chunk(3, -1) for product in products)
+    n = (z_n + (z_r + a_r).sigmoid() * a_n).tanh()
+    return (n + (z_u + a_u).sigmoid() * (states[0] - n),)
+
+
+rewrite(torch.rnn_tanh)(_Kind(torch.rnn_tanh, recurrences.tanh, _simple_step(torch.tanh)).layers)
+rewrite(torch.rnn_relu)(_Kind(torch.rnn_relu, recurrences.relu, _simple_step(torch.relu)).layers)
+rewrite(torch.lstm)(_Kind(torch.lstm, recurrences.lstm, _lstm_step).layers)
+rewrite(torch.gru)(_Kind(torch.gru, recurrences.gru, _gru_step, is_of_sum=False).layers)
 
 
 def _simple_cell(activation: Callable[[Tensor], Tensor]) -> Operation:
@@ -178,23 +221,19 @@ def lstm_cell(
     w_hh: Tensor,
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """i, f, g, o = z + a; c' = s(f) c + s(i) tanh(g); h' = s(o) tanh(c')."""
-    z, a, _ = _products(input, hx[0], w_ih, w_hh, b_ih, b_hh)
-    i, f, g, o = (z + a).chunk(4, -1)
-    c = f.sigmoid() * hx[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
+) -> tuple[Tensor, ...]:
+    """A cell with the states h and c."""
+    z, a, h = _products(input, hx[0], w_ih, w_hh, b_ih, b_hh)
+    return _lstm_step((z + a,), (h, hx[1]))
 
 
 @rewrite(torch.gru_cell)
 def gru_cell(
     input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> Tensor:
-    """n = tanh(z_n + s(z_r + a_r) a_n); h' = (1 - u) n + u h with u = s(z_u + a_u)."""
+    """A cell with the state h."""
     z, a, h = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
-    (z_r, z_u, z_n), (a_r, a_u, a_n) = z.chunk(3, -1), a.chunk(3, -1)
-    n = (z_n + (z_r + a_r).sigmoid() * a_n).tanh()
-    return n + (z_u + a_u).sigmoid() * (h - n)
+    return _gru_step((z, a), (h,))[0]
 
 
 def _products(

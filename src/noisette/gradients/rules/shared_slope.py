@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules.conv import KernelGradients
 from noisette.gradients.rules.forms import (
     Dense,
     ExampleGradients,
@@ -21,6 +20,7 @@ from noisette.gradients.rules.forms import (
     inner_product,
     sums_of_squares,
 )
+from noisette.gradients.rules.kernel_gradients import KernelGradients
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""Write the table of docs/benchmarks.md from the committed results.
+
+    python -m benchmarks.table [--check]
+
+With --check nothing is written, and the exit code is 1 if the page is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from noisette.bench.comparison import ahead, best_of, overhead, summary
+from noisette.bench.methods import OURS, is_peer
+from noisette.bench.results import read
+
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- made by `python -m benchmarks.table` -->", "<!-- end of the table -->"
+_NONE = "–"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    text = PAGE.read_text(encoding="utf-8")
+    if options.check:
+        sys.exit(updated(text) != text)
+    PAGE.write_text(updated(text), encoding="utf-8")
+
+
+def updated(text: str) -> str:
+    """The text of the page with the table of the committed results."""
+    head, _, rest = text.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    [report] = [report for report in read(HERE / "results") if report["experiment"] == "targets"]
+    return f"{head}{BEGIN}\n{table(report)}\n{END}{tail}"
+
+
+def table(report: dict[str, Any]) -> str:
+    """One row for each cell, and what all of them amount to."""
+    rows = [
+        "| model | batch | plain compiled | noisette to eager | to compiled plain | targets | best peer | ahead |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*rows, *map(_row, report["cells"]), "", textwrap.fill(" ".join(summary(report)), 120)])
+
+
+def _row(cell: dict[str, Any]) -> str:
+    plain = cell["methods"].get("plain-compiled", {})
+    best = best_of(cell, "seconds", OURS)
+    ours = cell["methods"][best[0]] if best else {}
+    peer = best_of(cell, "seconds", [name for name in cell["methods"] if is_peer(name)])
+    lead = ahead(cell, "seconds")
+    targets = [cell["target"], cell.get("target_compiled")]
+    columns = [
+        cell["title"],
+        f"{cell['batch']:,}",
+        _ratio(plain.get("ratio")),
+        f"{_ratio(ours.get('ratio'))} (`{best[0]}`)" if best else _NONE,
+        _ratio(ours.get("ratio_compiled")),
+        ", ".join(f"{target:g}" for target in targets if target) or _NONE,
+        f"{_ratio(cell['methods'][peer[0]].get('ratio'))} (`{peer[0]}`)" if peer else _NONE,
+        f"{lead[1]:.2f}" if lead and overhead(cell, "seconds") else _NONE,
+    ]
+    return f"| {' | '.join(columns)} |"
+
+
+def _ratio(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()

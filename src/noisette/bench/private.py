@@ -1,0 +1,86 @@
+"""Private steps of noisette: by each engine, captured, compiled, and without clipping."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from noisette._internal.keystream import SecretKey
+from noisette.bench import sgd
+from noisette.capture.schedule import Capture
+from noisette.clipping.captured_step import CaptureWarning
+from noisette.clipping.engines import BookKeeping
+from noisette.clipping.norms import Engine
+from noisette.clipping.per_example import PerExampleClip
+from noisette.lipschitz.bound import LipschitzBound
+from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.nn.lipschitz import TauCrossEntropy
+
+F = nn.functional
+
+
+def by_engine(engine: Callable[[], Engine]) -> sgd.Method:
+    """Clipping by an engine, operation by operation; noise from the secret key, SGD."""
+    return _clipped(engine, "eager")
+
+
+def captured() -> sgd.Method:
+    """Clipping as one graph of operations, without the Python between them; noise and SGD likewise."""
+    return _clipped(BookKeeping, "graph")
+
+
+def compiled() -> sgd.Method:
+    """Clipping as one compiled graph; noise and SGD likewise."""
+    return _clipped(BookKeeping, "compiled")
+
+
+def _clipped(engine: Callable[[], Engine], capture: Capture) -> sgd.Method:
+    def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
+        clip = PerExampleClip(model, sgd.MAX_GRAD_NORM, engine=engine(), capture=capture)
+        return _private_step(clip, lambda: clip.accumulate(_loss, inputs, targets), len(targets))
+
+    return method
+
+
+def _loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The loss of one example."""
+    return F.cross_entropy(model(x), y)
+
+
+@contextmanager
+def uncaptured_is_an_error() -> Iterator[None]:
+    """Within it, a captured step that falls back to the eager one is an error, and no other warning is shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Opacus warns about the security of its noise
+        warnings.filterwarnings("error", "the step (is not captured|runs uncompiled)", CaptureWarning)
+        yield
+
+
+def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
+    """Bounds of a Lipschitz network instead of clipping, noise from the secret key, SGD, projection."""
+    loss = TauCrossEntropy(tau=1.0)
+    bound = LipschitzBound(model, loss=loss, input_shape=inputs.shape[1:])
+    return _private_step(bound, lambda: bound.backward(loss(model(inputs), targets)), len(targets))
+
+
+def _private_step(bound: GradientBound, add: Callable[[], object], batch_size: int) -> sgd.Step:
+    """One step: ``add`` the batch to the bounded sum, then noise, SGD, and what the bound does after a step."""
+    optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=sgd.LEARNING_RATE)
+    release = GaussianRelease(SecretKey(), sgd.NOISE_MULTIPLIER, batch_size)
+    names = {id(p): name for name, p in bound.parameters.items()}
+    steps = itertools.count()
+
+    def step() -> None:
+        add()
+        release(bound.pop_sums(), names, step=next(steps))
+        optimizer.step()
+        bound.after_step()
+        optimizer.zero_grad()
+
+    return step

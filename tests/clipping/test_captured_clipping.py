@@ -1,0 +1,141 @@
+"""Captured steps with every clipping rule and engine, autocast, and microbatches of every size."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captured_check import assert_captured, check_equal, check_exact, error_of, moved, sums_of
+from captured_models import MODELS, Model, entropy, labelled
+from noisette import (
+    AdaptiveClip,
+    AutomaticClipping,
+    CustomClipping,
+    FlatClipping,
+    GroupwiseClipping,
+    PerExampleClip,
+    PerLayerClipping,
+)
+from noisette.clipping.captured_step import CaptureWarning
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
+from noisette.clipping.norms import ClippingRule, Engine
+
+RULES: dict[str, Callable[[], ClippingRule]] = {
+    "flat": lambda: FlatClipping(0.3),
+    "per layer": lambda: PerLayerClipping(0.3),
+    "groupwise": lambda: GroupwiseClipping({"0": 0.1, "2": 0.2}),
+    "automatic": lambda: AutomaticClipping(0.3),
+    "adaptive": lambda: AdaptiveClip(0.3),
+    "custom": lambda: CustomClipping(lambda norms: 0.3 / (1 + norms), 0.3),
+}
+ENGINES: list[Engine] = [BookKeeping(), TwoPass()]
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+NET = Model(net, labelled(4), entropy)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_rule(rule: str, engine: Engine, dtype: torch.dtype) -> None:
+    model = net().to(dtype)
+    other = copy.deepcopy(model)
+    clip = PerExampleClip(model, clipping=RULES[rule](), engine=engine, capture="graph")
+    eager = PerExampleClip(other, clipping=RULES[rule](), engine=engine, capture="eager")
+    for b in (17, 17, 18):
+        x, y = torch.randn(b, 4, dtype=dtype), torch.randint(0, 3, (b,))
+        found, expected = sums_of(clip, entropy, {"x": x, "y": y}), sums_of(eager, entropy, {"x": x, "y": y})
+        assert error_of(found, expected) <= (1e-12 if dtype is torch.float64 else 1e-6)
+    assert_captured(clip)
+
+
+def test_an_adaptive_bound_moves_without_another_graph() -> None:
+    model = net().double()
+    rules = AdaptiveClip(0.3), AdaptiveClip(0.3)
+    clip = PerExampleClip(model, clipping=rules[0], capture="graph")
+    eager = PerExampleClip(copy.deepcopy(model), clipping=rules[1], capture="eager")
+    batch = {"x": torch.randn(17, 4).double(), "y": torch.randint(0, 3, (17,))}
+    bounds = []
+    for step in range(5):
+        for each in (clip, eager):
+            each.accumulate(entropy, **batch)
+        both = clip.pop_sums(), eager.pop_sums()
+        bounds.append(both[0][0].bound)
+        assert both[0][0].bound == both[1][0].bound
+        for found, expected in zip(*both, strict=True):
+            assert error_of(found.grads, expected.grads) <= 1e-12
+        for rule, clipped in zip(rules, both, strict=True):
+            rule.adapt(clipped[1].grads[0] / 17 + 0 * step)
+    assert len(set(bounds)) == 5
+    assert_captured(clip, calls=4)
+    assert clip._captured is not None
+    assert len(clip._captured._kinds) == 1
+
+
+@pytest.mark.parametrize("name", ["LeNet-5", "LSTM", "Transformer encoder", "VGG, per-example batch norm"])
+def test_two_passes(name: str) -> None:
+    assert check_exact(MODELS[name], engine=TwoPass()) <= 1e-10
+
+
+@pytest.mark.parametrize("engine", [MultiLoss(), PerExampleLoop(), Vmap()], ids=lambda engine: type(engine).__name__)
+def test_other_engines(engine: Engine) -> None:
+    model, batch = net().double(), NET.batch(5)
+    batch = {"x": batch["x"].double(), "y": batch["y"]}
+    clip = PerExampleClip(model, 0.3, engine=engine, capture="graph")
+    eager = PerExampleClip(copy.deepcopy(model), 0.3, capture="eager")
+    expected = sums_of(eager, entropy, batch)
+    with pytest.warns(CaptureWarning, match="the step is not captured"):
+        for _ in range(3):
+            assert error_of(sums_of(clip, entropy, batch), expected) <= 1e-12
+    print(clip.capture_problems)
+
+
+@pytest.mark.parametrize("name", ["LeNet-5", "LSTM", "Transformer encoder", "VGG, group norm"])
+def test_autocast(name: str) -> None:
+    """Operations in bfloat16, which have a relative precision of 4e-3."""
+    assert check_equal(MODELS[name], torch.bfloat16) <= 1e-2
+
+
+@pytest.mark.parametrize("b", [1, 2, 3, 33])
+def test_every_size(b: int) -> None:
+    model = net().double()
+    clip = PerExampleClip(model, 0.3, capture="graph")
+    eager = PerExampleClip(copy.deepcopy(model), 0.3, capture="eager")
+    for count in (b, b, 0, b):
+        x, y = torch.randn(count, 4).double(), torch.randint(0, 3, (count,))
+        clip.accumulate(entropy, x=x, y=y)
+        eager.accumulate(entropy, x=x, y=y)
+    assert_captured(clip)
+    assert error_of(clip.pop_sums()[0].grads, eager.pop_sums()[0].grads) <= 1e-12
+
+
+def test_an_example_without_a_finite_gradient_adds_nothing() -> None:
+    model = net().double()
+    clip = PerExampleClip(model, 0.3, capture="graph")
+    eager = PerExampleClip(copy.deepcopy(model), 0.3, capture="eager")
+    for broken in (None, None, 3, None):
+        x, y = torch.randn(17, 4).double(), torch.randint(0, 3, (17,))
+        if broken is not None:
+            x[broken] = float("inf")
+        found, expected = sums_of(clip, entropy, {"x": x, "y": y}), sums_of(eager, entropy, {"x": x, "y": y})
+        assert error_of(found, expected) <= 1e-12
+        moved(model)
+        eager.model.load_state_dict(model.state_dict())
+    assert_captured(clip)
+
+
+def test_constant_tables_of_the_loss() -> None:
+    table = torch.tensor([0.5, 1.0, 2.0]).double()
+
+    def weighted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(x), y, reduction="none") * table[y]
+
+    assert check_exact(Model(net, labelled(4), weighted)) <= 1e-10

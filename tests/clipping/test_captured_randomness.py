@@ -1,0 +1,132 @@
+"""Captured steps of random models draw what the step itself draws."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from captured_check import assert_captured, by_single_examples, check_same_draws, error_of, sums_of
+from captured_models import (
+    MODELS,
+    Decoder,
+    Encoder,
+    Model,
+    Reader,
+    entropy,
+    floats,
+    labelled,
+    padded_words,
+    squares,
+    with_public_statistics,
+    words,
+)
+from model_cases import Forward
+from noisette import PerExampleClip, models
+from noisette.nn import PublicBatchNorm, WeightNoise
+
+
+def noisy(model: nn.Module, *, each_time_step: bool = False) -> nn.Module:
+    WeightNoise(model, 0.05, each_time_step=each_time_step)
+    return model
+
+
+def drops(m: nn.Module, x: Tensor) -> Tensor:
+    """Random numbers by functions of every kind."""
+    y = F.dropout1d(m.layer(x), 0.3) + torch.rand_like(x) + torch.randn(x.shape, dtype=x.dtype)
+    return F.alpha_dropout(y * torch.bernoulli(torch.full_like(y, 0.7)), 0.1, training=True)
+
+
+RANDOM = {
+    "dropout": Model(
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.4), nn.ReLU(), nn.Linear(8, 3)), labelled(4), entropy
+    ),
+    "feature dropout": Model(
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(16, 3)),
+        labelled(1, 4, 4),
+        entropy,
+    ),
+    "functions": Model(lambda: Forward(drops, layer=nn.Linear(4, 4)), floats(4), squares),
+    "BiLSTM": Model(lambda: models.bilstm_dl((5, 4), 3), labelled(5, 4), entropy),
+    "LSTM": Model(lambda: Reader(nn.LSTM, dropout=0.3), words(4), entropy),
+    "GRU": Model(lambda: Reader(nn.GRU, dropout=0.3), words(4), entropy),
+    "Transformer encoder": Model(lambda: Encoder(dropout=0.2), padded_words, entropy),
+    "Transformer decoder": Model(lambda: Decoder(dropout=0.2), MODELS["Transformer decoder"].batch, squares),
+    "weight noise": Model(lambda: noisy(models.lenet_5((1, 12, 12), 3)), labelled(1, 12, 12), entropy),
+    "weight noise, public batch norm": Model(
+        lambda: noisy(with_public_statistics(PublicBatchNorm)), labelled(2, 8, 8), entropy
+    ),
+    "weight noise, recurrent": Model(lambda: noisy(Reader(nn.LSTM)), words(4), entropy),
+    "weight noise at each time step": Model(lambda: noisy(Reader(nn.GRU), each_time_step=True), words(4), entropy),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_draws_are_those_of_the_step_itself(name: str) -> None:
+    assert check_same_draws(RANDOM[name]) <= 1e-5
+
+
+class Counting(nn.Module):
+    """A temperature that grows with each call, from a count in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x) * (1 + 0.1 * self.calls)
+
+
+WRITING = {
+    "spectral norm": Model(
+        lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3)),
+        labelled(4),
+        entropy,
+    ),
+    "a count of calls": Model(Counting, labelled(4), entropy),
+}
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_buffers_are_written_as_by_the_step_itself(name: str) -> None:
+    assert check_same_draws(WRITING[name]) <= 1e-5
+
+
+def test_weight_noise_is_exact() -> None:
+    """The gradient is that of single examples at the weights of the last draw, which are in the model."""
+    make = lambda: models.lenet_5((1, 12, 12), 3)  # noqa: E731
+    plain = make().double()
+    private = noisy(copy.deepcopy(plain))
+    batch = {"x": torch.randn(6, 1, 12, 12).double(), "y": torch.randint(0, 3, (6,))}
+    clip = PerExampleClip(private, 0.5, capture="graph")
+    drawn = []
+    for _ in range(4):
+        found = sums_of(clip, entropy, batch)
+        noise = dict(private.named_buffers())
+        drawn.append(noise["head.fc1.weight_noise"].clone())
+        with torch.no_grad():
+            for (name, p), mean in zip(plain.named_parameters(), private.parameters(), strict=True):
+                p.copy_(mean + noise[f"{name}_noise"])
+        expected, _ = by_single_examples(plain, entropy, batch, 0.5)
+        assert error_of(found, expected) <= 1e-10
+    assert not torch.equal(drawn[-1], drawn[-2])
+    assert_captured(clip)
+
+
+def test_a_loss_that_draws_from_python_is_not_captured() -> None:
+    import random
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().sum() * random.random()
+
+    clip = PerExampleClip(nn.Linear(3, 2), 1.0, capture="graph")
+    clip.accumulate(loss, torch.randn(4, 3))
+    with pytest.warns(UserWarning, match="draws from Python's or NumPy's random generator"):
+        clip.accumulate(loss, torch.randn(4, 3))
+    clip.accumulate(loss, torch.randn(4, 3))

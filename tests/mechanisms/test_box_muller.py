@@ -1,0 +1,229 @@
+"""Every pass gives the values of the definition, computed in double precision by NumPy, up to rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from noisette._internal.keystream import SecretKey
+from noisette.accounting.noise_tail import RADIUS
+from noisette.capture.compiler import why_not
+from noisette.capture.schedule import schedule_of
+from noisette.mechanisms import gaussian_noise
+from noisette.mechanisms.box_muller import (
+    Compiled,
+    CompiledPass,
+    EagerPass,
+    Pass,
+    example_inputs,
+    is_faithful,
+    noised_quotient,
+)
+from noisette.mechanisms.compiled_noise import CompiledNoise
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.mechanisms.noise_tiles import PAIRS, TILE, TILES_AT_ONCE, Bits
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
+KEY = SecretKey(bytes(32))
+WHOLE = TILES_AT_ONCE * TILE
+CPU = torch.device("cpu")
+SIZES = {"a": 3, "b": 1, "c": 255, "d": 256, "e": 257, "f": 0, "g": WHOLE + 5, "h": 70 * TILE, "i": 3 * WHOLE + 77}
+
+
+@pytest.fixture(scope="session")
+def compiled() -> dict[torch.dtype, Compiled]:
+    """What a run gets that waits for its compiled noise."""
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    source = CompiledNoise(schedule_of("compiled"), lambda: 1.0)
+    found = {dtype: source(dtype, WHOLE) for dtype in (torch.float32, torch.float64)}
+    return {dtype: function for dtype, function in found.items() if function is not None}
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(params=["eager", "graph", "compiled"])
+def one_pass(request: pytest.FixtureRequest, dtype: torch.dtype) -> Pass:
+    if request.param == "eager":
+        return EagerPass(dtype, CPU)
+    return CompiledPass(noised_quotient if request.param == "graph" else request.getfixturevalue("compiled")[dtype])
+
+
+@pytest.fixture(params=["graph", "compiled"])
+def function(request: pytest.FixtureRequest, dtype: torch.dtype) -> Compiled:
+    return noised_quotient if request.param == "graph" else request.getfixturevalue("compiled")[dtype]
+
+
+def known_bits(step: int = 0) -> Bits:
+    bits = Bits()
+    KEY.fill(bits.words, purpose="test", name="", step=step)
+    return bits
+
+
+def definition(words: np.ndarray) -> np.ndarray:
+    """The noise of these words in double precision, shape (tiles, 256)."""
+    words = words.reshape(-1, 192)
+    # The complement is exact, so u near one keeps all its digits.
+    k = words[:, :128] & np.uint64(2**53 - 1)
+    from_one = (np.uint64(2**53 - 1) - k).astype(np.float64) * 2.0**-53
+    radius = np.sqrt(-2 * np.log1p(-from_one))
+    angle = np.ascontiguousarray(words[:, 128:]).view(np.int32) * (math.pi / 2**31)
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+
+
+def run(one_pass: Pass, bits: Bits, sums: Tensor, **numbers: float) -> np.ndarray:
+    result = sums.clone().view(TILES_AT_ONCE, 2, PAIRS)
+    one_pass(bits, result, TILES_AT_ONCE, **numbers)
+    return result.view(TILES_AT_ONCE, TILE).double().numpy()
+
+
+@pytest.mark.parametrize(("std", "divisor"), [(1.0, 1.0), (0.37, 128.0), (2.5, 0.5), (1e-20, 1e3)])
+def test_a_pass_gives_the_definition(one_pass: Pass, dtype: torch.dtype, std: float, divisor: float) -> None:
+    bits = known_bits()
+    noise = definition(bits.words.copy())
+    sums = torch.linspace(-5, 5, WHOLE, dtype=dtype) * std * divisor
+    found = run(one_pass, bits, sums, std=std, divisor=divisor)
+    expected = sums.double().numpy().reshape(noise.shape) / divisor + std * noise
+    np.testing.assert_allclose(found / std, expected / std, rtol=0, atol=25 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize(
+    ("word", "radius"),
+    [
+        (0, RADIUS),
+        (2**64 - 1, 0.0),
+        (2**53 - 1, 0.0),
+        (2**53, RADIUS),
+        (2**52 - 1, math.sqrt(2 * math.log(2))),
+        (2**53 - 2**20, math.sqrt(-2 * math.log1p(-(2**20 - 1) * 2.0**-53))),
+    ],
+)
+@pytest.mark.parametrize("angle", [0, 2**32 - 1, 2**31, 2**30])
+def test_words_at_the_ends(one_pass: Pass, dtype: torch.dtype, word: int, radius: float, angle: int) -> None:
+    bits = Bits()
+    words = bits.words.reshape(-1, 192)
+    words[:, :128], words[:, 128:] = np.uint64(word), np.uint64(angle << 32 | angle)
+    found = run(one_pass, bits, torch.zeros(WHOLE, dtype=dtype), std=1.0, divisor=1.0)
+    turn, close = angle / 2**31 * math.pi, 25 * torch.finfo(dtype).eps
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(found[:, :128], radius * math.cos(turn), rtol=close, atol=close * radius)
+    np.testing.assert_allclose(found[:, 128:], radius * math.sin(turn), rtol=close, atol=close * radius)
+    assert found.any() == (radius > 0)
+
+
+def noised(
+    tensors: dict[str, Tensor], function: Compiled | None, *, start: int = 0, std: float = 0.8, divisor: float = 40.0
+) -> dict[str, Tensor]:
+    result = {name: tensor.clone() for name, tensor in tensors.items()}
+    GaussianNoise(KEY, lambda *_: function).add_(result, step=3, std=std, start=start, divisor=divisor)
+    return result
+
+
+def check_equal_to_eager(tensors: dict[str, Tensor], function: Compiled, *, start: int = 0) -> None:
+    eager, other = (noised(tensors, kind, start=start) for kind in (None, function))
+    for name, tensor in tensors.items():
+        torch.testing.assert_close(other[name], eager[name], rtol=0, atol=25 * torch.finfo(tensor.dtype).eps)
+        assert not tensor.numel() or not torch.equal(tensor, other[name])
+
+
+@pytest.mark.parametrize("start", [0, 1, TILE, 1000])
+def test_tensors_of_many_sizes_get_the_noise_of_the_eager_pass(
+    function: Compiled, dtype: torch.dtype, start: int
+) -> None:
+    tensors = {name: torch.linspace(-9, 9, n, dtype=dtype) for name, n in SIZES.items()}
+    check_equal_to_eager(tensors, function, start=start)
+
+
+@pytest.mark.parametrize("numel", [1, 255, 256, 257])
+def test_small_tensors(function: Compiled, dtype: torch.dtype, numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gaussian_noise, "_FEWEST_COMPILED_TILES", 0)
+    check_equal_to_eager({"a": torch.linspace(-9, 9, numel, dtype=dtype)}, function)
+
+
+def test_what_follows_a_tensor_in_memory_stays(function: Compiled, dtype: torch.dtype) -> None:
+    """The compiled pass computes whole tiles; what it computes beyond the end of a tensor is not written there."""
+    numel = 70 * TILE + 9
+    memory = torch.full((numel + 4000,), 7.0, dtype=dtype)
+    GaussianNoise(KEY, lambda *_: function).add_({"a": memory[2000 : 2000 + numel]}, step=0)
+    assert bool((memory[:2000] == 7).all())
+    assert bool((memory[2000 + numel :] == 7).all())
+    assert not bool((memory[2000 : 2000 + numel] == 7).any())
+
+
+def test_compiled_noise_of_every_step_is_new(function: Compiled, dtype: torch.dtype) -> None:
+    source = GaussianNoise(KEY, lambda *_: function)
+    one, two = torch.zeros(2, 2 * WHOLE, dtype=dtype)
+    source.add_({"a": one}, step=0)
+    source.add_({"a": two}, step=1)
+    assert one.unique().numel() > 0.99 * one.numel()
+    assert abs(float((one * two).mean())) * math.sqrt(one.numel()) < 6.1
+
+
+def faulty(change: Callable[[list[Tensor]], Sequence[Tensor]]) -> Compiled:
+    def function(*inputs: Tensor) -> None:
+        noised_quotient(*change([*inputs]))
+
+    return function
+
+
+def without_noise(inputs: list[Tensor]) -> list[Tensor]:
+    return [*inputs[:4], 0 * inputs[4], inputs[5]]
+
+
+def one_noise_for_all_tiles(inputs: list[Tensor]) -> list[Tensor]:
+    return [inputs[0][:1].expand_as(inputs[0]), *inputs[1:]]
+
+
+def half_the_angles(inputs: list[Tensor]) -> list[Tensor]:
+    return [inputs[0], inputs[1] & -(2**16) & 0x7FFFFFFF, *inputs[2:]]
+
+
+def undivided(inputs: list[Tensor]) -> list[Tensor]:
+    return [*inputs[:5], torch.ones_like(inputs[5])]
+
+
+def cut_radius(inputs: list[Tensor]) -> list[Tensor]:
+    return [inputs[0] | 2**24, *inputs[1:]]
+
+
+def coarse_near_one(inputs: list[Tensor]) -> list[Tensor]:
+    """As by a logarithm in single precision: whatever is closer to one than 2^-24 counts as one."""
+    k = inputs[0] & (2**53 - 1)
+    return [torch.where(k >= 2**53 - 2**28, 2**53 - 1, k), *inputs[1:]]
+
+
+FAULTS = [without_noise, one_noise_for_all_tiles, half_the_angles, undivided, cut_radius, coarse_near_one]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faulty_noise_is_not_used(fault: Callable[[list[Tensor]], Sequence[Tensor]], dtype: torch.dtype) -> None:
+    assert not is_faithful(faulty(fault), dtype)
+    tensors = {"a": torch.zeros(100 * TILE, dtype=dtype)}
+    with pytest.warns(UserWarning, match="compiled noise differs"):
+        found = noised(tensors, faulty(fault))
+    assert torch.equal(found["a"], noised(tensors, None)["a"])
+
+
+def test_right_noise_is_faithful(function: Compiled, dtype: torch.dtype) -> None:
+    assert is_faithful(function, dtype)
+
+
+def test_the_inputs_of_every_model_have_the_same_shapes() -> None:
+    shapes = [(tuple(t.shape), t.stride(), t.dtype) for t in example_inputs(torch.float32)]
+    seen = []
+
+    def function(*inputs: Tensor) -> None:
+        seen.append([(tuple(t.shape), t.stride(), t.dtype) for t in inputs])
+        noised_quotient(*inputs)
+
+    noised({name: torch.zeros(n) for name, n in SIZES.items()}, function)
+    assert all(found == shapes for found in seen)
+    assert len(seen) > 4

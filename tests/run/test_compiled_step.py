@@ -1,0 +1,195 @@
+"""``torch.compile(optimizer.step)`` releases once in each step, before the optimizer reads a gradient.
+
+The backend that traces and runs what it traced is enough: whether a release is left out, moved or made twice is decided
+while tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import noisette
+from noisette._internal.keystream import SecretKey
+from noisette.errors import PrivacyError
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.run.dp_sgd import DpSgdRun
+
+GENERATOR = torch.Generator().manual_seed(1)
+X, Y = torch.randn(200, 6, generator=GENERATOR), torch.randint(0, 3, (200,), generator=GENERATOR)
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it traces
+Optimizers = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+class Derived(torch.optim.SGD):
+    """An optimizer whose step calls that of its base class, which calls the hooks once more."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        super().step()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.1)
+
+
+def derived(model: nn.Module) -> torch.optim.Optimizer:
+    return Derived(model.parameters(), lr=0.5)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def start(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 4) -> noisette.PrivateRun:
+    return noisette.privatize(
+        noisette.PerExampleClip(model, 1.0, capture="eager"),
+        optimizer,
+        (X, Y),
+        sampling_rate=0.2,
+        expected_batch_size=40,
+        steps=steps,
+        noise_multiplier=1.0,
+        delta=1e-5,
+    )
+
+
+def take_steps(run: noisette.PrivateRun, step: Callable[[], object]) -> list[Tensor]:
+    """Train, and return the gradients that each step has left."""
+    gradients = []
+    for batch in run.batches():
+        for x, y in batch.microbatches(25):
+            run.accumulate(loss, x, y)
+        step()
+        gradients.append(torch.cat([p.grad.flatten() for p in run.bound.model.parameters()]))
+        run.optimizer.zero_grad()
+    return gradients
+
+
+def compiled(step: Callable[[], object]) -> Callable[[], object]:
+    torch._dynamo.reset()
+    return torch.compile(step, backend="eager")
+
+
+@pytest.fixture(autouse=True)
+def same_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, bytes(range(32))))
+
+
+@pytest.mark.parametrize("when", ["before privatize", "called before privatize", "after privatize"])
+@pytest.mark.parametrize("make", [sgd, adam, derived])
+def test_a_compiled_step_is_the_step(make: Optimizers, when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+    whole, after = GaussianNoise.add_, DpSgdRun._after_step
+
+    def add(source: GaussianNoise, *args, step: int, **numbers) -> None:
+        drawn.append(step)
+        whole(source, *args, step=step, **numbers)
+
+    def counted_end(run: DpSgdRun, *args: object) -> None:
+        was_stepping = run._is_stepping()
+        after(run, *args)
+        ended.append(was_stepping and not run._is_stepping())
+
+    monkeypatch.setattr(GaussianNoise, "add_", add)
+    monkeypatch.setattr(DpSgdRun, "_after_step", counted_end)
+    weights, gradients = [], []
+    for is_compiled in (False, True):
+        drawn.clear()
+        ended: list[bool] = []
+        model = net()
+        optimizer = make(model)
+        step: Callable[[], object] = compiled(optimizer.step) if is_compiled and "before" in when else optimizer.step
+        if when == "called before privatize":
+            step()  # without gradients, so that nothing moves
+        with start(model, optimizer) as run:
+            if is_compiled and "before" not in when:
+                step = compiled(optimizer.step)
+            gradients.append(take_steps(run, step))
+        assert run.steps_taken == 4
+        assert drawn == [0, 1, 2, 3]
+        assert sum(ended) == 4
+        weights.append([p.detach() for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        assert float(other.std()) > 0.01
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+
+
+def test_a_step_compiled_for_one_run_releases_in_the_next() -> None:
+    model = net()
+    optimizer = sgd(model)
+    step = compiled(optimizer.step)
+    for _ in range(2):
+        with start(model, optimizer) as run:
+            assert all(float(gradient.std()) > 0.01 for gradient in take_steps(run, step))
+        assert run.steps_taken == 4
+
+
+def test_a_compiled_step_without_a_batch_is_refused() -> None:
+    model = net()
+    optimizer = sgd(model)
+    with start(model, optimizer) as run:
+        step = compiled(optimizer.step)
+        take_steps(run, step)
+        with pytest.raises(PrivacyError, match="needs a batch of its own"):
+            step()
+
+
+def test_a_compiled_step_refuses_gradients_that_are_not_private() -> None:
+    model = net()
+    optimizer = sgd(model)
+    with start(model, optimizer) as run:
+        step = compiled(optimizer.step)
+        take = run.batches()
+        for _ in range(2):
+            batch = next(take)
+            for x, y in batch.microbatches(25):
+                run.accumulate(loss, x, y)
+            if run.steps_taken:
+                F.cross_entropy(model(X), Y).backward()
+                with pytest.raises(PrivacyError, match="not private"):
+                    step()
+            else:
+                step()
+                optimizer.zero_grad()
+
+
+def test_a_compiled_second_optimizer_is_refused() -> None:
+    model = net()
+    optimizer = sgd(model)
+    with start(model, optimizer):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        with pytest.raises(PrivacyError, match="second optimizer"):
+            compiled(adam(model).step)()
+
+
+def test_a_function_with_the_step_in_it_can_be_compiled() -> None:
+    model = net()
+    optimizer = sgd(model)
+
+    def step() -> None:
+        optimizer.step()
+
+    with start(model, optimizer) as run:
+        function = compiled(step)
+        assert all(float(gradient.std()) > 0.01 for gradient in take_steps(run, function))
+        with pytest.raises(PrivacyError, match="needs a batch of its own"):
+            function()
+    assert run.steps_taken == 4

@@ -1,0 +1,140 @@
+"""Compares the sums of a captured step with single examples, and with the step that is not captured."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from captured_models import Batch, Loss, Model
+from noisette import PerExampleClip
+
+SIZES = (17, 17, 18, 17)  # rows of microbatches that one graph of 18 rows takes
+BOUND = 0.1
+
+
+def cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+
+
+def moved(model: nn.Module) -> None:
+    """An optimizer step, in place of the release."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.02)
+
+
+@torch.no_grad()
+def copied(source: nn.Module, target: nn.Module) -> None:
+    """Give a copy of a model the values of its parameters and buffers, and nothing else that ``load_state_dict`` does."""
+    values = itertools.chain(source.named_parameters(), source.named_buffers())
+    others = dict(itertools.chain(target.named_parameters(), target.named_buffers()))
+    for name, value in values:
+        others[name].copy_(value)
+
+
+def assert_captured(clip: PerExampleClip, way: str = "graph", calls: int = 2) -> None:
+    """Microbatches are captured, and that way was taken at least so often."""
+    assert clip._captured is not None
+    assert clip.capture_problems == ()
+    sizes = [size for kind in clip._captured._kinds.values() for size in kind.captured.sizes.values()]
+    assert sum(each.calls for size in sizes for each in size._ways if each.name == way) >= calls
+
+
+def by_single_examples(model: nn.Module, loss: Loss, batch: Batch, bound: float) -> tuple[list[Tensor], Tensor]:
+    """The clipped sum of each parameter, and the norms, by one backward pass for each example."""
+    named = [p for p in model.parameters() if p.requires_grad]
+    sums, norms = [torch.zeros_like(p) for p in named], []
+    for i in range(len(next(iter(batch.values())))):
+        value = loss(model, **{name: tensor[i : i + 1] for name, tensor in batch.items()})
+        gradients = torch.autograd.grad(value.sum(), named, allow_unused=True, materialize_grads=True)
+        norms.append(torch.stack([g.norm() for g in gradients]).norm())
+        for total, g in zip(sums, gradients, strict=True):
+            total += g * min(1.0, bound / float(norms[-1]))
+    return sums, torch.stack(norms)
+
+
+def sums_of(clip: PerExampleClip, loss: Loss, batch: Batch, cast_to: torch.dtype | None = None) -> list[Tensor]:
+    with torch.autocast("cpu", cast_to) if cast_to else nullcontext():
+        clip.accumulate(loss, **batch)
+    return [grad for sum in clip.pop_sums() for grad in sum.grads]
+
+
+def error_of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The norm of the difference, as a share of the norm."""
+    pairs = [(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
+    size = sum(float(b.square().sum()) for _, b in pairs)
+    assert size > 0
+    return (sum(float((a - b).square().sum()) for a, b in pairs) / size) ** 0.5
+
+
+def check_exact(model: Model, **settings: Any) -> float:
+    """Sums of a captured step in double precision, with weights that change in between, against single examples."""
+    private = model.make().double()
+    plain = copy.deepcopy(private)
+    batches = [cast(model.batch(b), torch.float64) for b in SIZES]
+    _, norms = by_single_examples(plain, model.loss, batches[0], 1.0)
+    bound = float(norms.median()) * 1.0001
+    clip = PerExampleClip(private, bound, capture="graph", **settings)
+    errors = []
+    for batch in batches:
+        found = sums_of(clip, model.loss, batch)
+        copied(private, plain)
+        expected, _ = by_single_examples(plain, model.loss, batch, bound)
+        errors.append(error_of(found, expected))
+        moved(private)
+    assert_captured(clip)
+    clip.close()
+    return max(errors)
+
+
+def check_equal(
+    model: Model,
+    cast_to: torch.dtype | None = None,
+    capture: Any = "graph",
+    sizes: Sequence[int] = SIZES,
+    **settings: Any,
+) -> float:
+    """Sums of a captured step in single precision against those of the same step in the ordinary way."""
+    private = model.make()
+    other = copy.deepcopy(private)
+    clip = PerExampleClip(private, BOUND, capture=capture, **settings)
+    eager = PerExampleClip(other, BOUND, capture="eager", **settings)
+    errors = []
+    for b in sizes:
+        batch = model.batch(b)
+        found = sums_of(clip, model.loss, batch, cast_to)
+        errors.append(error_of(found, sums_of(eager, model.loss, batch, cast_to)))
+        moved(private)
+        copied(private, other)
+    assert_captured(clip, capture)
+    clip.close()
+    return max(errors)
+
+
+def check_same_draws(model: Model, capture: Any = "graph", **settings: Any) -> float:
+    """Sums of a captured step of a random model against those of the step itself, from one state of torch's generator.
+
+    The examples fill the rows of the graph, so that both draw the same. Buffers are the same at the end, too.
+    """
+    private = model.make()
+    other = copy.deepcopy(private)
+    clip = PerExampleClip(private, BOUND, capture=capture, **settings)
+    eager = PerExampleClip(other, BOUND, capture="eager", **settings)
+    batch = model.batch(6)
+    states, found = [], []
+    for each in (clip, eager):
+        torch.manual_seed(1)
+        found.append([sums_of(each, model.loss, batch) for _ in range(4)])
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+    for one, two in zip(private.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(one, two)
+    assert_captured(clip, capture)
+    clip.close()
+    return max(error_of(one, other) for one, other in zip(*found, strict=True))

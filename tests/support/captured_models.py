@@ -1,0 +1,194 @@
+"""Models of every kind that a captured step is tested with, small, each with batches of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from lipschitz_networks import NETWORKS as LIPSCHITZ
+from model_cases import Forward
+from noisette import models
+from noisette.nn import FrozenBatchNorm, PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm
+
+Batch = dict[str, Tensor]
+Loss = Callable[..., Tensor]  # (model, **batch) -> a tensor with one value for one example
+WORDS = 13
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model in training mode without random operations, b examples as keyword arguments of a loss."""
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int], Batch]
+    loss: Loss
+
+
+def entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def squares(model: nn.Module, **inputs: Tensor) -> Tensor:
+    output = model(*inputs.values())
+    return (output - 0.3).square().mean()
+
+
+def labelled(*shape: int) -> Callable[[int], Batch]:
+    return lambda b: {"x": torch.randn(b, *shape), "y": torch.randint(0, 3, (b,))}
+
+
+def floats(*shape: int) -> Callable[[int], Batch]:
+    return lambda b: {"x": torch.randn(b, *shape)}
+
+
+def words(length: int) -> Callable[[int], Batch]:
+    return lambda b: {"x": torch.randint(0, WORDS, (b, length)), "y": torch.randint(0, 3, (b,))}
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    for part in model.modules():
+        for name in ("p", "dropout"):
+            if isinstance(getattr(part, name, None), float):
+                setattr(part, name, 0.0)
+    return model
+
+
+def group_norm(channels: int, axes: int) -> nn.Module:
+    return nn.GroupNorm(2 if channels % 2 == 0 else 1, channels)
+
+
+def vgg_with_batch_norm() -> nn.Module:
+    return models.light_vgg((2, 8, 8), 3, width=4, norm=models.batch_norm)
+
+
+def with_public_statistics(norm: Any, make: Callable[[], nn.Module] = vgg_with_batch_norm) -> nn.Module:
+    return convert_batch_norm(make(), to=norm, public=torch.randn(6, 2, 8, 8))
+
+
+class Reader(nn.Module):
+    """A recurrent layer over embedded words, and scores from its states."""
+
+    def __init__(self, kind: type[nn.RNNBase], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 4)
+        self.states = kind(4, 5, num_layers=2, bidirectional=True, batch_first=True, dropout=dropout)
+        self.scores = nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(self.states(self.words(x))[0].mean(1))
+
+
+class Encoder(nn.Module):
+    """Encoder layers of torch with a padding mask."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=dropout, batch_first=True)
+        self.words = nn.Embedding(WORDS, 8)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.scores = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(self.layers(self.words(x), src_key_padding_mask=x == 0).mean(1))
+
+
+class Decoder(nn.Module):
+    """Decoder layers of torch with a causal mask and a padding mask of what they attend to."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        layer = nn.TransformerDecoderLayer(8, 2, 12, dropout=dropout, batch_first=True, norm_first=True)
+        self.words = nn.Embedding(WORDS, 8)
+        self.layers = nn.TransformerDecoder(layer, 2)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(5))
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        states = self.layers(
+            self.words(x),
+            self.words(memory),
+            tgt_mask=self.mask.to(self.words.weight),
+            tgt_is_causal=True,
+            memory_key_padding_mask=memory == 0,
+        )
+        return states @ self.words.weight.T  # tied
+
+
+def read_and_written(b: int) -> Batch:
+    memory = torch.randint(1, WORDS, (b, 6))
+    memory[:, 4:] *= torch.randint(0, 2, (b, 1))
+    return {"x": torch.randint(0, WORDS, (b, 5)), "memory": memory}
+
+
+def padded_words(b: int) -> Batch:
+    lengths = torch.arange(b).remainder(6) + 1
+    x = torch.randint(1, WORDS, (b, 6)) * (torch.arange(6) < lengths.unsqueeze(1))
+    return {"x": x, "y": torch.randint(0, 3, (b,))}
+
+
+def tied(m: Any, x: Tensor) -> Tensor:
+    return F.linear(torch.tanh(m.words(x)), m.words.weight).mean(1)[:, :3]
+
+
+def rotated(m: Any, x: Tensor) -> Tensor:
+    """A rotary embedding whose tables are made inside of the first call, and kept."""
+    if m.__dict__.get("tables") is None:
+        angles = torch.arange(x.shape[1], dtype=x.dtype).unsqueeze(1) / torch.tensor([1.0, 10.0], dtype=x.dtype)
+        m.tables = angles.cos(), angles.sin()
+    first, second = m.queries(x).chunk(2, -1)
+    cos, sin = m.tables
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).tanh()
+
+
+def factories(m: Any, x: Tensor) -> Tensor:
+    """Tensors made inside of the call by every kind of factory, one of them written into."""
+    out = torch.zeros(x.shape[0], 5, dtype=x.dtype)
+    out[:, :3] = m.first(x)
+    scale = torch.linspace(0, 1, 5, dtype=x.dtype) + torch.full((5,), 0.1, dtype=x.dtype)
+    return torch.where(torch.arange(5) > 3, m.second(out), out * scale) + x.new_ones(1) * torch.tensor(2.0)
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(4, 6)),
+        nn.Tanh(),
+        parametrizations.orthogonal(nn.Linear(6, 3)),
+    )
+
+
+MODELS = {
+    "LeNet-5": Model(lambda: models.lenet_5((1, 12, 12), 3), labelled(1, 12, 12), entropy),
+    "LeNet-300-100, layer norm": Model(
+        lambda: models.lenet_300_100((1, 4, 4), 3, norm=models.layer_norm), labelled(1, 4, 4), entropy
+    ),
+    "ResNet-18, group norm": Model(
+        lambda: models.resnet((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
+    ),
+    "VGG, group norm": Model(
+        lambda: models.light_vgg((2, 8, 8), 3, width=4, norm=group_norm), labelled(2, 8, 8), entropy
+    ),
+    "VGG, public batch norm": Model(lambda: with_public_statistics(PublicBatchNorm), labelled(2, 8, 8), entropy),
+    "VGG, per-example batch norm": Model(
+        lambda: with_public_statistics(PerExampleBatchNorm), labelled(2, 8, 8), entropy
+    ),
+    "VGG, frozen batch norm": Model(lambda: with_public_statistics(FrozenBatchNorm), labelled(2, 8, 8), entropy),
+    "BiLSTM": Model(lambda: models.bilstm_dl((5, 4), 3, dropout=0.0), labelled(5, 4), entropy),
+    "BiLSTM, layer norm": Model(lambda: models.ln_bilstm_dl((3, 4), 3, dropout=0.0), labelled(3, 4), entropy),
+    "RNN": Model(lambda: Reader(nn.RNN), words(4), entropy),
+    "LSTM": Model(lambda: Reader(nn.LSTM), words(4), entropy),
+    "GRU": Model(lambda: Reader(nn.GRU), words(4), entropy),
+    "Transformer encoder": Model(Encoder, padded_words, entropy),
+    "Transformer decoder": Model(Decoder, read_and_written, squares),
+    "tied embedding": Model(lambda: Forward(tied, words=nn.Embedding(WORDS, 5)), words(4), entropy),
+    "rotary tables made inside": Model(lambda: Forward(rotated, queries=nn.Linear(4, 4)), floats(5, 4), squares),
+    "tensors made inside": Model(
+        lambda: Forward(factories, first=nn.Linear(4, 3), second=nn.Linear(5, 5)), floats(4), squares
+    ),
+    "parametrizations": Model(normed, labelled(4), entropy),
+    **{f"Lipschitz, {name}": Model(make, labelled(*shape), entropy) for name, (make, shape) in LIPSCHITZ.items()},
+}
