@@ -117,7 +117,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _drop_detached(module: GraphModule) -> None:
-    """Take out the views that only leave autograd, which a graph has none of: a tenth to a quarter of all operations."""
+    """Take out the views that only leave autograd, a tenth to a quarter of all operations: a graph runs without it."""
     for node in list(module.graph.nodes):
         if node.target in _DETACHED:
             node.replace_all_uses_with(node.args[0])
