@@ -1,186 +1,32 @@
-"""Recurrent layers in a graph, unrolled or with known states: per-example gradients against single examples."""
+"""One layer, unrolled by hand, against autograd. Whole layers in a graph are in ``test_traced_recurrent_layers``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 import torch
-from test_recurrent_layers import FEATURES, KINDS, UNITS, T, every_kind
-from torch import Tensor, nn
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from noisette.gradients.autograd_graph import search
-from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.per_example import LocatedRecording, per_example_gradients
-from noisette.gradients.rules import Examples, recurrent, rewrites
-from noisette.gradients.tape import Tape
-from noisette.gradients.vectorized import Loss, Microbatch, record_losses
+from noisette.gradients.rules.unrolled_recurrences import LayerWeights, Unrolled
 
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-
-B = 5
+B, T, FEATURES, UNITS = 3, 5, 4, 2
 
 
-@pytest.fixture(params=["unrolled", "known states"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "known states":
-        monkeypatch.setattr(recurrent, "_UNROLLED_STEPS", 0)
-    return request.param
+def test_values_and_gradients_of_a_plain_layer() -> None:
+    x = torch.randn(B, T, FEATURES, dtype=torch.float64)
+    state = torch.randn(B, UNITS, dtype=torch.float64, requires_grad=True)
+    shapes = ((UNITS, FEATURES), (UNITS, UNITS), (UNITS,), (UNITS,))
+    listed = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    weights = LayerWeights.of(listed, has_biases=True)
+    unrolled = Unrolled.run(lambda products, _: (products[0].tanh(),), True, x, [state], weights)
 
+    z = (x @ weights.w_ih.t() + listed[2] + listed[3]).detach().requires_grad_()
+    h, states = state, []
+    for t in range(T):
+        h = (z[:, t] + h @ weights.w_hh.t()).tanh()
+        states.append(h)
+    expected = torch.stack(states, 1)
+    torch.testing.assert_close(unrolled.values[0], expected.detach())
 
-def layer(kind: str, **options: object) -> nn.RNNBase:
-    torch.manual_seed(1)
-    return KINDS[kind](FEATURES, UNITS, **options).double()
-
-
-def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor]]:
-    """The gradients of each example and the squared norms, of all parameters, as a function of the batch."""
-    tape, outside = Tape(model, rewrites()), OutsideTensors()
-
-    def gradients(*batch: Tensor) -> list[Tensor]:
-        found = record_losses(tape, loss, Microbatch(batch, {}), outside, ())
-        uses = found.recording.uses
-        graph = search(found.losses, uses, tape.parameters)
-        located = LocatedRecording(found.losses, found.recording, graph, [Examples(len(batch[0]))] * len(uses))
-        of_examples = per_example_gradients(located, tape.parameters, keep=True)
-        forms = [of_examples.forms[name].explicit() for name in tape.parameters]
-        return forms + [of_examples.squared_norms[name] for name in tape.parameters]
-
-    return gradients
-
-
-def traced(gradients: Callable[..., list[Tensor]], *batch: Tensor) -> GraphModule:
-    """The graph, from other examples than those of the batch, of the same shapes."""
-    graph = make_fx(gradients)(*[torch.randn_like(part) for part in batch])
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-    return graph
-
-
-def check(model: nn.Module, loss: Loss, *batch: Tensor) -> GraphModule:
-    """Check the graph's gradients of each example, and their norms, against single examples in plain PyTorch."""
-    graph = traced(private_gradients(model, loss), *batch)
-    with torch.no_grad():
-        found = graph(*batch)
-    params = [p for p in model.parameters() if p.requires_grad]
-    for i in range(len(batch[0])):
-        expected = torch.autograd.grad(loss(model, *[part[i : i + 1] for part in batch]), params)
-        for of_all, squared, gradient in zip(found[: len(params)], found[len(params) :], expected, strict=True):
-            torch.testing.assert_close(of_all[i], gradient, rtol=1e-10, atol=1e-12)
-            torch.testing.assert_close(squared[i], gradient.square().sum(), rtol=1e-10, atol=1e-20)
-    return graph
-
-
-def everything(model: nn.Module, x: Tensor, *states: Tensor) -> Tensor:
-    """A number that depends on the output and on the last states in different ways."""
-    hx = None if not states else states[0] if len(states) == 1 else states
-    output, last = model(x, hx)
-    parts = [output, *(last if isinstance(last, tuple) else (last,))]
-    return torch.stack(
-        [k * (part * torch.linspace(0.5, 2, part.shape[-1]).to(part)).square().sum() for k, part in enumerate(parts, 1)]
-    ).sum()
-
-
-@every_kind
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("batch_first", [True, False])
-def test_stack_in_both_directions(kind: str, bias: bool, batch_first: bool, form: str) -> None:
-    model = layer(kind, num_layers=2, bidirectional=True, bias=bias, batch_first=batch_first)
-    inside = everything if batch_first else lambda model, x: everything(model, x.transpose(0, 1))
-    check(model, inside, torch.randn(B, T, FEATURES, dtype=torch.float64))
-
-
-@every_kind
-def test_states_from_data(kind: str, form: str) -> None:
-    model = layer(kind, batch_first=True)
-    sizes = [model.proj_size or UNITS] + [UNITS] * (kind in ("lstm", "projected"))
-    states = [torch.randn(B, 1, size, dtype=torch.float64) for size in sizes]
-
-    def loss(model: nn.Module, x: Tensor, *states: Tensor) -> Tensor:
-        return everything(model, x, *(state.transpose(0, 1) for state in states))
-
-    check(model, loss, torch.randn(B, T, FEATURES, dtype=torch.float64), *states)
-
-
-class _LearnedState(nn.Module):
-    def __init__(self, kind: str) -> None:
-        super().__init__()
-        self.rnn = layer(kind, batch_first=True)
-        sizes = [self.rnn.proj_size or UNITS] + [UNITS] * (kind in ("lstm", "projected"))
-        self.states = nn.ParameterList([nn.Parameter(torch.randn(1, 1, size, dtype=torch.float64)) for size in sizes])
-
-    def forward(self, x: Tensor) -> Tensor:
-        return everything(self.rnn, x, *[state + 0 for state in self.states])
-
-
-@every_kind
-def test_states_from_parameters(kind: str, form: str) -> None:
-    check(_LearnedState(kind), lambda model, x: model(x), torch.randn(B, T, FEATURES, dtype=torch.float64))
-
-
-@every_kind
-def test_unbatched_sequence(kind: str, form: str) -> None:
-    check(layer(kind), lambda model, x: everything(model, x[0]), torch.randn(B, T, FEATURES, dtype=torch.float64))
-
-
-@every_kind
-@pytest.mark.parametrize("part", ["output", "last step", "last states"])
-def test_loss_of_one_part_alone(kind: str, part: str, form: str) -> None:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        output, last = model(x)
-        last = last[-1] if isinstance(last, tuple) else last
-        return {"output": output, "last step": output[:, -1], "last states": last}[part].square().sum()
-
-    model = layer(kind, batch_first=True)
-    check(model, loss, torch.randn(B, T, FEATURES, dtype=torch.float64))
-
-
-@every_kind
-def test_dropout_between_layers(kind: str, form: str) -> None:
-    model, x = layer(kind, num_layers=2, dropout=0.5, batch_first=True), torch.randn(B, T, FEATURES).double()
-    gradients = private_gradients(model, everything)
-    graph = traced(gradients, x)
-    torch.manual_seed(3)
-    expected = gradients(x)
-    torch.manual_seed(3)
-    with torch.no_grad():
-        found = graph(x)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
-    torch.manual_seed(4)
-    with torch.no_grad():
-        assert not torch.allclose(graph(x)[0], found[0])
-
-
-@pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
-def test_nothing_is_computed_twice(kind: str) -> None:
-    model, x = layer(kind, batch_first=True), torch.randn(B, T, FEATURES).double()
-    graph = check(model, everything, x)
-    of_all_steps = [
-        node
-        for node in graph.graph.nodes
-        if node.target in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
-        and node.args[-2].meta["val"].shape == (B * T, UNITS)
-    ]
-    assert not of_all_steps
-
-
-def test_long_sequence_is_not_unrolled() -> None:
-    model, x = layer("tanh", batch_first=True), torch.randn(2, recurrent._UNROLLED_STEPS + 1, FEATURES).double()
-    graph = check(model, everything, x)
-    fused = [node for node in graph.graph.nodes if "tanh_backward.grad_input" in str(node.target)]
-    assert fused
-
-
-@pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
-def test_autocast_is_as_outside_of_a_graph(kind: str) -> None:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return everything(model, x).float()
-
-    gradients, x = private_gradients(layer(kind, batch_first=True).float(), loss), torch.randn(B, T, FEATURES)
-    expected, graph = gradients(x), traced(gradients, x)
-    with torch.no_grad():
-        torch.testing.assert_close(graph(x), expected, rtol=1e-5, atol=1e-6)
+    dy = torch.randn_like(expected)
+    of_z, of_state = torch.autograd.grad(expected, [z, state], dy)
+    dz, *_, dstate = unrolled.gradients([weights.w_hh], [dy])
+    torch.testing.assert_close(dz, of_z)
+    torch.testing.assert_close(dstate, of_state)
