@@ -13,6 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 Function = Callable[..., Sequence[Tensor]]
 
+# What torch says where code asks for the value of a tensor, and what a user is told.
+_VALUE_OP = "aten._local_scalar_dense"
+_ASKS_FOR_A_VALUE = "the engine or the loss asks for the value of a tensor, as a branch on it, .item() and float() do"
 _LONGEST = 200  # characters of a reason
 
 
@@ -65,7 +68,7 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        raise CaptureError(reason_of(error)) from error
+        raise CaptureError(_ASKS_FOR_A_VALUE if _VALUE_OP in str(error) else reason_of(error)) from error
     constants = _lift_constants(module)
     module.graph.eliminate_dead_code()
     module.recompile()
