@@ -2,22 +2,28 @@
 
 Compiling takes 5 to 60 seconds on two cores. In a process of its own it does not hold up training, and its result is a
 file that the next run of the same graph loads within a moment.
+
+To load such a file is to run code. So the folder, made for its owner alone, and the file must belong to the user of
+this process, and nobody else may write to them; otherwise nothing is loaded from there and nothing is compiled.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import logging
 import os
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from weakref import WeakSet, finalize
 
 import pooch
@@ -25,7 +31,7 @@ import torch
 from torch import Tensor
 
 from noisette.capture.graph import CaptureError, Graph, reason_of
-from noisette.capture.request import Request
+from noisette.capture.request import Request, unfinished_file
 
 Compiled = Callable[..., Sequence[Tensor]]
 
@@ -59,13 +65,18 @@ class Compilation:
     """
 
     def __init__(self, graph: Graph, inputs: Sequence[Tensor]) -> None:
-        self._request = Request.of(graph.module, [*graph.constants, *inputs])
+        self.failure: str | None = why_not()
+        try:
+            self._request = Request.of(graph.module, [*graph.constants, *inputs])
+        except CaptureError as error:
+            self._request, self.failure = Request(""), str(error)
         self._file = _folder() / f"{_key(self._request)}.compiled"
         self._loaded: Compiled | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
+        finalize(self, self._said.close)
         self._began = 0.0
         self.operations = graph.operations
-        self.failure: str | None = why_not()
 
     @property
     def was_kept(self) -> bool:
@@ -84,26 +95,36 @@ class Compilation:
 
     def start(self, *, at_full_speed: bool = False) -> None:
         """Begin to compile; otherwise than at full speed, training goes before."""
-        self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._start(at_full_speed)
+        except OSError as error:
+            self._said.close()
+            self.failure = f"the compiler cannot be started: {reason_of(error)}"
+
+    def _start(self, at_full_speed: bool) -> None:
+        _make_private(self._file.parent)
+        if (problem := _why_distrusted(self._file.parent)) is not None:
+            self.failure = problem
+            return
         self._began = time.monotonic()
         _LOG.info("compiling a step of %d operations", self.operations)
-        _RUNNING.add(self)
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the object
-        finalize(self, self._said.close)
-        command = [sys.executable, "-m", "noisette.capture.compile_worker", str(self._file)]
+        command = [sys.executable, "-m", "noisette.capture.compile_worker", str(self._file), str(os.getpid())]
         if not at_full_speed and shutil.which("nice"):
             command = ["nice", *command]
-        paths = os.pathsep.join(path for path in sys.path if path)
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._said,
-            env=os.environ | {"PYTHONPATH": paths},
-        )
-        assert self._process.stdin is not None
-        with self._process.stdin as pipe:
-            pipe.write(self._request.text.encode())
+        paths = os.pathsep.join([os.path.abspath(path) for path in sys.path])
+        with tempfile.TemporaryFile() as request:  # a pipe would hold up training until the process reads it
+            request.write(self._request.text.encode())
+            request.seek(0)
+            self._process = subprocess.Popen(
+                command,
+                stdin=request,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+                env=os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1"},
+                start_new_session=True,  # to be stopped together with the compilers that it starts
+            )
+        _RUNNING.add(self)
+        finalize(self, _stop, self._process, self._file, os.getpid())
 
     def ready(self) -> Compiled | None:
         """The compiled function, called with constants and inputs; ``None`` while it is compiled, or if that failed."""
@@ -111,23 +132,20 @@ class Compilation:
             self._load()
         return self._loaded
 
-    def wait(self) -> Compiled:
-        """The compiled function, once it is there.
-
-        Raises:
-            CaptureError: the graph cannot be compiled here.
-        """
+    def wait(self) -> Compiled | None:
+        """The compiled function, once it is there; ``None`` if it cannot be compiled here."""
         if self._process is not None:
-            self._process.wait()
-        if (compiled := self.ready()) is None:
-            raise CaptureError(self.failure or "the compiler gave no result")
-        return compiled
+            try:
+                self._process.wait()
+            except BaseException:  # Ctrl-C
+                self.cancel()
+                raise
+        return self.ready()
 
     def cancel(self) -> None:
         """Stop compiling."""
-        if self._process is not None and self.is_running:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            _stop(self._process, self._file, os.getpid())
 
     def _is_done(self) -> bool:
         if self._process is None:
@@ -142,21 +160,50 @@ class Compilation:
     def _load(self) -> None:
         from torch._inductor.standalone_compile import CompiledArtifact
 
+        problem = _why_distrusted(self._file.parent) or _why_distrusted(self._file)
+        if problem is not None:
+            self.failure = problem
+            return
         try:
-            artifact: Any = CompiledArtifact.load(path=str(self._file))
-        except Exception as error:  # an old or damaged file: compiled again in the next run
-            self._file.unlink(missing_ok=True)
-            self.failure = f"the compiled graph cannot be loaded: {reason_of(error)}"
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch's own code
+                artifact: Any = CompiledArtifact.load(path=str(self._file))
+        except Exception as error:  # an old or damaged file is compiled again
+            with suppress(OSError):
+                self._file.unlink(missing_ok=True)
+            if self._process is not None or self._file.exists():
+                self.failure = f"the compiled graph cannot be loaded: {reason_of(error)}"
         else:
             self._loaded = artifact
             if self._process is not None:
                 _LOG.info("compiled in %.0f seconds", self.seconds)
 
 
-@atexit.register
-def _cancel_all() -> None:
-    for compilation in list(_RUNNING):
-        compilation.cancel()
+def _stop(process: subprocess.Popen[bytes], file: Path, owner: int) -> None:
+    """Kill a compilation with all that it has started, and remove what it has written half."""
+    if os.getpid() == owner and process.poll() is None:  # not in a forked copy of the process that waits for it
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with suppress(OSError):
+            unfinished_file(file, process.pid).unlink(missing_ok=True)
+
+
+def _make_private(folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+
+
+def _why_distrusted(place: Path) -> str | None:
+    """Why a folder or file may hold code of somebody else; ``None`` if it may not."""
+    try:
+        found = place.lstat()
+    except OSError as error:
+        return reason_of(error)
+    kind_is_right = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
+    if not kind_is_right or found.st_uid != os.getuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{place} belongs to somebody else, or others may write to it, and compiled graphs are code"
+    return None
 
 
 def _folder() -> Path:

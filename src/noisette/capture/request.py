@@ -9,6 +9,7 @@ import json
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +66,11 @@ class Request:
             for size, stride, dtype, device in read["inputs"]
         ]
         return GraphModule(torch.nn.Module(), graph), inputs
+
+
+def unfinished_file(file: Path, process: int) -> Path:
+    """Where the process that compiles writes to, before the file is there as a whole."""
+    return file.with_suffix(f".{process}")
 
 
 def _written_node(node: Node) -> list[Any]:

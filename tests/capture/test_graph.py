@@ -1,0 +1,74 @@
+"""A traced function: constants are inputs, and no value of a batch can stay in it."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from noisette.capture.graph import CaptureError, trace
+
+
+def test_constants_are_given_anew_in_each_call() -> None:
+    weight, x = torch.randn(3), torch.randn(4, 3)
+    graph = trace(lambda x: [x * weight + weight.sum()], [x])
+    [constant] = graph.constants
+    assert constant is weight
+    other, y = torch.randn(3), torch.randn(4, 3)
+    torch.testing.assert_close(graph([other], [y])[0], y * other + other.sum())
+
+
+READERS: dict[str, Callable[[Tensor], object]] = {
+    "numpy": lambda x: x.numpy(),
+    "an array": np.asarray,
+    "a list": lambda x: x.tolist(),
+    "item": lambda x: x.sum().item(),
+    "a branch": lambda x: 1.0 if x.sum() > 0 else 2.0,
+    "from dlpack": torch.from_dlpack,
+    "storage": lambda x: list(x.untyped_storage()),
+    "a mask's length": lambda x: len(x[x > 0]),
+    "a length": lambda x: len(x.nonzero()),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_code_that_reads_values_of_an_input_is_refused(name: str) -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        READERS[name](x.detach())
+        return [x * 2]
+
+    with pytest.raises(CaptureError, match=r"^[^\n]{1,200}$"):
+        trace(function, [torch.randn(4)])
+
+
+def test_no_input_of_the_trace_is_held() -> None:
+    weight, x = torch.randn(3), torch.full((4, 3), 1234.5)
+    graph = trace(lambda x: [(x * weight).relu().sum(0), x.square().sum(1)], [x])
+    dead = weakref.ref(x)
+    del x
+    gc.collect()
+    assert dead() is None
+    held = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+    values = [t for t in held if t.device.type == "cpu" and t.shape == (4, 3) and type(t) is Tensor]
+    assert not any(bool((t == 1234.5).any()) for t in values)
+    assert graph.operations == 5
+
+
+def test_random_numbers_are_drawn_anew() -> None:
+    graph = trace(lambda x: [x + torch.rand(4)], [torch.zeros(4)])
+    x = torch.zeros(4)
+    assert not torch.equal(graph((), [x])[0], graph((), [x])[0])
+    assert random.getstate() == random.getstate()
+
+
+def test_modes_are_left_as_they_were_after_a_failure() -> None:
+    with pytest.raises(CaptureError):
+        trace(lambda x: [x * x.tolist()[0]], [torch.randn(4)])
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert torch._C._len_torch_dispatch_stack() == 0

@@ -1,0 +1,263 @@
+"""The captured step gives the sums of the loop over single examples, whatever comes in between."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import random
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
+from noisette.capture.captured import Captured
+from noisette.clipping.captured_step import CaptureWarning
+from oracle import clipped_sum
+
+C = 0.5
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def batch(b: int = 9) -> tuple[Tensor, Tensor]:
+    return torch.randn(b, 5, dtype=torch.float64), torch.randint(0, 4, (b,))
+
+
+def flat(clip: PerExampleClip) -> Tensor:
+    return torch.cat([g.flatten() for total in clip.pop_sums() for g in total.grads])
+
+
+def captured_sizes(clip: PerExampleClip) -> list[Captured]:
+    assert clip._captured is not None
+    return [of_size for kind in clip._captured._kinds.values() for of_size in kind.captured.sizes.values()]
+
+
+def graph_calls(clip: PerExampleClip) -> int:
+    """How many calls went through graphs."""
+    return sum(way.calls for of_size in captured_sizes(clip) for way in of_size._ways)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30, 1e300])
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_record_that_is_no_good_is_as_in_the_loop(bad: float, place: int) -> None:
+    """The first row is the one that is repeated up to the size of the graph."""
+    model = mlp()
+    clip, eager = (PerExampleClip(model, C, capture=how) for how in ("graph", "eager"))
+    for k in range(6):
+        x, y = batch(17)
+        if k == 4:
+            x[place, 2] = bad
+        clip.accumulate(cross_entropy, x, y)
+        eager.accumulate(cross_entropy, x, y)
+        found, expected = flat(clip), flat(eager)
+        if k == 4 and not abs(bad) < 1e200:
+            assert torch.equal(found, expected)  # the eager engine has computed it
+        else:
+            torch.testing.assert_close(
+                found, clipped_sum(model, cross_entropy, (x, y), C).vector, rtol=1e-10, atol=1e-13
+            )
+    assert graph_calls(clip) == 5
+    assert not clip.capture_problems
+
+
+@pytest.mark.parametrize("b", range(1, 40, 3))
+def test_repeated_rows_count_for_nothing(b: int) -> None:
+    model = mlp()
+    clip = PerExampleClip(model, C, capture="graph")
+    for _ in range(3):
+        x, y = batch(b)
+        clip.accumulate(cross_entropy, x, y)
+        truth = clipped_sum(model, cross_entropy, (x, y), C).vector
+        torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
+    assert graph_calls(clip) == 2
+
+
+RULES = [AdaptiveClip(0.1), AutomaticClipping(C), CustomClipping(lambda n: C / (1 + n), C), PerLayerClipping(C)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_every_rule_is_captured_once_though_it_makes_groups_anew(rule: object) -> None:
+    model = mlp()
+    clips = [PerExampleClip(model, clipping=copy.deepcopy(rule), capture=how) for how in ("graph", "eager")]
+    for _ in range(6):
+        x, y = batch()
+        found: list[Sequence[Tensor]] = []
+        for clip in clips:
+            clip.accumulate(cross_entropy, x, y)
+            sums = clip.pop_sums()
+            found.append([g for total in sums for g in total.grads])
+            for total in sums:
+                for p, g in zip(total.params, total.grads, strict=True):
+                    p.grad = g / 9 if p.dim() == 0 else None
+            clip.after_step()  # the bound of an adaptive rule changes
+        torch.testing.assert_close(found[0], found[1], rtol=1e-10, atol=1e-12)
+    assert graph_calls(clips[0]) == 5
+
+
+def test_lambdas_made_anew_are_captured_once() -> None:
+    clip = PerExampleClip(mlp(), C, capture="graph")
+    for _ in range(5):
+        clip.accumulate(lambda model, x, y: F.cross_entropy(model(x), y), *batch())
+    assert graph_calls(clip) == 4
+
+
+class Counting(nn.Sequential):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.calls, self.step = 0, 0
+
+    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        self.calls += 1
+        return cross_entropy(model, x, y)
+
+
+def test_counters_do_not_hinder() -> None:
+    model, trainer = Counting(*mlp()).double(), Trainer()
+    clip = PerExampleClip(model, C, capture="graph")
+    for _ in range(6):
+        trainer.step += 1
+        clip.accumulate(trainer.loss, *batch())  # a method object made anew
+    assert graph_calls(clip) == 5
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def test_a_loss_that_draws_from_other_generators_runs_eagerly_in_words(draw: object) -> None:
+    clip = PerExampleClip(mlp(), C, capture="graph")
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (1 + draw()) * cross_entropy(model, x, y)  # type: ignore[operator]
+
+    clip.accumulate(loss, *batch())
+    with pytest.warns(CaptureWarning, match="random generator"):
+        clip.accumulate(loss, *batch())
+    clip.accumulate(loss, *batch())
+    assert graph_calls(clip) == 0
+
+
+def test_class_weights_of_the_batch_are_refused_as_eagerly() -> None:
+    clip = PerExampleClip(mlp(), C, capture="graph")
+    weights = torch.ones(4, dtype=torch.float64)
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), y, weight=weights)
+
+    for _ in range(6):
+        clip.accumulate(loss, *batch())
+    assert graph_calls(clip) == 5
+    weights.mul_(2)
+    with pytest.raises(PrivacyError, match="written to since the first call"):
+        clip.accumulate(loss, *batch())
+    weights = 2 * torch.ones(4, dtype=torch.float64)
+    with pytest.raises(PrivacyError, match="neither an argument nor part of the model"):
+        clip.accumulate(loss, *batch())
+
+
+def test_a_graph_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from noisette.capture.graph import Graph
+
+    whole = Graph.__call__
+
+    def wrong(self: Graph, *given: Sequence[Tensor]) -> list[Tensor]:
+        first, *others = whole(self, *given)
+        return [first * 1.001, *others]
+
+    model = mlp()
+    clip = PerExampleClip(model, 1e-4, capture="graph")  # sums are small beside the norms
+    clip.accumulate(cross_entropy, *batch())
+    flat(clip)
+    monkeypatch.setattr(Graph, "__call__", wrong)
+    x, y = batch()
+    with pytest.warns(CaptureWarning, match="differ by .* of their norm"):
+        clip.accumulate(cross_entropy, x, y)
+    torch.testing.assert_close(flat(clip), clipped_sum(model, cross_entropy, (x, y), 1e-4).vector, rtol=1e-9, atol=0)
+    clip.accumulate(cross_entropy, x, y)
+    torch.testing.assert_close(flat(clip), clipped_sum(model, cross_entropy, (x, y), 1e-4).vector, rtol=1e-9, atol=0)
+    assert graph_calls(clip) == 1
+
+
+class Twice(nn.Module):
+    """Two parameters with equal gradients: one tensor for both would take the noise of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Parameter(torch.zeros(5).double()), nn.Parameter(torch.zeros(5).double())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.one + self.other).unsqueeze(1)
+
+
+def test_sums_share_no_memory() -> None:
+    clip = PerExampleClip(Twice(), C, capture="graph")
+    for _ in range(3):
+        clip.accumulate(lambda model, x, y: model(x).sum(), *batch())
+        [total] = clip.pop_sums()
+        assert total.grads[0].data_ptr() != total.grads[1].data_ptr()
+
+
+def test_no_batch_is_kept_alive() -> None:
+    clip = PerExampleClip(mlp(), C, capture="graph")
+    dead = []
+    for _ in range(4):
+        x, y = batch()
+        dead += [weakref.ref(x), weakref.ref(y)]
+        clip.accumulate(cross_entropy, x, y)
+        clip.pop_sums()
+    del x, y
+    gc.collect()
+    assert [ref() for ref in dead] == [None] * 8
+    known = {id(p) for p in clip.parameters.values()}
+    for of_size in captured_sizes(clip):
+        assert of_size._graph is not None
+        assert {id(tensor) for tensor in of_size._graph.constants} == known
+
+
+def test_factors_that_read_the_norms_as_numbers_are_not_captured() -> None:
+    def factor(norms: Tensor) -> Tensor:
+        return torch.from_numpy(np.minimum(1.0, C / np.maximum(norms.numpy(), 1e-30)))
+
+    model = mlp()
+    clip = PerExampleClip(model, clipping=CustomClipping(factor, C), capture="graph")
+    clip.accumulate(cross_entropy, *batch())
+    with pytest.warns(CaptureWarning, match="reads the values of a tensor"):
+        clip.accumulate(cross_entropy, *batch())
+    assert graph_calls(clip) == 0
+
+
+def test_settings_of_torch_have_graphs_of_their_own() -> None:
+    model = mlp().float()
+    clip, eager = (PerExampleClip(model, C, capture=how) for how in ("graph", "eager"))
+
+    def check() -> None:
+        x, y = batch()
+        clip.accumulate(cross_entropy, x.float(), y)
+        eager.accumulate(cross_entropy, x.float(), y)
+        torch.testing.assert_close(flat(clip), flat(eager), rtol=1e-5, atol=1e-6)
+
+    for _ in range(6):
+        check()
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            check()
+    for _ in range(3):
+        check()
+    assert clip._captured is not None
+    assert len(clip._captured._kinds) == 2
