@@ -163,6 +163,7 @@ def test_constant_tables_of_the_loss() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of torch, where it loads compiled code
 @pytest.mark.parametrize("name", ["LeNet-5", "GRU", "Transformer encoder", "VGG, per-example batch norm"])
 def test_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOISETTE_CACHE", str(tmp_path))
