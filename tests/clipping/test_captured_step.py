@@ -8,6 +8,7 @@ import math
 import random
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -279,3 +280,28 @@ def test_settings_of_torch_have_graphs_of_their_own() -> None:
         check()
     assert clip._captured is not None
     assert len(clip._captured._kinds) == 2
+
+
+@pytest.mark.parametrize("why", ["no compiler", "a folder that cannot be written"])
+def test_what_cannot_be_compiled_runs_as_a_graph_with_one_warning(
+    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if why == "no compiler":
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("NOISETTE_CACHE", str(tmp_path / "file"))
+    model = mlp()
+    clip = PerExampleClip(model, C, capture="compiled")
+    clip.accumulate(cross_entropy, *batch())
+    flat(clip)
+    with pytest.warns(CaptureWarning, match="the step runs uncompiled: "):
+        clip.accumulate(cross_entropy, *batch())
+    flat(clip)
+    for _ in range(3):
+        x, y = batch()
+        clip.accumulate(cross_entropy, x, y)
+        truth = clipped_sum(model, cross_entropy, (x, y), C).vector
+        torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
+    assert graph_calls(clip) == 4
