@@ -23,6 +23,7 @@ _PUBLIC = {
     "clipping.engines": ("engines",),  # the module itself
     "clipping.adaptive": ("AdaptiveClip",),
     "clipping.automatic": ("AutomaticClipping",),
+    "clipping.captured_step": ("CaptureWarning",),
     "clipping.custom": ("CustomClipping",),
     "clipping.flat": ("FlatClipping",),
     "clipping.groupwise": ("GroupwiseClipping",),

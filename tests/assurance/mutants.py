@@ -5,6 +5,7 @@ from __future__ import annotations
 import attack_faults
 import batches_faults
 import bound_faults
+import capture_faults
 import clipless_call_faults
 import clipless_faults
 import coupling_faults
@@ -26,6 +27,7 @@ GROUPS = {
     "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
+    "Captured steps": capture_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
     "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,

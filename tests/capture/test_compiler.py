@@ -224,7 +224,7 @@ def test_a_compilation_that_nobody_holds_is_stopped(monkeypatch: pytest.MonkeyPa
     assert list(cache.iterdir()) == []
 
 
-def test_compilers_that_the_process_has_started_are_stopped_too(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+def test_compilers_that_the_process_has_started_are_stopped(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     inner = (
         "import subprocess, sys; p = subprocess.Popen(['sleep', '61']); "
         "open(sys.argv[1], 'w').write(str(p.pid)); p.wait()"
@@ -238,7 +238,7 @@ def test_compilers_that_the_process_has_started_are_stopped_too(monkeypatch: pyt
     wait_for(lambda: not is_alive(child))
 
 
-PARENT = """
+PARENT = '''
 import os, sys, time
 from noisette.capture.compiler import Compilation
 import subprocess, torch
@@ -246,16 +246,18 @@ from noisette.capture.graph import trace
 popen = subprocess.Popen
 import noisette.capture.compiler as compiler
 x = torch.randn(4, 3)
-work = (
-    "import noisette.capture.compile_worker as w, time, sys, pathlib; w.compile_to = lambda *_: time.sleep(60); "
-    "w._main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))"
-)
+work = """
+import pathlib, sys, time
+import noisette.capture.compile_worker as worker
+worker.compile_to = lambda *_: time.sleep(60)
+worker._main(pathlib.Path(sys.argv[1]), int(sys.argv[2]))
+"""
 compiler.subprocess.Popen = lambda command, **given: popen([command[-5], "-c", work, *command[-2:]], **given)
 compilation = Compilation(trace(lambda x: [x.sum(0)], [x]), [x])
 compilation.start()
 print(compilation._process.pid, flush=True)
 time.sleep(60)
-"""
+'''
 
 
 @pytest.mark.slow
