@@ -81,7 +81,7 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
 
 _GIVE_VALUES = {
     *(Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__),
-    *(Tensor.untyped_storage, Tensor.storage, Tensor.__reduce_ex__),
+    *(Tensor.storage, Tensor.__reduce_ex__),
 }
 
 
