@@ -238,6 +238,7 @@ class Captured:
     def _give_up(self, problem: str) -> None:
         self.problem = problem
         self.close()
+        self._graph, self._compilation, self._ways = None, None, []  # nothing is kept for it
         self._warn(f"the step is not captured: {problem}")
 
 
