@@ -41,7 +41,7 @@ def bounds(change: Callable[[float], float]) -> Patch:
     def factors(groups: Iterable[Group], norms: Tensor, examples: float) -> Tensor:
         return clipping_factors([replace(group, bound=change(group.bound)) for group in groups], norms, examples)
 
-    return lambda patch: patch.setattr("noisette.clipping.per_example.clipping_factors", factors)
+    return lambda patch: patch.setattr("noisette.clipping.norms.clipping_factors", factors)
 
 
 def engine(clipped_sum: Callable[..., ClippedSum]) -> Patch:

@@ -208,7 +208,7 @@ def of_two_seeds(real, source, tensors, *, step, std, divisor):
 
 def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
     return lambda patch: patch.setattr(
-        "noisette.clipping.per_example.clipping_factors", lambda groups, norms, examples: change(norms, BOUND)
+        "noisette.clipping.norms.clipping_factors", lambda groups, norms, examples: change(norms, BOUND)
     )
 
 
