@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from noisette import PerExampleClip, PrivacyError
 
@@ -156,15 +156,15 @@ def default(model: Net, patch: pytest.MonkeyPatch) -> tuple[Loss, Change]:
     return loss, lambda: setattr(loss, "__defaults__", (2.0,))
 
 
-def global_hook(model: Net, patch: pytest.MonkeyPatch) -> tuple[Loss, Change]:
-    handles = ExitStack()
-    patch.setattr(sys.modules[__name__], "_handles", handles, raising=False)
+GLOBAL_HOOKS: list[RemovableHandle] = []
 
+
+def global_hook(model: Net, patch: pytest.MonkeyPatch) -> tuple[Loss, Change]:
     def double(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
         return 2 * output if isinstance(module, nn.Linear) else None
 
     def change() -> None:
-        handles.callback(nn.modules.module.register_module_forward_hook(double).remove)
+        GLOBAL_HOOKS.append(nn.modules.module.register_module_forward_hook(double))
 
     return cross_entropy, change
 
@@ -264,9 +264,8 @@ SCENES: dict[str, Callable[[Net, pytest.MonkeyPatch], tuple[Loss, Change]]] = {
 @pytest.fixture
 def _no_global_hooks() -> Iterator[None]:
     yield
-    handles = sys.modules[__name__].__dict__.get("_handles")
-    if handles is not None:
-        handles.close()
+    while GLOBAL_HOOKS:
+        GLOBAL_HOOKS.pop().remove()
 
 
 def batch() -> tuple[Tensor, Tensor]:
