@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from noisette._internal.keystream import SecretKey
 from noisette.bench import sgd
-from noisette.capture.schedule import Capture
+from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.captured_step import CaptureWarning
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.nn.lipschitz import TauCrossEntropy
 
@@ -43,7 +44,7 @@ def compiled() -> sgd.Method:
 def _clipped(engine: Callable[[], Engine], capture: Capture) -> sgd.Method:
     def method(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
         clip = PerExampleClip(model, sgd.MAX_GRAD_NORM, engine=engine(), capture=capture)
-        return _private_step(clip, lambda: clip.accumulate(_loss, inputs, targets), len(targets))
+        return _private_step(clip, lambda: clip.accumulate(_loss, inputs, targets), len(targets), capture)
 
     return method
 
@@ -66,13 +67,17 @@ def clipless(model: nn.Module, inputs: Tensor, targets: Tensor) -> sgd.Step:
     """Bounds of a Lipschitz network instead of clipping, noise from the secret key, SGD, projection."""
     loss = TauCrossEntropy(tau=1.0)
     bound = LipschitzBound(model, loss=loss, input_shape=inputs.shape[1:])
-    return _private_step(bound, lambda: bound.backward(loss(model(inputs), targets)), len(targets))
+    return _private_step(bound, lambda: bound.backward(loss(model(inputs), targets)), len(targets), "eager")
 
 
-def _private_step(bound: GradientBound, add: Callable[[], object], batch_size: int) -> sgd.Step:
-    """One step: ``add`` the batch to the bounded sum, then noise, SGD, and what the bound does after a step."""
+def _private_step(bound: GradientBound, add: Callable[[], object], batch_size: int, capture: Capture) -> sgd.Step:
+    """One step: ``add`` the batch to the bounded sum, then noise, SGD, and what the bound does after a step.
+
+    The noise is compiled where ``capture`` asks for a compiled step.
+    """
     optimizer = torch.optim.SGD(list(bound.parameters.values()), lr=sgd.LEARNING_RATE)
-    release = GaussianRelease(SecretKey(), sgd.NOISE_MULTIPLIER, batch_size)
+    noise = CompiledNoise(schedule_of(capture), lambda: 1.0)
+    release = GaussianRelease(SecretKey(), sgd.NOISE_MULTIPLIER, batch_size, noise)
     names = {id(p): name for name, p in bound.parameters.items()}
     steps = itertools.count()
 

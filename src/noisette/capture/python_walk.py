@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import types
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from operator import is_
@@ -164,7 +164,7 @@ class Walk:
     def _of_container(self, value: Any) -> Iterable[Any]:
         if len(value) > _WIDEST:
             return id(value), len(value)
-        if type(value) is dict:
+        if type(value) in (dict, OrderedDict):
             return len(value), *self._watch(_entries, value)
         if type(value) is list:
             return len(value), *self._watch(tuple, value)
