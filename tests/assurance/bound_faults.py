@@ -174,8 +174,8 @@ def last_use_alone(patch: pytest.MonkeyPatch) -> None:
 def multiplied_by_zero(patch: pytest.MonkeyPatch) -> None:
     """A gradient that is not a number gets the factor zero instead of being cut out."""
 
-    def weighted_sums(forms: dict[str, Any], groups: Any, weights: Tensor) -> Sums:
-        rows, group = weights.nan_to_num(0.0).unbind(), group_of(groups)
+    def weighted_sums(forms: dict[str, Any], clipping: Clipping, weights: Tensor) -> Sums:
+        rows, group = weights.nan_to_num(0.0).unbind(), group_of(clipping.groups)
         return {name: form.weighted_sum(rows[group[name]]) for name, form in forms.items()}
 
     patch.setattr("noisette.clipping.norms._weighted_sums", weighted_sums)
