@@ -116,3 +116,10 @@ def test_a_way_that_was_asked_for_is_taken_at_each_size_from_its_second_call_on(
     of_a_run.spent(128, 0.001, None)
     assert of_a_run.choose(128) == (128, of_a_run.sizes[128])
     assert of_a_run.choose(160) is None
+    of_a_run.sizes[128].traced(0.1)
+    for rows in (112, 64, 160):
+        of_a_run.choose(rows)
+        of_a_run.spent(rows, 0.001, None)
+    assert of_a_run.choose(112) == (128, of_a_run.sizes[128])  # nothing more is compiled
+    assert of_a_run.choose(64) == (64, of_a_run.sizes[64])
+    assert of_a_run.choose(160) == (160, of_a_run.sizes[160])

@@ -45,11 +45,14 @@ class CapturedSizes:
         own = self._of(rows)
         if self.problem is not None or not own.was_called:
             return None
-        if own.is_due or not self._schedule.keeps_quickest:
-            return rows, own
         able = {
             n: of_size for n, of_size in self.sizes.items() if rows <= n < rows * _MOST_PADDING and of_size.is_traced
         }
+        if not self._schedule.keeps_quickest:  # few graphs, because calls wait for them
+            n = min(able, default=rows)
+            return n, self.sizes[n]
+        if own.is_due:
+            return rows, own
         if not able:
             return self._first(rows)
         n = min(able, key=lambda n: able[n].seconds)
