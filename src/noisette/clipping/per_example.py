@@ -40,6 +40,7 @@ from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
+from noisette.ranks.wrappers import Unwrapped
 
 
 class PerExampleClip:
@@ -48,7 +49,8 @@ class PerExampleClip:
     The model is not changed: two hooks on its root record each forward pass, and ``close()`` removes them.
 
     Args:
-        model: any module whose examples do not mix; its trainable parameters are those that require gradients now.
+        model: any module whose examples do not mix; its trainable parameters are those that require gradients now. Of
+            ``DistributedDataParallel`` it is the module inside; the wrapper exchanges nothing until ``close()``.
         max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; as ``clipping=FlatClipping(C)``.
         clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayerClipping(1.0)`` or ``AdaptiveClip(0.1)``.
         engine: how the clipped sum is computed; every engine gives the same sum.
@@ -86,8 +88,9 @@ class PerExampleClip:
         if clipping is None:
             assert max_grad_norm is not None
             clipping = FlatClipping(max_grad_norm)
+        self._unwrapped = Unwrapped(model)
+        self.model = model = self._unwrapped.module
         check_initialized(model)
-        self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.examples = EXAMPLES  # expected in a batch; a run sets it
@@ -301,6 +304,7 @@ class PerExampleClip:
         if self._captured is not None:
             self._captured.close()
         self._tape.close()
+        self._unwrapped.close()
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

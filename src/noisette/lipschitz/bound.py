@@ -29,6 +29,7 @@ from noisette.lipschitz.project import project
 from noisette.lipschitz.score_clipping import ScoreClipping
 from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
+from noisette.ranks.wrappers import Unwrapped
 
 
 class LipschitzLoss(Protocol):
@@ -101,7 +102,8 @@ class LipschitzBound:
     ) -> None:
         if not 0 <= slack < math.inf:
             raise ValueError(f"expected a finite slack >= 0, got slack={slack}")
-        self.model = model
+        self._unwrapped = Unwrapped(model)
+        self.model = model = self._unwrapped.module
         self.loss = loss
         self.input = NormBound(math.inf, tuple(input_shape))
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
@@ -323,6 +325,7 @@ class LipschitzBound:
         """Remove the hooks; the weights keep their last projected values."""
         for handle in self._handles:
             handle.remove()
+        self._unwrapped.close()
 
     def score_gradient_bound(self) -> float:
         """Bound on one example's gradient with respect to its scores.

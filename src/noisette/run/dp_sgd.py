@@ -29,6 +29,7 @@ from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.ranks import Alone, AnyRanks
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
 from noisette.sampling.loading import records_of
@@ -71,8 +72,10 @@ class DpSgdRun(ABC):
         users: Users | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
+        ranks: AnyRanks = Alone(),  # noqa: B008 - it has no state
     ) -> None:
         self.bound = bound
+        self._ranks = ranks
         if isinstance(bound, PerExampleClip):
             bound.examples = max(bound.examples, float(expected_batch_size))
             bound.still_to_come = self._still_to_come
@@ -91,7 +94,7 @@ class DpSgdRun(ABC):
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
         self._compiled_noise = CompiledNoise(schedule, self._still_to_come)
-        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise)
+        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise, ranks)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
@@ -134,7 +137,7 @@ class DpSgdRun(ABC):
 
     def batches(self) -> Iterator[Batch]:
         """Line 1: the batches that remain, drawn as declared: Poisson batches
-        unless others were. Each may be empty, and each needs one step.
+        unless others were. Each may be empty, and each needs one step. Of several ranks, each gets a part of each.
 
         Raises:
             PrivacyError: a batch was left without ``optimizer.step()``.
@@ -143,7 +146,7 @@ class DpSgdRun(ABC):
         while self.steps_left:
             self._check_step_taken()
             self._reserve_step()
-            drawn = self._sampler.indices(step=self.steps_taken)
+            drawn = self._ranks.share(self._sampler.indices(step=self.steps_taken))
             self._batch = Batch(drawn, self._records, self._measured, self._seal.before_microbatch)
             yield self._batch
         self._check_step_taken()
@@ -243,13 +246,14 @@ class DpSgdRun(ABC):
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
-        self._check_gradients()
-        batch.check_bounded(len(batch.indices))
-        if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
-            check_coverage(optimizer, self.bound)
-        self._seal.before_release()
-        # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
-        self._commit_step()
+        with self._ranks.unanimous(f"step {self.steps_taken}"):
+            self._check_gradients()
+            batch.check_bounded(len(batch.indices))
+            if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
+                check_coverage(optimizer, self.bound)
+            self._seal.before_release()
+            # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
+            self._commit_step()
         step, self._batch = self.steps_taken, None
         self.steps_taken += 1
         self._release(self.bound.pop_sums(), self._names, step=step)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.sampling_plan import schedule
-from noisette.run.private import PrivateRun, privatize
+from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 
