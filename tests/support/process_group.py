@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import sys
 import tempfile
 import time
 import traceback
@@ -46,7 +47,9 @@ class Outcome:
         return self.returned
 
 
-def on_ranks(size: int, work: Callable[..., Any], *args: Any, known_key: bool = False) -> list[Outcome]:
+def on_ranks(
+    size: int, work: Callable[..., Any], *args: Any, known_key: bool = False, hanging: int | None = None
+) -> list[Outcome]:
     """Call a function of a module in so many new processes, which form a process group of gloo.
 
     Args:
@@ -54,8 +57,10 @@ def on_ranks(size: int, work: Callable[..., Any], *args: Any, known_key: bool = 
         work: the function, called with ``args``; what it returns can be pickled.
         args: of the function.
         known_key: whether the secret key of runs is ``SECRET``.
+        hanging: a rank that is killed as soon as all others have ended.
     """
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # copies a process that has done nothing but imports
+    context.set_forkserver_preload(["pytest", "ranks_loop", "torch.distributed", "torch._dynamo", "torch._inductor"])
     results = context.Queue()
     outcomes: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -64,12 +69,15 @@ def on_ranks(size: int, work: Callable[..., Any], *args: Any, known_key: bool = 
             context.Process(target=_rank, args=(rank, size, store, results, known_key, work, args), daemon=True)
             for rank in range(size)
         ]
-        for process in started:
-            process.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # where that process finds its imports
+            for process in started:
+                process.start()
         until = time.monotonic() + TIMEOUT
         while any(process.is_alive() for process in started):
             _receive(results, outcomes)
-            if time.monotonic() > until:
+            others_ended = not any(process.is_alive() for rank, process in enumerate(started) if rank != hanging)
+            if time.monotonic() > until or (hanging is not None and others_ended):
                 for process in started:
                     process.kill()
         _receive(results, outcomes)
