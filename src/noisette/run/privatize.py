@@ -102,16 +102,17 @@ def privatize(
     with ExitStack() as undone:
         undone.callback(ranks.close)
         with ranks.unanimous("the declarations of the run"):
-            check_numbers(
-                expected_batch_size=expected_batch_size,
-                sampling_rate=sampling_rate,
-                steps=steps,
-                public_size=public_size,
-                epochs=epochs,
-                epsilon=epsilon,
-                noise_multiplier=noise_multiplier,
-                delta=delta,
-            )
+            numbers = {
+                "expected_batch_size": expected_batch_size,
+                "sampling_rate": sampling_rate,
+                "steps": steps,
+                "public_size": public_size,
+                "epochs": epochs,
+                "epsilon": epsilon,
+                "noise_multiplier": noise_multiplier,
+                "delta": delta,
+            }
+            check_numbers(**numbers)
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
             possible = releases(
                 sampling,
@@ -130,6 +131,7 @@ def privatize(
             if separability is None and isinstance(bound, DerivedBound):
                 dtype = next(iter(bound.parameters.values())).dtype
                 check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
+        ranks.check_equal(lambda: {**numbers, "sampling": repr(sampling), "users": users and users.most_records})
         accountant = accountant if accountant is not None else PldAccountant()
         ledger, own = ledger_on_ranks(ledger, ranks)
         if own is not None:
