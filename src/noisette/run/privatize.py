@@ -87,8 +87,9 @@ def privatize(
             alone where there is none. Each one calls this function with the same arguments.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
-    one user, of all weights and optimizer states of the run together, provided that the key stays in the process and,
-    with ``separability="asserted"``, that model and loop keep the examples apart.
+    one user, of all weights and optimizer states of the run together, provided that the key stays in the processes of
+    the run, that these and the network between them are one trusted party, and, with ``separability="asserted"``, that
+    model and loop keep the examples apart.
     Source: Abadi et al. 2016, algorithm 1.
 
     Raises:
