@@ -15,6 +15,7 @@ from torch import Tensor
 from noisette._internal.keystream import SecretKey
 from noisette.clipping.accumulator import Accumulator
 from noisette.mechanisms.bounded_sum import BoundedSum
+from noisette.mechanisms.eager_noise import EagerPass
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.window import Window
@@ -96,8 +97,9 @@ def of_the_global_generator(add: Add, tensors: Any, *, std: float, divisor: floa
 
 
 def of_24_bits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.mechanisms.box_muller._RADIUS_BITS", 24)
-    patch.setattr("noisette.mechanisms.box_muller._SMALLEST", 2.0**-24)
+    """As of a generator of 24 bits: the others are ones."""
+    whole = EagerPass._radius
+    patch.setattr(EagerPass, "_radius", lambda self, radii: whole(self, radii | 2**29 - 1))
 
 
 def without_offset(add: Add, tensors: Any, *, windows: Any = None, **numbers: Any) -> None:
