@@ -16,6 +16,7 @@ from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass
+from noisette.mechanisms.device_noise import DeviceNoise, device_noise
 from noisette.mechanisms.eager_noise import EagerPass, is_faithful
 from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, WORDS, Bits, Part, TileBuffers
 from noisette.mechanisms.window import WHOLE, Window
@@ -57,6 +58,7 @@ class GaussianNoise:
         self._key = key
         self._ask = compiled
         self._compiled: dict[torch.dtype, CompiledPass] = {}
+        self._devices: dict[tuple[torch.dtype, torch.device], DeviceNoise] = {}
         self._tools: dict[torch.dtype, tuple[TileBuffers, Bits, EagerPass]] = {}
 
     @torch.no_grad()
@@ -87,8 +89,17 @@ class GaussianNoise:
         if not flat:
             return
         first = next(iter(flat.values()))
-        buffers, bits, eager = self._tools_for(first.dtype)
         parts = tuple([Part(name, len(tensor), windows.get(name, WHOLE)) for name, tensor in flat.items()])
+        if first.device.type == "cpu":
+            self._add_on_processor(flat, parts, step=step, std=std, divisor=divisor)
+        else:
+            self._elsewhere(first.dtype, first.device).add_(flat, parts, step=step, std=std, divisor=divisor)
+
+    def _add_on_processor(
+        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
+    ) -> None:
+        first = flat[parts[0].name]
+        buffers, bits, eager = self._tools_for(first.dtype)
         compiled = self._compiled_for(first, sum([part.size for part in parts]))
         for group in buffers.groups(parts):
             streams = [(bits.words[stream.words], stream.name, stream.tile * WORDS) for stream in group.streams]
@@ -101,6 +112,12 @@ class GaussianNoise:
                 group.gather(pieces)
                 one_pass(bits, buffers.sums, group.tiles, std=std, divisor=divisor)
                 group.scatter(pieces)
+
+    def _elsewhere(self, dtype: torch.dtype, device: torch.device) -> DeviceNoise:
+        """What computes bits and noise on a device."""
+        if (dtype, device) not in self._devices:
+            self._devices[dtype, device] = device_noise(self._key, dtype, device)
+        return self._devices[dtype, device]
 
     def _tools_for(self, dtype: torch.dtype) -> tuple[TileBuffers, Bits, EagerPass]:
         if dtype not in self._tools:
