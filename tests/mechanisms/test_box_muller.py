@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -121,6 +122,64 @@ def test_words_at_the_ends(one_pass: Pass, dtype: torch.dtype, word: int, radius
     np.testing.assert_allclose(found[:, :128], radius * math.cos(turn), rtol=close, atol=close * radius)
     np.testing.assert_allclose(found[:, 128:], radius * math.sin(turn), rtol=close, atol=close * radius)
     assert found.any() == (radius > 0)
+
+
+def long_words(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """u and 1 - u of these words, in extended precision."""
+    k = words & np.uint64(2**53 - 1)
+    return tuple(
+        n.astype(np.longdouble) * np.longdouble(2) ** -53 for n in (k + np.uint64(1), np.uint64(2**53 - 1) - k)
+    )
+
+
+@pytest.mark.parametrize("shifted", ["nothing", "u", "1 - u"])
+def test_radii_are_right_to_the_last_digits(shifted: str, dtype: torch.dtype) -> None:
+    """Relative to themselves: for u near one and near zero too, where they are small and large."""
+    words = known_bits().words.reshape(-1, 192)[:, :128] & np.uint64(2**53 - 1)
+    shifts = (np.arange(words.size).reshape(words.shape) % 53).astype(np.uint64)
+    if shifted != "nothing":
+        words = words >> shifts
+    if shifted == "1 - u":
+        words = np.uint64(2**53 - 1) - words
+    # In extended precision.
+    u = (words + np.uint64(1)).astype(np.longdouble) / 2**53
+    from_one = (np.uint64(2**53 - 1) - words).astype(np.longdouble) / 2**53
+    expected = np.sqrt(np.where(u < 0.5, -2 * np.log(u), -2 * np.log1p(-from_one)))
+    found = EagerPass(dtype)._radius(torch.from_numpy(words.view(np.int64).copy())).numpy()
+    assert ((found == 0) == (from_one == 0)).all()
+    is_there = from_one > 0
+    error = abs(found.astype(np.longdouble)[is_there] / expected[is_there] - 1)
+    assert float(error.max()) <= (2e-7 if dtype == torch.float32 else 4e-16)
+
+
+@pytest.mark.parametrize("around", [0, 2**30, 2**31 - 1, -(2**30), 12345678])
+def test_sines_are_right_to_the_last_digits(around: int, dtype: torch.dtype) -> None:
+    """Relative to themselves, and never zero."""
+    angles = (torch.arange(-(2**15), 2**15) + around).to(torch.int32).view(-1, PAIRS)
+    found = EagerPass(dtype)._sines(angles).numpy()
+    odd = angles.numpy() | 1
+    for half, turned in zip(found, (odd, odd - np.int32(2**30)), strict=True):
+        from_quarter = (2**30 - abs(turned.astype(np.int64))).astype(np.longdouble) / 2**30
+        expected = np.sin(np.longdouble("1.57079632679489661923132169163975144") * from_quarter)
+        assert (half != 0).all()
+        error = float(abs(half.astype(np.longdouble) / expected - 1).max())
+        assert error <= (2.5e-7 if dtype == torch.float32 else 5e-16)
+
+
+def test_any_split_gives_the_same_bits(function: Compiled, dtype: torch.dtype) -> None:
+    """Parts of any size, also those that the eager pass computes beside a compiled one, and shards of columns."""
+    numel = 2 * WHOLE + 5000
+    whole = noised({"a": torch.ones(numel, dtype=dtype)}, function)["a"]
+    cuts = [0, 1, 700, 90_000, WHOLE + 3, numel]
+    for kind in (None, function):
+        for start, end in pairwise(cuts):
+            part = noised({"a": torch.ones(end - start, dtype=dtype)}, kind, start=start)["a"]
+            assert torch.equal(part, whole[start:end])
+        shard = {"a": torch.ones(250, 300, dtype=dtype)}
+        GaussianNoise(KEY, lambda *_, kind=kind: kind).add_(
+            shard, step=3, std=0.8, divisor=40.0, windows={"a": Window(200, 300, 1000)}
+        )
+        assert torch.equal(shard["a"], whole[: 250 * 1000].view(250, 1000)[:, 200:500])
 
 
 def noised(

@@ -13,7 +13,7 @@ The values are those of the processor to the bit: the same operations in the sam
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
+from noisette.mechanisms import launch_table
 from noisette.mechanisms.box_muller import QUARTER_TURN, RADIUS_MASK, SINGLE, TWO_LN_2
-from noisette.mechanisms.noise_tiles import TILE, WORDS, Part
+from noisette.mechanisms.noise_tiles import WORDS, Part
 
 _TILES = 16  # of one program: 128 lanes of 32 values, one for each thread of four warps
 
@@ -210,9 +211,11 @@ class TritonNoise:
 
     def _tables_for(self, parts: tuple[Part, ...]) -> tuple[Tensor, Tensor, Tensor]:
         # In every call, so that a forked process gets none.
-        secrets = [self._key.stream_key(purpose="noise", name=p.name, end=_last_tile(p) * WORDS) for p in parts]
+        secrets = [
+            self._key.stream_key(purpose="noise", name=p.name, end=launch_table.end_of(p) * WORDS) for p in parts
+        ]
         if parts not in self._tables:
-            rows, owners = table_of(parts, self._tiles)
+            rows, owners = launch_table.table_of(parts, self._tiles)
             keys = np.frombuffer(b"".join(secrets), dtype=np.int32)
             self._tables[parts] = self._sent(rows), self._sent(keys), self._sent(owners)
         return self._tables[parts]
@@ -221,27 +224,3 @@ class TritonNoise:
         """A copy on the device, for which the host does not wait."""
         here = torch.from_numpy(numbers.copy())
         return here.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else here
-
-
-def _last_tile(part: Part) -> int:
-    """The number of the tile after the last one of a part."""
-    *_, (_, first, length) = part.window.segments(part.size)
-    return (first + length - 1) // TILE + 1
-
-
-def table_of(parts: Sequence[Part], tiles_of_program: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the kernel is told of each part, and to which part each of its programs belongs.
-
-    Returns:
-        Rows of: elements, first element in the parameter, elements of a run, elements between the beginnings of runs,
-        tiles that a run may touch, first program. And the number of the row of each program.
-    """
-    rows, owners = [], []
-    for number, part in enumerate(parts):
-        start, run, stride = part.window.start, part.window.run or part.size, part.window.stride or 0
-        tiles = (start + part.size - 1) // TILE - start // TILE + 1
-        if stride:
-            tiles = -(-(run - 1) // TILE) + 1
-        rows.append((part.size, start, run, stride, tiles, len(owners)))
-        owners += [number] * -(-(-(-part.size // run) * tiles) // tiles_of_program)
-    return np.array(rows, dtype=np.int64), np.array(owners, dtype=np.int32)
