@@ -23,6 +23,7 @@ class Settings:
         device: ``"cpu"`` or ``"cuda"``.
         seconds: after which the rounds of a cell end, once there are three; ``None``: never.
         fastdp: folder of a checkout of fastDP.
+        dtype: ``"float32"``, or ``"bfloat16"`` for autocast to it.
     """
 
     rounds: int
@@ -30,6 +31,7 @@ class Settings:
     device: str
     seconds: float | None = None
     fastdp: Path | None = None
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
