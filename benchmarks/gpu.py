@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from noisette.bench.methods import METHODS
 from noisette.bench.report import hardware
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,6 +36,12 @@ Result = dict[str, Any]
 _GRACE = 5.0  # seconds between being asked to stop and being stopped
 _LEAST = 3.0  # seconds with which a part is begun
 _TAIL = 4000  # characters of the output that are kept
+# A line of `pytest -v`: the test and its outcome, and the other way round where several processes run them.
+_OUTCOME = re.compile(
+    r"^(?:(tests/\S+::.*?) )?(?:\[gw\d+\] \[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED)(?: (tests/\S+::.*?))?"
+    r"(?: \(.*\))?\s*(?:\[ *\d+%\])?\s*$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,11 @@ class Place:
                 env=environment,
                 start_new_session=True,
             )
-            code = _ended(process, seconds)
+            try:
+                code = _ended(process, seconds)
+            finally:
+                if process.poll() is None:  # this one was interrupted
+                    os.killpg(process.pid, signal.SIGKILL)
         output = log.read_text(encoding="utf-8", errors="replace")
         log.unlink()
         return {"command": " ".join(arguments), "ended": code, "wall": time.monotonic() - start, "output": output}
@@ -100,12 +112,7 @@ def tests(place: Place, seconds: float) -> Result:
     result = place.command(
         *("pytest", "tests/gpu", "-v", "--tb=short", "-p", "no:cacheprovider", *at_once, *chosen), seconds=seconds
     )
-    found = re.findall(
-        r"^(?:(\S+::\S.*?) )?(?:\[gw\d+\] \[ *\d+%\] )?(PASSED|FAILED|ERROR|SKIPPED)(?: (tests/\S+::.*))?"
-        r"\s*(?:\[ *\d+%\])?$",
-        result["output"],
-        re.MULTILINE,
-    )
+    found = _OUTCOME.findall(result["output"])
     outcomes = {(before or after).strip(): outcome.lower() for before, outcome, after in found if before or after}
     counts = {kind: list(outcomes.values()).count(kind) for kind in ("passed", "failed", "error", "skipped")}
     not_passed = [name for name, outcome in outcomes.items() if outcome != "passed"]
@@ -119,15 +126,19 @@ def noise(place: Place, seconds: float) -> Result:
     return _kept(result) | {"measured": _lines_of_json(result["output"])}
 
 
-def bench(experiment: str, dtype: str = "float32", *more: str) -> Callable[[Place, float], Result]:
-    """An experiment of ``noisette bench`` in this precision, with more of its options."""
+def bench(
+    experiment: str, methods: Sequence[str], dtype: str = "float32", model: str | None = None
+) -> Callable[[Place, float], Result]:
+    """An experiment of ``noisette bench`` in this precision, by those of the methods that are installed."""
+    there = [name for name in methods if name in METHODS]
 
     def run(place: Place, seconds: float) -> Result:
         size = ["--rounds", "1", "--batch", "2", "--models", "mlp"] if place.is_smoke else ["--rounds", "5"]
-        out = place.folder / "-".join([dtype, *(more[1::2] if "--models" in more else ())])
+        only = ["--models", model] if model and not place.is_smoke else []
+        out = place.folder / "-".join([dtype, *([model] if model else [])])
         result = place.command(
             *("noisette", "bench", "--device", place.device, "--experiments", experiment, "--dtype", dtype),
-            *("--seconds", "1.5", "--out", str(out), *(() if place.is_smoke else more), *size),
+            *("--methods", ",".join(there), *only, *size, "--seconds", "1.5", "--out", str(out)),
             seconds=seconds,
         )
         file = out / f"{experiment}.json"
@@ -138,7 +149,8 @@ def bench(experiment: str, dtype: str = "float32", *more: str) -> Callable[[Plac
             for name, row in cell["methods"].items()
             if "error" in row
         ]
-        return _kept(result) | {"report": report, "failed methods": failed}
+        absent = [name for name in methods if name not in METHODS]
+        return _kept(result) | {"report": report, "failed methods": failed, "not installed": absent}
 
     return run
 
@@ -174,22 +186,22 @@ def _has_cifar10() -> bool:
     return any(folder.is_dir() and any(folder.iterdir()) for folder in files.folders("cifar10", None))
 
 
-_LARGE = ("--methods", "captured,BookKeeping,TwoPass,Opacus-hooks,Opacus-ghost")
-_MEMORY = ("--methods", "BookKeeping,TwoPass,captured,Opacus-hooks,Opacus-ghost")
+_LARGE = ("captured", "BookKeeping", "TwoPass", "TwoPasses", "Opacus-hooks", "Opacus-ghost")
+_PAPER = ("BookKeeping", "TwoPass", "MultiLoss", "nxBP")
 PARTS = (
     Part("tests", 130, tests),
     Part("noise", 20, noise),
-    Part("large", 70, bench("large", "float32", *_LARGE)),
-    Part("large, bfloat16", 70, bench("large", "bfloat16", *_LARGE)),
-    Part("GPT-2 compiled", 90, bench("large", "bfloat16", "--models", "gpt2", "--methods", "plain-compiled,compiled")),
+    Part("large", 70, bench("large", _LARGE)),
+    Part("large, bfloat16", 70, bench("large", _LARGE, "bfloat16")),
+    Part("GPT-2 compiled", 90, bench("large", ("plain-compiled", "compiled"), "bfloat16", "gpt2")),
     Part("train", 50, train),
-    Part("memory", 45, bench("memory", "float32", *_MEMORY)),
-    *(Part(name, 30, bench(name)) for name in ("fig5", "fig7", "fig8", "fig9", "fig6")),
+    Part("memory", 45, bench("memory", _LARGE)),
+    *(Part(name, 30, bench(name, _PAPER)) for name in ("fig5", "fig7", "fig8", "fig9", "fig6")),
 )
 SMOKE = (
     Part("tests", 40, tests),
     Part("noise", 20, noise),
-    Part("fig5, bfloat16", 30, bench("fig5", "bfloat16", "--methods", "BookKeeping")),
+    Part("fig5, bfloat16", 30, bench("fig5", ("BookKeeping", "not-installed"), "bfloat16")),
     Part("train", 30, train),
 )
 
@@ -222,9 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def facts(device: str) -> Result:
     """The machine, the versions, and what they can do."""
     found: Result = hardware(torch.get_num_threads(), device) | {"platform": platform.platform()}
-    found["versions"] |= {
-        name: str(__import__(name).__version__) for name in ("transformers", "triton") if find_spec(name)
-    }
+    found["versions"] |= {name: version(name) for name in ("transformers", "triton") if find_spec(name)}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
         found |= {
@@ -258,9 +268,8 @@ def summary(result: Result) -> str:
     """A part in one line."""
     if "error" in result:
         return result["error"]
-    said = (
-        "done" if is_passed(result) else "cut off" if result["ended"] == "cut off" else f"exit code {result['ended']}"
-    )
+    code = result["ended"]
+    said = "done" if code == 0 else "cut off" if code == "cut off" else f"exit code {code}"
     counts = ", ".join(f"{count} {kind}" for kind, count in result.get("counts", {}).items() if count)
     failed = [f"failed: {line}" for line in result.get("failed methods", [])]
     return "; ".join([f"{said} after {result['wall']:.0f} s", *([counts] if counts else []), *failed])

@@ -2,10 +2,10 @@
 
     python3 benchmarks/gpu_environment.py [--wheels DIR] [PYTHON ...]
 
-Needs nothing but the standard library. The first of the given Pythons (and ``python3``) whose torch finds a CUDA device
-is used. What of noisette's requirements is missing there goes into ``.venv-gpu``, which sees all that this Python has:
-from a folder of wheels if there is one, otherwise from the package index. Nothing that is there is replaced. What cannot
-be installed is named; noisette runs without what it does not need.
+Needs nothing but the standard library. The first of the given Pythons (``python3``, where none is given) whose torch
+finds a CUDA device is used. What of noisette's requirements is missing there goes into ``.venv-gpu``, which sees all
+that this Python has: from a folder of wheels if there is one, otherwise from the package index. Nothing that is there
+is replaced. What cannot be installed is named; noisette runs without what it does not need.
 """
 
 from __future__ import annotations

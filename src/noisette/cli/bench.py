@@ -194,7 +194,8 @@ def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for name, experiment in experiments.items():
             task = progress.add_task(f"{name}, {len(experiment.cells)} models and sizes", total=len(experiment.cells))
-            for report in measure(name, experiment, settings, partial(progress.advance, task)):
+            report: Report = {}
+            for report in measure(name, experiment, settings, partial(progress.advance, task)):  # it grows
                 write(report, out)
             progress.remove_task(task)
             _show(report)
