@@ -1,21 +1,53 @@
-"""Every test here runs on the processor, and with the mark ``gpu`` the same code runs on a CUDA device."""
+"""Every test here runs on the processor, and with the mark ``gpu`` the same code runs on a CUDA device.
+
+In a process with ``PRETEND_DEVICE`` in its environment many of them also run on a device that shows what a GPU would
+refuse. It needs a process of its own, since torch counts devices in the first backward pass.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
+from pretend_device import pretend_device
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+PRETENDS = "PRETEND_DEVICE" in os.environ
+ON_A_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=["cpu", ON_A_GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A processor or a GPU."""
+    with _device(request.param) as device:
+        yield device
+
+
+@pytest.fixture(params=["cpu", ON_A_GPU, *(["pretend"] if PRETENDS else [])])
+def any_device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A processor, a device that shows what a GPU would refuse, or a GPU."""
+    with pretend_device() if request.param == "pretend" else _device(request.param) as device:
+        yield device
+
+
+@pytest.fixture(params=[ON_A_GPU])
+def gpu(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """A GPU, for what other tests do on a processor."""
+    with _device(request.param) as device:
+        yield device
+
+
+@contextmanager
+def _device(name: str) -> Iterator[torch.device]:
     """A device with exact single precision: no TF32 in products and convolutions."""
-    if request.param == "cuda" and not torch.cuda.is_available():
+    if name == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device on this machine")
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield torch.device(request.param)
+    yield torch.device(name)
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-    if request.param == "cuda":
+    if name == "cuda":
         torch.cuda.empty_cache()

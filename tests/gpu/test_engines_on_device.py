@@ -17,10 +17,10 @@ every_case = pytest.mark.parametrize(
 
 
 @every_case
-def test_double_precision(device: torch.device, case: Case) -> None:
-    check_on(device, case, ENGINES, torch.float64)
+def test_double_precision(any_device: torch.device, case: Case) -> None:
+    check_on(any_device, case, ENGINES, torch.float64)
 
 
 @every_case
-def test_single_precision(device: torch.device, case: Case) -> None:
-    check_on(device, case, ENGINES, torch.float32)
+def test_single_precision(gpu: torch.device, case: Case) -> None:
+    check_on(gpu, case, ENGINES, torch.float32)

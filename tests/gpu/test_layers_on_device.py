@@ -85,20 +85,20 @@ def convolutions() -> nn.Module:
 
 @BOTH
 @pytest.mark.parametrize("weights", [True, False], ids=["weights", "inputs alone"])
-def test_channels_last(device: torch.device, weights: bool, dtype: torch.dtype) -> None:
+def test_channels_last(any_device: torch.device, weights: bool, dtype: torch.dtype) -> None:
     x, y = labelled(4, 11, 11)(5)
     model = convolutions()
     if weights:
         model = model.to(memory_format=torch.channels_last)
-    both_ways(device, model, cross_entropy, (x.to(memory_format=torch.channels_last), y), dtype, *ENGINES)
+    both_ways(any_device, model, cross_entropy, (x.to(memory_format=torch.channels_last), y), dtype, *ENGINES)
 
 
 @BOTH
-def test_convolutions_in_one_and_three_axes(device: torch.device, dtype: torch.dtype) -> None:
+def test_convolutions_in_one_and_three_axes(any_device: torch.device, dtype: torch.dtype) -> None:
     one = nn.Sequential(nn.Conv1d(3, 4, 3, padding=1), nn.ReLU(), nn.ConvTranspose1d(4, 2, 2), nn.Flatten())
-    both_ways(device, one, squares, floats(3, 8)(4), dtype, *QUICK)
+    both_ways(any_device, one, squares, floats(3, 8)(4), dtype, *QUICK)
     three = nn.Sequential(nn.Conv3d(2, 4, 2), nn.InstanceNorm3d(4, affine=True), nn.Flatten())
-    both_ways(device, three, squares, floats(2, 4, 5, 4)(4), dtype, BookKeeping(), PerExampleLoop())
+    both_ways(any_device, three, squares, floats(2, 4, 5, 4)(4), dtype, BookKeeping(), PerExampleLoop())
 
 
 def attend(m: Forward, x: Tensor, *, causal: bool = False) -> Tensor:
@@ -114,13 +114,13 @@ def attention(causal: bool = False) -> nn.Module:
 
 @pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION])
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_by_each_backend(device: torch.device, backend: SDPBackend, causal: bool) -> None:
+def test_attention_by_each_backend(any_device: torch.device, backend: SDPBackend, causal: bool) -> None:
     """Without one that does not compute in single precision, or not on this device, another one is taken."""
     with sdpa_kernel([backend, SDPBackend.MATH], set_priority=True):
-        both_ways(device, attention(causal), squares, floats(9, 32)(4), torch.float32, *QUICK)
+        both_ways(any_device, attention(causal), squares, floats(9, 32)(4), torch.float32, *QUICK)
 
 
-def test_layers_of_a_transformer(device: torch.device) -> None:
+def test_layers_of_a_transformer(any_device: torch.device) -> None:
     """Attention in a module, embeddings, and the weight of the embedding once more at the end."""
 
     def forward(m: Forward, words: Tensor) -> Tensor:
@@ -129,10 +129,10 @@ def test_layers_of_a_transformer(device: torch.device) -> None:
 
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     model = Forward(forward, table=nn.Embedding(11, 8), places=nn.Embedding(6, 8), layer=layer)
-    both_ways(device, model, squares, ids(6)(4), torch.float64, *QUICK)
+    both_ways(any_device, model, squares, ids(6)(4), torch.float64, *QUICK)
 
 
-def test_bags_of_words(device: torch.device) -> None:
+def test_bags_of_words(any_device: torch.device) -> None:
     for mode in ("sum", "mean"):
         model = nn.Sequential(nn.EmbeddingBag(11, 6, mode=mode), nn.Linear(6, 4))
-        both_ways(device, model, squares, ids(5)(4), torch.float64, BookKeeping(), PerExampleLoop())
+        both_ways(any_device, model, squares, ids(5)(4), torch.float64, BookKeeping(), PerExampleLoop())
