@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from noisette.clipping.accumulator import Accumulator
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.mechanisms.window import Window
 from planted import Mutant, Patch
 
 Add = Callable[..., None]
@@ -98,6 +100,14 @@ def of_24_bits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.mechanisms.box_muller._SMALLEST", 2.0**-24)
 
 
+def without_offset(add: Add, tensors: Any, *, windows: Any = None, **numbers: Any) -> None:
+    add(tensors, **numbers)
+
+
+def without_stride(add: Add, tensors: Any, *, windows: Mapping[str, Window] = MappingProxyType({}), **numbers: Any):
+    add(tensors, windows={name: Window(window.start) for name, window in windows.items()}, **numbers)
+
+
 def one_key_for_all(patch: pytest.MonkeyPatch) -> None:
     real = SecretKey.__init__
     patch.setattr(SecretKey, "__init__", lambda self, secret=None: real(self, secret or bytes(32)))
@@ -165,6 +175,24 @@ MUTANTS = [
         (
             "mechanisms/test_gaussian_noise.py::test_tail_and_edge",
             "mechanisms/test_gaussian_noise.py::test_radius_uses_53_bits",
+        ),
+    ),
+    Mutant(
+        "noise without offset on shards",
+        "the difference of two shards has none",
+        added(without_offset),
+        (
+            "mechanisms/test_gaussian_noise.py::test_shards_get_their_part_of_the_whole_noise",
+            "mechanisms/test_gaussian_noise.py::test_each_tensor_has_its_own_window",
+        ),
+    ),
+    Mutant(
+        "noise of rows on a shard of columns",
+        "columns of two ranks share noise",
+        added(without_stride),
+        (
+            "mechanisms/test_gaussian_noise.py::test_shards_get_their_part_of_the_whole_noise",
+            "mechanisms/test_gaussian_noise.py::test_each_tensor_has_its_own_window",
         ),
     ),
     Mutant(

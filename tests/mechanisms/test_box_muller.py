@@ -27,6 +27,7 @@ from noisette.mechanisms.box_muller import (
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import PAIRS, TILE, TILES_AT_ONCE, Bits
+from noisette.mechanisms.window import Window
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 KEY = SecretKey(bytes(32))
@@ -123,7 +124,8 @@ def noised(
     tensors: dict[str, Tensor], function: Compiled | None, *, start: int = 0, std: float = 0.8, divisor: float = 40.0
 ) -> dict[str, Tensor]:
     result = {name: tensor.clone() for name, tensor in tensors.items()}
-    GaussianNoise(KEY, lambda *_: function).add_(result, step=3, std=std, start=start, divisor=divisor)
+    windows = {name: Window(start) for name in tensors}
+    GaussianNoise(KEY, lambda *_: function).add_(result, step=3, std=std, divisor=divisor, windows=windows)
     return result
 
 

@@ -67,5 +67,8 @@ def test_an_error_on_one_rank_ends_all(place: str, strike: object, tmp_path: Pat
     outcomes = on_ranks(2, train, tmp_path, place, 0, strike, 60.0)
     assert outcomes[0].error in ("ValueError", "MemoryError")
     assert outcomes[1].error, "it went on"
+    if place == "after the commit":  # there the ranks meet, so the other one is told why
+        assert outcomes[1].error == outcomes[0].error
+        assert "this rank" in outcomes[1].text
     assert [outcome.exit_code for outcome in outcomes] == [0, 0]
     assert released(tmp_path) <= spent(tmp_path) <= STEPS

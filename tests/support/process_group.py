@@ -23,6 +23,8 @@ import torch.distributed as dist
 from noisette._internal.keystream import SecretKey
 
 SECRET = bytes(range(32))
+PLANTED: tuple[Callable[[pytest.MonkeyPatch], None], ...] = ()
+"""Faults that each rank plants before it works; functions of a module, so that new processes find them."""
 TIMEOUT = 120.0  # seconds for all ranks together; a test that takes them has found ranks that wait for each other
 
 
@@ -66,7 +68,9 @@ def on_ranks(
     with tempfile.TemporaryDirectory() as place:
         store = f"file://{place}/store"
         started = [
-            context.Process(target=_rank, args=(rank, size, store, results, known_key, work, args), daemon=True)
+            context.Process(
+                target=_rank, args=(rank, size, store, results, known_key, PLANTED, work, args), daemon=True
+            )
             for rank in range(size)
         ]
         with pytest.MonkeyPatch.context() as patch:
@@ -106,15 +110,24 @@ def _receive(results: Any, outcomes: dict[int, Outcome]) -> None:
 
 
 def _rank(
-    rank: int, size: int, store: str, results: Any, known_key: bool, work: Callable[..., Any], args: tuple[Any, ...]
+    rank: int,
+    size: int,
+    store: str,
+    results: Any,
+    known_key: bool,
+    planted: tuple[Callable[[pytest.MonkeyPatch], None], ...],
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
 ) -> None:
     os.environ["NOISETTE_COMPILE"] = "0"
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    patch = pytest.MonkeyPatch()
     if known_key:
-        patch = pytest.MonkeyPatch()
         patch.setattr("noisette.ranks.process_group.SecretKey", lambda secret: SecretKey(SECRET))
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    for plant in planted:
+        plant(patch)
     try:
         outcome = Outcome(work(*args))
     except Exception as error:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from noisette import AdaptiveClip, PerExampleClip, PrivateRun, privatize
+from noisette import AdaptiveClip, Ledger, PerExampleClip, PrivateRun, Ranks, privatize
 from noisette.ranks.wrappers import canonical_name
 
 RECORDS, STEPS = 60, 5
@@ -62,9 +66,13 @@ def take_steps(
     size: int = 7,
     adaptive: bool = False,
     momentum: float = 0.9,
+    expected: float | None = None,
+    spoilt: bool = False,
 ) -> Course:
     """Train for some steps, and return what they released."""
     data = records(dtype)
+    if spoilt:  # a record in three has a gradient that is not finite
+        data[0][::3] = float("nan")
     model = wrapped(network(dtype), kind)
     clip = PerExampleClip(model, clipping=AdaptiveClip(0.1)) if adaptive else PerExampleClip(model, 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=momentum)
@@ -73,9 +81,10 @@ def take_steps(
         optimizer,
         data,
         sampling_rate=rate,
-        expected_batch_size=rate * RECORDS,
+        expected_batch_size=rate * RECORDS if expected is None else expected,
         ledger=ledger,
         separability="asserted" if way == "backward" else None,
+        allow_large_delta=expected is not None,
         **TERMS,
     )
     with run:
@@ -98,3 +107,52 @@ def course_of(run: PrivateRun, model: nn.Module, way: str = "accumulate", size: 
     course.epsilon = run.epsilon(delta=1e-3)
     course.events = str(run.ledger.events)
     return course
+
+
+def in_small_buckets(**settings: Any) -> Course:
+    """:func:`take_steps` where few values are exchanged at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("noisette.mechanisms.joint_sums._BUCKET", 10)
+        return take_steps(**settings)
+
+
+# What one rank does otherwise than the others, and how the message names it.
+DIFFERENCES = {
+    "steps": "differ in: steps",
+    "lr": "optimizer",
+    "weights": "values of parameters",
+    "records": "number of records",
+    "bound": "clipping norms",
+    "names": "names, shapes and types of parameters",
+    "ledger": "has opened the ledger",
+}
+
+
+def differ(difference: str) -> None:
+    """Start a run in which rank 1 differs from rank 0."""
+    other = dist.get_rank() == 1
+    model, data = network(), records()
+    if other and difference == "weights":
+        with torch.no_grad():
+            next(model.parameters())[0] += 1e-9
+    if other and difference == "names":
+        model = nn.Sequential(model)
+    if other and difference == "records":
+        data = data[0][1:], data[1][1:]
+    with tempfile.TemporaryDirectory() as place:
+        privatize(
+            PerExampleClip(model, 0.4 if other and difference == "bound" else 0.5),
+            torch.optim.SGD(model.parameters(), lr=0.3 if other and difference == "lr" else 0.2),
+            data,
+            sampling_rate=0.3,
+            expected_batch_size=18.0,
+            ledger=Ledger(Path(place, "ledger.jsonl")) if other and difference == "ledger" else None,
+            **TERMS | ({"steps": 6} if other and difference == "steps" else {}),
+        )
+
+
+def drawn_words() -> list[int]:
+    """The first words of the keystream of the key that ranks share."""
+    words = np.zeros(4, dtype=np.uint64)
+    Ranks().key().fill(words, purpose="test", name="", step=0)
+    return words.tolist()

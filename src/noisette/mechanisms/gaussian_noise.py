@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.box_muller import Compiled, CompiledPass, EagerPass, Pass, is_faithful
-from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, TileBuffers
+from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, Part, TileBuffers
+from noisette.mechanisms.window import WHOLE, Window
 
 # The compiled pass always computes all tiles of the buffers. Up to this number the eager one takes less time.
 _FEWEST_COMPILED_TILES = TILES_AT_ONCE // 8
+_ALL_WHOLE: Mapping[str, Window] = MappingProxyType({})
 
 
 Source = Callable[[torch.dtype, int], Compiled | None]
@@ -44,7 +47,7 @@ class GaussianNoise:
     >>> noise = GaussianNoise(SecretKey(bytes(32)))
     >>> whole, part = torch.zeros(1000), torch.zeros(100)
     >>> noise.add_({"weight": whole}, step=1)
-    >>> noise.add_({"weight": part}, step=1, start=700)
+    >>> noise.add_({"weight": part}, step=1, windows={"weight": Window(start=700)})
     >>> bool((whole[700:800] == part).all())
     True
     """
@@ -62,8 +65,8 @@ class GaussianNoise:
         *,
         step: int,
         std: float = 1.0,
-        start: int = 0,
         divisor: float = 1.0,
+        windows: Mapping[str, Window] = _ALL_WHOLE,
     ) -> None:
         """Divide each tensor by a number and add noise of mean zero and this standard deviation to it, in place.
 
@@ -71,17 +74,22 @@ class GaussianNoise:
             tensors: by name, contiguous, all float32 or all float64, on one device, no two in the same memory.
             step: number of the step; the noise of a step must be used only once.
             std: standard deviation of the noise.
-            start: index of each tensor's first element in the named parameter (not 0 for a shard).
             divisor: the number; the noise is not divided by it.
+            windows: which elements of the named parameter a tensor holds, flat; without an entry all, from the first.
+
+        Raises:
+            ValueError: a window has the name of no tensor. Its tensor would get the noise of other elements.
         """
+        if not windows.keys() <= tensors.keys():
+            raise ValueError(f"windows of no tensor: {sorted(windows.keys() - tensors.keys())}")
         flat = {name: tensor.view(-1) for name, tensor in tensors.items() if tensor.numel()}
         if not flat:
             return
         first = next(iter(flat.values()))
         buffers, eager = self._tools_for(first.dtype, first.device)
-        sizes = tuple([(name, len(tensor)) for name, tensor in flat.items()])
-        compiled = self._compiled_for(first, sum([size for _, size in sizes]))
-        for group in buffers.groups(sizes, start):
+        parts = tuple([Part(name, len(tensor), windows.get(name, WHOLE)) for name, tensor in flat.items()])
+        compiled = self._compiled_for(first, sum([part.size for part in parts]))
+        for group in buffers.groups(parts):
             # The bits are always computed on the CPU.
             self._key.fill_each(group.streams, purpose="noise", step=step)
             one_pass: Pass = eager if compiled is None or group.tiles < _FEWEST_COMPILED_TILES else compiled

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.mechanisms.window import Window
 from noisette.ranks import AnyRanks
 
 _BUCKET = 2**24  # values that are exchanged at once, so that the exchange needs little memory
@@ -66,9 +67,14 @@ class JointSums:
                 bucket[run.at : run.at + run.numel] = flat[run.name][run.start : run.start + run.numel]
             self._ranks.add_up([bucket])
             first = share * self._ranks.rank
-            for run in _within(runs, first, first + share):
-                part = bucket[run.at : run.at + run.numel]
-                self._noise.add_({run.name: part}, step=step, std=std, start=run.start, divisor=divisor)
+            mine = list(_within(runs, first, first + share))
+            self._noise.add_(
+                {run.name: bucket[run.at : run.at + run.numel] for run in mine},
+                step=step,
+                std=std,
+                divisor=divisor,
+                windows={run.name: Window(start=run.start) for run in mine},
+            )
             self._ranks.gather_into(bucket, bucket[first : first + share])
             for run in runs:
                 flat[run.name][run.start : run.start + run.numel] = bucket[run.at : run.at + run.numel]

@@ -56,6 +56,10 @@ class Alone:
     def gather_into(self, whole: Tensor, part: Tensor) -> None:
         """The part is the whole."""
 
+    def is_known_to_all(self, error: BaseException) -> bool:
+        """Whether all ranks raise this error."""
+        return True
+
     def all_close(self) -> bool:
         """Nobody else can still release a step."""
         return True

@@ -26,10 +26,15 @@ def ranks_of(given: AnyRanks | None) -> AnyRanks:
         return given
     if dist.is_available() and dist.is_initialized():
         return Ranks() if dist.get_world_size() > 1 else Alone()
-    if dist.is_available() and dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if were_started_together():
         raise PrivacyError(
             f"torchrun started {os.environ['WORLD_SIZE']} processes, and each would spend the privacy budget of a run "
             "of its own: call torch.distributed.init_process_group() before privatize, or pass ranks=noisette.Alone() "
             "for runs that are separate on purpose"
         )
     return Alone()
+
+
+def were_started_together() -> bool:
+    """Whether torchrun started this process beside others."""
+    return dist.is_available() and dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -36,7 +36,8 @@ class Message:
     @classmethod
     def refusing(cls, phase: str, error: BaseException) -> Message:
         """The message of a rank that cannot go on."""
-        return cls(phase, type(error).__name__, str(error))
+        names = [kind.__name__ for kind in type(error).__mro__]
+        return cls(phase, next((name for name in names if name in _ERRORS), names[0]), str(error))
 
     def packed(self) -> Tensor:
         """The message as bytes; a text that is too long is cut."""

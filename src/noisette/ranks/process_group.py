@@ -61,6 +61,7 @@ class Ranks:
         self._control: Any = dist.new_group(members, backend="gloo", timeout=wait)
         self._sums: Any = dist.new_group(members, timeout=wait)
         self._is_broken = False
+        self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
         """The secret key of rank 0."""
@@ -102,6 +103,7 @@ class Ranks:
             if not self._is_broken:
                 try:
                     self._exchanged(Message.refusing(phase, error))
+                    self._shared = error
                 except PrivacyError as unheard:
                     error.add_note(str(unheard))
                 self._is_broken = True  # the others may be anywhere: nothing is agreed on any more
@@ -117,8 +119,8 @@ class Ranks:
         messages = self._exchanged(Message(phase, numbers=numbers))
         try:
             raise_if_any_refuses(messages)
-        except Exception:
-            self._is_broken = True
+        except Exception as error:
+            self._is_broken, self._shared = True, error
             raise
         return {name: max(message.numbers[name] for message in messages) for name in numbers}
 
@@ -158,6 +160,10 @@ class Ranks:
         """
         parts = list(whole.view(self.size, -1).unbind())
         self._meeting("the gathering of parts", lambda: dist.all_gather(parts, part, group=self._sums))
+
+    def is_known_to_all(self, error: BaseException) -> bool:
+        """Whether all ranks raise this error, as one of them has told it to the others."""
+        return error is self._shared
 
     def all_close(self) -> bool:
         """Whether all ranks close the run now, so that none can still release a step that was reserved."""

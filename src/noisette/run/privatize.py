@@ -87,8 +87,9 @@ def privatize(
             alone where there is none. Each one calls this function with the same arguments.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
-    one user, of all weights and optimizer states of the run together, provided that the key stays in the process and,
-    with ``separability="asserted"``, that model and loop keep the examples apart.
+    one user, of all weights and optimizer states of the run together, provided that the key stays in the processes of
+    the run, that these and the network between them are one trusted party, and, with ``separability="asserted"``, that
+    model and loop keep the examples apart.
     Source: Abadi et al. 2016, algorithm 1.
 
     Raises:
@@ -102,16 +103,17 @@ def privatize(
     with ExitStack() as undone:
         undone.callback(ranks.close)
         with ranks.unanimous("the declarations of the run"):
-            check_numbers(
-                expected_batch_size=expected_batch_size,
-                sampling_rate=sampling_rate,
-                steps=steps,
-                public_size=public_size,
-                epochs=epochs,
-                epsilon=epsilon,
-                noise_multiplier=noise_multiplier,
-                delta=delta,
-            )
+            numbers = {
+                "expected_batch_size": expected_batch_size,
+                "sampling_rate": sampling_rate,
+                "steps": steps,
+                "public_size": public_size,
+                "epochs": epochs,
+                "epsilon": epsilon,
+                "noise_multiplier": noise_multiplier,
+                "delta": delta,
+            }
+            check_numbers(**numbers)
             sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
             possible = releases(
                 sampling,
@@ -130,6 +132,7 @@ def privatize(
             if separability is None and isinstance(bound, DerivedBound):
                 dtype = next(iter(bound.parameters.values())).dtype
                 check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
+        ranks.check_equal(lambda: {**numbers, "sampling": repr(sampling), "users": users and users.most_records})
         accountant = accountant if accountant is not None else PldAccountant()
         ledger, own = ledger_on_ranks(ledger, ranks)
         if own is not None:
