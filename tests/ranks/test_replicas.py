@@ -11,7 +11,7 @@ import torch
 from noisette import Alone, PrivacyError
 from noisette.ranks import ranks_of
 from process_group import alone, on_ranks
-from ranks_loop import DIFFERENCES, Course, differ, drawn_words, in_small_buckets, take_steps
+from ranks_loop import DIFFERENCES, Course, components, differ, drawn_words, in_small_buckets, take_steps
 
 
 def differences(course: Course, truth: Course) -> list[float]:
@@ -86,3 +86,9 @@ def test_each_rank_has_a_key_of_its_own_only_alone() -> None:
     assert first.value == second.value
     again, _ = on_ranks(2, drawn_words)
     assert again.value != first.value
+
+
+@pytest.mark.parametrize("rows", [0, 500, 5000])
+def test_principal_components_are_those_of_one_process(rows: int) -> None:
+    truth = alone(components, rows)
+    assert [outcome.value for outcome in on_ranks(3, components, rows, known_key=True)] == [truth] * 3

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from noisette import AdaptiveClip, Ledger, PerExampleClip, PrivateRun, Ranks, privatize
+from noisette import AdaptiveClip, Ledger, PerExampleClip, PrivateRun, Ranks, private_pca, privatize
 from noisette.ranks.wrappers import canonical_name
 
 RECORDS, STEPS = 60, 5
@@ -156,3 +156,10 @@ def drawn_words() -> list[int]:
     words = np.zeros(4, dtype=np.uint64)
     Ranks().key().fill(words, purpose="test", name="", step=0)
     return words.tolist()
+
+
+def components(rows: int) -> tuple[list[list[float]], str]:
+    """Private principal components of many rows, and what the ledger holds of them."""
+    data = np.random.default_rng(0).normal(size=(rows, 5)) * [9, 5, 1, 1, 1]
+    found = private_pca(data, 2, 4.0)
+    return found.components_.tolist(), str(found.ledger.events)

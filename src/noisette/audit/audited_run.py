@@ -245,7 +245,7 @@ def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
     """The model, bound and optimizer of a recipe on random records."""
     records = shapes.random_data(0)
     public = shapes.random_data(1, recipe.public.examples) if recipe.public.data else None
-    return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger))
+    return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone()))
 
 
 def _check_kind(users: str | None, batches: str) -> None:

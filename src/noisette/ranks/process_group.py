@@ -149,7 +149,8 @@ class Ranks:
             PrivacyError: a rank does not answer.
         """
         for tensor in sums:
-            self._meeting("the sum over ranks", lambda tensor=tensor: dist.all_reduce(tensor, group=self._sums))
+            group = self._group_for(tensor)
+            self._meeting("the sum over ranks", lambda tensor=tensor, group=group: dist.all_reduce(tensor, group=group))
 
     def gather_into(self, whole: Tensor, part: Tensor) -> None:
         """Fill a tensor with the parts of all ranks, in the order of the ranks.
@@ -158,8 +159,8 @@ class Ranks:
             whole: contiguous, of ``size`` times the elements of ``part``.
             part: this rank's, contiguous; it may lie in ``whole``.
         """
-        parts = list(whole.view(self.size, -1).unbind())
-        self._meeting("the gathering of parts", lambda: dist.all_gather(parts, part, group=self._sums))
+        parts, group = list(whole.view(self.size, -1).unbind()), self._group_for(whole)
+        self._meeting("the gathering of parts", lambda: dist.all_gather(parts, part, group=group))
 
     def is_known_to_all(self, error: BaseException) -> bool:
         """Whether all ranks raise this error, as one of them has told it to the others."""
@@ -182,6 +183,10 @@ class Ranks:
             if group is not None and dist.is_initialized():
                 dist.destroy_process_group(group)
         self._control = self._sums = None
+
+    def _group_for(self, tensor: Tensor) -> Any:
+        """The connections for tensors of this device; those of a default group may be for GPUs alone."""
+        return self._control if tensor.device.type == "cpu" else self._sums
 
     def _exchanged(self, own: Message) -> list[Message]:
         """The messages of all ranks at this point."""

@@ -62,19 +62,11 @@ def train(
     start = time.perf_counter()
     ranks = ranks_of(ranks)
     with Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name) as ledger:
-        setup = TrainingSetup(recipe, data, public, lambda: _components(recipe, data, ledger, ranks))
+        setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks))
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
         with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
             outcome = Outcome(recipe, data, setup.published, run)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
-
-
-def _components(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks) -> Tensor:
-    """The private principal components, which rank 0 pays for and sends to the others."""
-    found = ranks.from_first(
-        "the principal components", lambda: principal_components_of(recipe, data, ledger).double().tolist()
-    )
-    return torch.tensor(found)
 
 
 def resume(
