@@ -174,7 +174,7 @@ def test_on_a_gpu_the_growth_of_its_memory_is_a_result(
         most[0] = held[0]
 
     fake = {
-        "synchronize": lambda: waited.append(1),
+        "synchronize": lambda device: waited.append(1),
         "reset_peak_memory_stats": reset,
         "max_memory_allocated": lambda: most[0],
     }

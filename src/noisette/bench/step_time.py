@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from noisette._internal.waiting import wait_for
 from noisette.bench.cell import Cell, Settings, failure
 from noisette.bench.memory import memory_limit, peak, reset_peak
 from noisette.bench.methods import METHODS
@@ -142,5 +143,4 @@ class _Timer:
         return seconds
 
     def _wait(self) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
+        wait_for(torch.device(self._device))
