@@ -109,27 +109,34 @@ def with_packages(python: str, folders: list[str], missing: list[str], wheels: P
     place = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     (Path(place) / "of_the_other_python.pth").write_text("\n".join(folders) + "\n", encoding="utf-8")
     end = time.monotonic() + _INSTALL_SECONDS
-    for requirement in missing:
-        print(installed(own, requirement, wheels, end - time.monotonic()), flush=True)
+    if given := sorted(map(str, wheels.glob("*.whl"))):
+        # All of them, and nothing that they ask for: what is there already may be of another version.
+        print(f"  wheels of {wheels}: {pip(own, ['--no-index', '--no-deps', *given], end)}", flush=True)
+        facts = facts_of(own)
+        missing = missing_packages(facts["packages"]) if facts else missing
+    for requirement in missing:  # one at a time, so that what is nowhere to be had keeps nothing else from it
+        print(f"  {requirement}: {pip(own, ['--only-binary', ':all:', requirement], end)}", flush=True)
     return own
 
 
-def installed(python: str, requirement: str, wheels: Path, seconds: float) -> str:
-    """Install one requirement within so many seconds, and say what came of it.
-
-    One at a time, so that what is missing at one place keeps nothing else from being installed.
-    """
-    from_wheels = ["--no-index", "--find-links", str(wheels)] if wheels.is_dir() else []
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command = [*pip, "--timeout", "8", "--retries", "1", "--only-binary", ":all:", *from_wheels, requirement]
+def pip(python: str, arguments: list[str], end: float) -> str:
+    """Install something until this time at the latest, and say what came of it."""
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    limits = ["--timeout", "8", "--retries", "1"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1), check=False)
+        done = subprocess.run(
+            [*command, *limits, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=max(end - time.monotonic(), 1),
+            check=False,
+        )
     except subprocess.TimeoutExpired:
-        return f"  {requirement}: not installed, because the time was up"
+        return "not installed, because the time was up"
     if done.returncode == 0:
-        return f"  {requirement}: installed"
-    said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return f"  {requirement}: not installed ({said}); a wheel of it in {wheels} would be used"
+        return "installed"
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["no message"]
+    return f"not installed ({errors[-1]}); it is taken from the folder wheels/ where its wheel lies there"
 
 
 if __name__ == "__main__":
