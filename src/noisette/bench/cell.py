@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
+import torch
 from torch import Tensor, nn
 
 from noisette.bench.models import MODELS
@@ -50,8 +51,9 @@ class Cell:
         return MODELS[self.name].title
 
     def model(self, device: str) -> nn.Module:
-        """A fresh model."""
-        return MODELS[self.name].build().to(device)
+        """A fresh model, whose weights are drawn on the device."""
+        with torch.device(device):
+            return MODELS[self.name].build().to(device)
 
     def data(self, device: str) -> tuple[Tensor, Tensor]:
         """A random batch."""
