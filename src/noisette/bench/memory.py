@@ -1,4 +1,4 @@
-"""Peak memory of a step in a fresh process, in addition to the model and the batch, and a limit on memory."""
+"""Peak memory of a step in addition to the model and the batch, in a fresh process or on a GPU; a limit on memory."""
 
 from __future__ import annotations
 
