@@ -102,6 +102,16 @@ def test_noise_is_never_exactly_zero_for_large_uniforms(dtype: torch.dtype) -> N
     assert float(values.abs().max()) == pytest.approx(math.sqrt(2 * 2.0**-33), rel=1e-3)
 
 
+@pytest.mark.slow
+def test_no_value_of_a_billion_is_zero() -> None:
+    """Nor is any beyond the radius."""
+    source, values = GaussianNoise(SecretKey()), torch.empty(10**7)
+    for step in range(100):
+        source.add_({"weight": values.zero_()}, step=step)
+        assert bool(values.all())
+        assert float(values.abs().max()) <= 8.572
+
+
 def test_radius_uses_53_bits() -> None:
     """The lowest and the 53rd bit of a word change the radius; higher bits do not."""
     at, lowest, highest, above = (float(noise(1, key=Words(2**20 + more))) for more in (0, 1, 2**52, 2**53))

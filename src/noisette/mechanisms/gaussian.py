@@ -15,8 +15,10 @@ from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
-from noisette.mechanisms.joint_sums import JointSums
+from noisette.mechanisms.joint_sums import JointSums, window_of
+from noisette.mechanisms.window import Window
 from noisette.ranks import Alone, AnyRanks
+from noisette.ranks.shards import from_local, is_sharded
 
 # Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
 # zero, and the sum would be released as it is.
@@ -103,12 +105,18 @@ class GaussianRelease:
             step: number of the step.
         """
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+        parts: dict[tuple[torch.dtype, torch.device], dict[str, tuple[Tensor, Window]]] = {}
         for p, g in zip(bounded.params, grads, strict=True):
-            groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
+            if is_sharded(p):
+                parts.setdefault((g.dtype, g.device), {})[names[id(p)]] = g, window_of(p)
+            else:
+                groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
         for group in groups.values():
             self._joint.release_(group, step=step, std=std, divisor=self.expected_batch_size)
+        for held in parts.values():  # added up over the ranks when they were formed
+            self._joint.release_parts_(held, step=step, std=std, divisor=self.expected_batch_size)
         for p, g in zip(bounded.params, grads, strict=True):
-            p.grad = g.to(p.dtype)
+            p.grad = from_local(g.to(p.dtype), p) if is_sharded(p) else g.to(p.dtype)
 
 
 def _writable(sums: Sequence[BoundedSum]) -> list[list[Tensor]]:

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
-from noisette.mechanisms.box_muller import Compiled, CompiledPass, EagerPass, Pass, is_faithful
-from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, Part, TileBuffers
+from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass
+from noisette.mechanisms.device_noise import DeviceNoise, device_noise
+from noisette.mechanisms.eager_noise import EagerPass, is_faithful
+from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, WORDS, Bits, Part, TileBuffers
 from noisette.mechanisms.window import WHOLE, Window
 
 # The compiled pass always computes all tiles of the buffers. Up to this number the eager one takes less time.
@@ -41,8 +43,8 @@ class GaussianNoise:
             is there. Up to then, and where there is none, noise is computed by one operation after another.
 
     Guarantee: values are independent across names, steps and elements, as far as the cipher is secure. The same key,
-    step, name and element give the same value up to rounding, whether a tensor is filled at once or in parts, and
-    whether the pass is compiled or not.
+    step, name and element give the same value to the bit, whether a tensor is filled at once or in parts, and whether
+    the pass is compiled or not.
 
     >>> noise = GaussianNoise(SecretKey(bytes(32)))
     >>> whole, part = torch.zeros(1000), torch.zeros(100)
@@ -56,7 +58,8 @@ class GaussianNoise:
         self._key = key
         self._ask = compiled
         self._compiled: dict[torch.dtype, CompiledPass] = {}
-        self._tools: dict[tuple[torch.dtype, torch.device], tuple[TileBuffers, EagerPass]] = {}
+        self._devices: dict[tuple[torch.dtype, torch.device], DeviceNoise] = {}
+        self._tools: dict[torch.dtype, tuple[TileBuffers, Bits, EagerPass]] = {}
 
     @torch.no_grad()
     def add_(
@@ -86,32 +89,47 @@ class GaussianNoise:
         if not flat:
             return
         first = next(iter(flat.values()))
-        buffers, eager = self._tools_for(first.dtype, first.device)
         parts = tuple([Part(name, len(tensor), windows.get(name, WHOLE)) for name, tensor in flat.items()])
+        if first.device.type == "cpu":
+            self._add_on_processor(flat, parts, step=step, std=std, divisor=divisor)
+        else:
+            self._elsewhere(first.dtype, first.device).add_(flat, parts, step=step, std=std, divisor=divisor)
+
+    def _add_on_processor(
+        self, flat: Mapping[str, Tensor], parts: tuple[Part, ...], *, step: int, std: float, divisor: float
+    ) -> None:
+        first = flat[parts[0].name]
+        buffers, bits, eager = self._tools_for(first.dtype)
         compiled = self._compiled_for(first, sum([part.size for part in parts]))
         for group in buffers.groups(parts):
-            # The bits are always computed on the CPU.
-            self._key.fill_each(group.streams, purpose="noise", step=step)
+            streams = [(bits.words[stream.words], stream.name, stream.tile * WORDS) for stream in group.streams]
+            self._key.fill_each(streams, purpose="noise", step=step)
             one_pass: Pass = eager if compiled is None or group.tiles < _FEWEST_COMPILED_TILES else compiled
             if group.is_whole:
-                one_pass(buffers.bits, group.whole(flat), group.tiles, std=std, divisor=divisor)
+                one_pass(bits, group.whole(flat), group.tiles, std=std, divisor=divisor)
             else:
                 pieces = group.pieces_of(flat)
                 group.gather(pieces)
-                one_pass(buffers.bits, buffers.sums, group.tiles, std=std, divisor=divisor)
+                one_pass(bits, buffers.sums, group.tiles, std=std, divisor=divisor)
                 group.scatter(pieces)
 
-    def _tools_for(self, dtype: torch.dtype, device: torch.device) -> tuple[TileBuffers, EagerPass]:
-        if (dtype, device) not in self._tools:
-            self._tools[dtype, device] = TileBuffers(dtype, device), EagerPass(dtype, device)
-        return self._tools[dtype, device]
+    def _elsewhere(self, dtype: torch.dtype, device: torch.device) -> DeviceNoise:
+        """What computes bits and noise on a device."""
+        if (dtype, device) not in self._devices:
+            self._devices[dtype, device] = device_noise(self._key, dtype, device)
+        return self._devices[dtype, device]
+
+    def _tools_for(self, dtype: torch.dtype) -> tuple[TileBuffers, Bits, EagerPass]:
+        if dtype not in self._tools:
+            self._tools[dtype] = TileBuffers(dtype, torch.device("cpu")), Bits(), EagerPass(dtype)
+        return self._tools[dtype]
 
     def _compiled_for(self, tensor: Tensor, values: int) -> CompiledPass | None:
         """The compiled pass, if it is there and computes with tensors of this kind.
 
         It is used only if it gives what the eager one gives: an error in compiled code would leave sums without noise.
         """
-        if tensor.device.type != "cpu" or values < _FEWEST_COMPILED_TILES * TILE:
+        if values < _FEWEST_COMPILED_TILES * TILE:
             return None
         if tensor.dtype not in self._compiled and (compiled := self._ask(tensor.dtype, values)) is not None:
             if is_faithful(compiled, tensor.dtype):

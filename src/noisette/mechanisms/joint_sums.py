@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.window import Window
+from noisette.mechanisms.window import WHOLE, Window
 from noisette.ranks import AnyRanks
+from noisette.ranks.shards import elements_held
 
 _BUCKET = 2**24  # values that are exchanged at once, so that the exchange needs little memory
 
@@ -78,6 +79,35 @@ class JointSums:
             self._ranks.gather_into(bucket, bucket[first : first + share])
             for run in runs:
                 flat[run.name][run.start : run.start + run.numel] = bucket[run.at : run.at + run.numel]
+
+    def release_parts_(
+        self, parts: Mapping[str, tuple[Tensor, Window]], *, step: int, std: float, divisor: float
+    ) -> None:
+        """Divide the parts of sums that this rank holds, and add their part of the noise; nothing is exchanged.
+
+        Args:
+            parts: by name, contiguous, all float32 or all float64, on one device, with the elements that they hold.
+            step: number of the step.
+            std: standard deviation of the noise.
+            divisor: the noise is not divided by it.
+        """
+        held = {name: (part, window) for name, (part, window) in parts.items() if part.numel()}
+        self._noise.add_(
+            {name: part for name, (part, _) in held.items()},
+            step=step,
+            std=std,
+            divisor=divisor,
+            windows={name: window for name, (_, window) in held.items()},
+        )
+
+
+def window_of(p: Tensor) -> Window:
+    """The elements of a sharded parameter that this rank holds."""
+    held = elements_held(p)
+    if held is None:
+        return WHOLE
+    start, run, stride = held
+    return Window(start, run, stride) if run else WHOLE
 
 
 def _buckets(sizes: Mapping[str, int]) -> Iterator[list[_Run]]:

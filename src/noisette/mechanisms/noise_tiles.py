@@ -7,7 +7,7 @@ part of a parameter can be computed from its own tiles.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,8 +50,23 @@ class Stretch:
         return self.place * TILE + self.skipped
 
 
-def group_stretches(parts: Sequence[Part]) -> list[list[Stretch]]:
-    """Divide the elements of all tensors into groups of stretches, each with at most ``TILES_AT_ONCE`` tiles.
+@dataclass(frozen=True)
+class Stream:
+    """Consecutive tiles of one parameter, and where they lie among the tiles of a group."""
+
+    name: str
+    tile: int  # the first one, counted from the start of the parameter
+    place: int  # of the first one in the group
+    tiles: int
+
+    @property
+    def words(self) -> slice:
+        """Where their words are among those of the group."""
+        return slice(self.place * WORDS, (self.place + self.tiles) * WORDS)
+
+
+def group_stretches(parts: Sequence[Part], most: int) -> list[list[Stretch]]:
+    """Divide the elements of all tensors into groups of stretches, each with at most so many tiles.
 
     A stretch that begins or ends inside a tile takes the whole tile, and only uses the elements that it covers. The
     next one may go on in the same tile.
@@ -66,11 +81,11 @@ def group_stretches(parts: Sequence[Part]) -> list[list[Stretch]]:
                 last = groups[-1][-1] if groups[-1] else None
                 goes_on = last is not None and last.name == part.name and last.tile + last.tiles - 1 == tile
                 place = taken - 1 if goes_on else taken
-                if place == TILES_AT_ONCE:
+                if place == most:
                     groups.append([])
                     taken = 0
                     continue
-                numel = min(length - done, (TILES_AT_ONCE - place) * TILE - skipped)
+                numel = min(length - done, (most - place) * TILE - skipped)
                 tiles = -(-(skipped + numel) // TILE)
                 groups[-1].append(Stretch(part.name, tile, tiles, place, skipped, at + done, numel))
                 done, taken = done + numel, place + tiles
@@ -92,55 +107,52 @@ class Bits:
 
 
 class TileBuffers:
-    """Memory for the bits and the sums of ``TILES_AT_ONCE`` tiles, used for one group of tiles after another.
+    """Memory for the sums of a number of tiles, used for one group of tiles after another.
 
     Attributes:
-        sums: shape (TILES_AT_ONCE, 2, PAIRS).
+        sums: shape (tiles, 2, PAIRS).
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
-        self.bits = Bits()
-        self.sums = torch.zeros(TILES_AT_ONCE, 2, PAIRS, dtype=dtype, device=device)
+    def __init__(self, dtype: torch.dtype, device: torch.device, tiles: int = TILES_AT_ONCE) -> None:
+        self.sums = torch.zeros(tiles, 2, PAIRS, dtype=dtype, device=device)
         self._groups: dict[tuple[Part, ...], list[TileGroup]] = {}
 
     def groups(self, parts: tuple[Part, ...]) -> list[TileGroup]:
         """The groups of tiles for these tensors, cached because every step has the same."""
         if parts not in self._groups:
-            self._groups[parts] = [TileGroup(self, stretches) for stretches in group_stretches(parts)]
+            grouped = group_stretches(parts, len(self.sums))
+            self._groups[parts] = [TileGroup(self.sums, stretches) for stretches in grouped]
         return self._groups[parts]
 
 
 class TileGroup:
-    """The tiles of a group of stretches, with their views into the buffers.
+    """The tiles of a group of stretches, with their views into the buffer of sums.
 
     Attributes:
-        streams: the words to be filled, the name of the parameter, and the first word of its stream, for tiles that
-            follow each other.
+        streams: the tiles, those together that follow each other.
         tiles: the number of tiles.
-        is_whole: whether the group is one stretch that uses every value of ``TILES_AT_ONCE`` tiles. Then the elements
-            of the tensor have the layout of ``TileBuffers.sums``.
+        is_whole: whether the group is one stretch that uses every value of the buffer. Then the elements of the tensor
+            have its layout.
     """
 
-    def __init__(self, buffers: TileBuffers, stretches: Sequence[Stretch]) -> None:
-        self.streams = [
-            (buffers.bits.words[place * WORDS : end * WORDS], name, tile * WORDS)
-            for name, tile, place, end in _streams(stretches)
-        ]
+    def __init__(self, sums: Tensor, stretches: Sequence[Stretch]) -> None:
+        self.streams = _streams(stretches)
         self.tiles = stretches[-1].place + stretches[-1].tiles
-        self.is_whole = stretches[0].numel == TILES_AT_ONCE * TILE
+        self.is_whole = stretches[0].numel == sums.numel()
+        self._shape = sums.shape
         self._stretches = stretches
         self._pieces = [
             (stretch, offset, min(_PIECE, stretch.numel - offset))
             for stretch in stretches
             for offset in range(0, stretch.numel, _PIECE)
         ]
-        flat = buffers.sums.view(-1)
+        flat = sums.view(-1)
         self._gathered = [flat.narrow(0, stretch.start + offset, numel) for stretch, offset, numel in self._pieces]
 
     def whole(self, flat: Mapping[str, Tensor]) -> Tensor:
         """The elements of a group that is whole, in the shape of the buffer of sums."""
         stretch = self._stretches[0]
-        return flat[stretch.name].narrow(0, stretch.at, stretch.numel).view(TILES_AT_ONCE, 2, PAIRS)
+        return flat[stretch.name].narrow(0, stretch.at, stretch.numel).view(self._shape)
 
     def pieces_of(self, flat: Mapping[str, Tensor]) -> list[Tensor]:
         """Views of the elements of these tensors that the group covers."""
@@ -158,14 +170,14 @@ class TileGroup:
         torch._foreach_copy_(pieces, self._gathered)  # pyright: ignore[reportPrivateImportUsage]
 
 
-def _streams(stretches: Sequence[Stretch]) -> list[tuple[str, int, int, int]]:
-    """Name, first tile, place of it and place of the end, for tiles that follow each other in their parameter."""
-    streams: list[tuple[str, int, int, int]] = []
+def _streams(stretches: Sequence[Stretch]) -> list[Stream]:
+    """The tiles of the stretches, those together that follow each other in their parameter."""
+    streams: list[Stream] = []
     for stretch in stretches:
-        name, tile, place, end = streams[-1] if streams else ("", 0, 0, 0)
-        new_end = stretch.place + stretch.tiles
-        if name == stretch.name and stretch.tile - tile == stretch.place - place:
-            streams[-1] = (name, tile, place, max(end, new_end))
+        last = streams[-1] if streams else None
+        end = stretch.place + stretch.tiles
+        if last and last.name == stretch.name and stretch.tile - last.tile == stretch.place - last.place:
+            streams[-1] = replace(last, tiles=end - last.place)
         else:
-            streams.append((stretch.name, stretch.tile, stretch.place, new_end))
+            streams.append(Stream(stretch.name, stretch.tile, stretch.place, stretch.tiles))
     return streams

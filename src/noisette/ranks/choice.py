@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
+import torch
 import torch.distributed as dist
 
 from noisette.errors import PrivacyError
@@ -33,6 +36,28 @@ def ranks_of(given: AnyRanks | None) -> AnyRanks:
             "for runs that are separate on purpose"
         )
     return Alone()
+
+
+class OtherRankRanOut(torch.OutOfMemoryError):
+    """Memory ran out on another rank, so nothing of this microbatch counts on any."""
+
+
+@contextmanager
+def in_step(ranks: AnyRanks, phase: str) -> Iterator[None]:
+    """A context that ends on all ranks or on none, as ``unanimous``, and where memory runs out on one, on all.
+
+    Raises:
+        torch.OutOfMemoryError: memory ran out here.
+        OtherRankRanOut: it ran out on another rank; all ranks may go on.
+    """
+    ran_out: torch.OutOfMemoryError | None = None
+    with ranks.unanimous(phase):
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            ran_out = error
+    if ranks.largest(phase, {"ran out": ran_out is not None})["ran out"]:
+        raise ran_out or OtherRankRanOut("memory ran out on another rank")
 
 
 def were_started_together() -> bool:

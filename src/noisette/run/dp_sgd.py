@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -29,9 +30,11 @@ from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
-from noisette.ranks import Alone, AnyRanks
+from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
+from noisette.ranks.shards import is_sharded, local
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
+from noisette.sampling.joint_batch import JointBatch
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
@@ -79,6 +82,7 @@ class DpSgdRun(ABC):
         if isinstance(bound, PerExampleClip):
             bound.examples = max(bound.examples, float(expected_batch_size))
             bound.still_to_come = self._still_to_come
+            bound.ranks = ranks
         self.optimizer = optimizer
         self.sampling_rate = event.sampling_rate
         self.steps = steps
@@ -99,6 +103,8 @@ class DpSgdRun(ABC):
         self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
+        # The ranks of a sharded model take every microbatch together; others meet once a step.
+        self._is_sharded = any(map(is_sharded, bound.parameters.values()))
         self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
         self._stepping = StepCall()
         self._hooks = [
@@ -147,9 +153,16 @@ class DpSgdRun(ABC):
             self._check_step_taken()
             self._reserve_step()
             drawn = self._ranks.share(self._sampler.indices(step=self.steps_taken))
-            self._batch = Batch(drawn, self._records, self._measured, self._seal.before_microbatch)
+            self._batch = self._batch_of(drawn)
             yield self._batch
         self._check_step_taken()
+
+    def _batch_of(self, drawn: np.ndarray) -> Batch:
+        """The batch with these records."""
+        before_each = self._seal.before_microbatch
+        if self._is_sharded:
+            return JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
+        return Batch(drawn, self._records, self._measured, before_each)
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
@@ -173,8 +186,13 @@ class DpSgdRun(ABC):
         """
         microbatch = Microbatch(batch, keywords)
         self._check_microbatch("accumulate", microbatch.count, "rows")
+        if isinstance(self._batch, JointBatch) and self._batch.is_blank:
+            self._add(self.bound.accumulate_nothing)
+            return
         self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
-        if not self._compared:  # afterwards, because what the loss makes and keeps is known from its recorded call
+        if (
+            not self._compared and not self._is_sharded
+        ):  # afterwards, because what the loss makes and keeps is known from its recorded call
             self._compared = True
             warn_if_examples_meet(loss, self.bound.model, microbatch)
             warn_of_backward_hooks(self.bound.model)
@@ -219,11 +237,14 @@ class DpSgdRun(ABC):
         assert batch.current is not None
         try:
             bounded()
+        except OtherRankRanOut:
+            batch.current = None
+            return False
         except torch.OutOfMemoryError:
             if not batch.retry_smaller():
                 raise
             return False
-        batch.bounded += batch.current
+        batch.bounded += 0 if isinstance(batch, JointBatch) and batch.is_blank else batch.current
         batch.current = None
         return True
 
@@ -329,6 +350,7 @@ class DpSgdRun(ABC):
 
 def _is_zero(grad: Tensor) -> bool:
     """Whether a gradient that the release did not write holds nothing."""
+    grad = local(grad)
     return grad.layout is torch.strided and not bool(grad.any())
 
 
