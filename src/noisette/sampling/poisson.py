@@ -15,6 +15,7 @@ import numpy as np
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.errors import PrivacyError
+from noisette.sampling.gaps import DENSEST, records_at_gaps
 from noisette.sampling.loading import Prefetch, Records
 from noisette.sampling.microbatch_size import MicrobatchSize
 
@@ -25,7 +26,10 @@ _CHUNK = 2**20  # records whose inclusion is drawn at once
 class PoissonSampler:
     """Includes each of ``size`` records in a step's batch independently with probability ``sampling_rate``.
 
-    Guarantee: inclusion is independent across records and steps, from 64 bits of the secret key's keystream each.
+    Below a rate of 1/16 the gaps between the records of a batch are drawn, in time proportional to the batch.
+
+    Guarantee: inclusion is independent across records and steps, from the secret key's keystream. Its probability is
+    the sampling rate: exactly where gaps are drawn, and otherwise at most 2^-64 below it, never above.
     Source: Abadi et al. 2016, algorithm 1 and section 3.1 (lots).
 
     >>> len(PoissonSampler(size=5, sampling_rate=1.0, key=SecretKey()).indices(step=0))
@@ -41,6 +45,8 @@ class PoissonSampler:
 
     def indices(self, *, step: int) -> np.ndarray:
         """Indices of the records in this step's batch, ascending; possibly none."""
+        if self.sampling_rate < DENSEST:
+            return records_at_gaps(self.size, self.sampling_rate, self.key, purpose="sampling", step=step)
         width = int(self.sampling_rate * 2**64)
         return drawn_records(self.size, self.key, purpose="sampling", step=step, width=width)
 
