@@ -12,10 +12,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -31,7 +32,8 @@ from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
-from noisette.sampling.loading import records_of
+from noisette.sampling.fetching import fetch_of
+from noisette.sampling.loading import Collate, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
 from noisette.sampling.schemes import sampler_of, user_records
@@ -69,6 +71,7 @@ class DpSgdRun(ABC):
         steps: int,
         separability: Literal["asserted"] | None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
     ) -> None:
@@ -82,7 +85,7 @@ class DpSgdRun(ABC):
         self.separability = separability
         self.steps_taken = self._first_step = steps_taken
         self.steps_lost = steps_lost
-        self._records = records_of(dataset)
+        self._records = records_of(dataset, collate_fn)
         by_user = user_records(event, users, dataset, self._records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             self._records = by_user.of(self._records, event.records)
@@ -113,6 +116,10 @@ class DpSgdRun(ABC):
     def _commit_step(self) -> None:
         """Account for a release before its noise is drawn; from here on it cannot be taken back."""
 
+    @abstractmethod
+    def _steps_reserved(self) -> int:
+        """How many steps are accounted for, from that of the current batch on; later batches may be drawn within."""
+
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of the noise in units of the sensitivity."""
@@ -132,21 +139,55 @@ class DpSgdRun(ABC):
         """How many times the work of this object so far is still to come."""
         return self.steps_left / max(1, self.steps_taken - self._first_step)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(
+        self, workers: int = 0, to: torch.device | str | None = None, ahead: int = 1
+    ) -> Generator[Batch, None, None]:
         """Line 1: the batches that remain, drawn as declared: Poisson batches
         unless others were. Each may be empty, and each needs one step.
 
+        Args:
+            workers: processes that load records; with 0 a thread does. Their script needs
+                ``if __name__ == "__main__":``, and the data set must be picklable.
+            to: a device that microbatches are copied to, on a stream of its own.
+            ahead: microbatches that the thread, or each process, loads ahead. They may belong to later steps that are
+                in the ledger by then, so with a ledger in memory to none.
+
+        Guarantee: no batch is drawn before its step is in the ledger, and no process gets the key.
+
         Raises:
             PrivacyError: a batch was left without ``optimizer.step()``.
+            TypeError, ValueError: ``workers`` or ``ahead`` is not a whole number of at least 0.
+            RuntimeError: a loading process died; the step is not released.
         """
+        fetch = fetch_of(self._records.gather, workers=workers, ahead=ahead, to=to)
         self.bound.before_first_batch()
-        while self.steps_left:
+        drawn: dict[int, Batch] = {}  # those ahead, by their steps
+
+        def later(step: int) -> Iterator[Batch]:
+            while (step := step + 1) < self.steps_taken + self._steps_reserved():
+                if step not in drawn:
+                    drawn[step] = batch_of(step)
+                yield drawn[step]
+
+        def batch_of(step: int) -> Batch:
+            indices, records = self._drawn(step), self._records
+            before = self._seal.before_microbatch
+            return Batch(indices, records, self._measured, before, fetch=fetch, later=lambda: later(step))
+
+        try:
+            while self.steps_left:
+                self._check_step_taken()
+                self._reserve_step()
+                step = self.steps_taken
+                self._batch = drawn.pop(step, None) or batch_of(step)
+                yield self._batch
             self._check_step_taken()
-            self._reserve_step()
-            drawn = self._sampler.indices(step=self.steps_taken)
-            self._batch = Batch(drawn, self._records, self._measured, self._seal.before_microbatch)
-            yield self._batch
-        self._check_step_taken()
+        finally:
+            fetch.close()
+
+    def _drawn(self, step: int) -> np.ndarray:
+        """Indices of the records of a step's batch that this process loads."""
+        return self._records.held(self._sampler.indices(step=step))
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.

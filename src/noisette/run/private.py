@@ -28,6 +28,7 @@ from noisette.mechanisms.gaussian import parts_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
+from noisette.sampling.loading import Collate
 from noisette.sampling.schemes import Poisson, Sampling, releases
 from noisette.sampling.users import Users
 from noisette.validation import Call, check_no_batch_norm, check_worst_case, checks
@@ -59,6 +60,7 @@ def privatize(
     example: object = None,
     sampling: Sampling = Poisson(),  # noqa: B008 - it is frozen
     users: Users | None = None,
+    collate_fn: Collate | None = None,
 ) -> PrivateRun:
     """Attach differentially private training to your own model and optimizer.
 
@@ -68,7 +70,8 @@ def privatize(
         bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
         optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
         dataset: a tensor, a tuple or dictionary of tensors with the records on their first axis, a list of records,
-            :class:`PaddedBuckets`, or anything with ``len`` and indexing.
+            :class:`PaddedBuckets`, or anything with ``len`` and indexing, such as a ``datasets.Dataset``. Arrays in
+            mapped files are read row by row. :class:`OwnRecords` where each of several processes holds other records.
         expected_batch_size: the constant that the noised sum is divided by, in examples.
         sampling_rate: probability in (0, 1] that a record is in a step's batch.
         steps: number of logical steps.
@@ -92,6 +95,9 @@ def privatize(
             at most a fixed size, or ``BallsInBins()`` for passes in which each record is in one batch.
         users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
             Records or users are sampled, whichever costs less at the same expected batch size.
+        collate_fn: makes a microbatch of a list of records, as for a ``DataLoader``; the function of torch unless
+            given. The form in which it hands out a record must not depend on the other ones: use
+            :class:`PaddedBuckets` where sequences differ in length.
 
     Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
     one user, of all weights and optimizer states of the run together, provided that the key stays in the process and,
@@ -161,6 +167,7 @@ def privatize(
             separability=separability,
             example=example,
             users=users,
+            collate_fn=collate_fn,
         )
     if given:
         try:
@@ -190,6 +197,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None = None,
         example: object = None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
@@ -206,6 +214,7 @@ class PrivateRun(DpSgdRun):
             steps=terms.steps,
             separability=separability,
             users=users,
+            collate_fn=collate_fn,
             steps_taken=steps_taken,
             steps_lost=steps_lost,
         )
@@ -295,6 +304,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None = None,
         example: object = None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
 
@@ -312,6 +322,7 @@ class PrivateRun(DpSgdRun):
             example: as for :func:`privatize`.
             users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
                 over the data that was under way is not continued, a new one begins.
+            collate_fn: as for :func:`privatize`.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -390,6 +401,9 @@ class PrivateRun(DpSgdRun):
                 self.ledger.reserve(self.terms.event, lease, run=self._recorded)
             self._reserved = lease
             self._own_entries += 1
+
+    def _steps_reserved(self) -> int:
+        return self._reserved
 
     def _commit_step(self) -> None:
         self.ledger.commit(self.terms.event, run=self._recorded)

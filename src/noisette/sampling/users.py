@@ -127,7 +127,10 @@ class UserRecords:
             most_in_batch: the most records of one user in a batch.
         """
 
-        def check_batch(at: np.ndarray) -> None:
+        first = 0 if records.own is None else records.own.start
+
+        def check_batch(held: np.ndarray) -> None:
+            at = held + first
             most = int(np.unique(self.users[at], return_counts=True)[1].max(initial=0))
             if not self.kept[at].all() or most > most_in_batch:
                 raise PrivacyError(
