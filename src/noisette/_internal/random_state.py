@@ -57,7 +57,7 @@ def _drawn(generator: torch.Generator) -> int:
 
 
 def generator_apart() -> torch.Generator:
-    """A generator of its own, whose seed is drawn from torch's global one now: later use leaves the global one alone."""
+    """A generator whose seed is drawn from torch's global one now; later use leaves the global one alone."""
     generator = torch.Generator()
     generator.manual_seed(_drawn(torch.default_generator))
     return generator

@@ -58,7 +58,7 @@ class Thread:
         return self._helper.submit(self._gather, part)
 
     def close(self) -> None:
-        self._helper.shutdown(wait=False, cancel_futures=True)
+        """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
 
 
 class Processes:

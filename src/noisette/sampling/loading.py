@@ -71,8 +71,8 @@ class OwnRecords:
         self._records = records_of(dataset)
         if first < 0 or first + self._records.size > of:
             raise ValueError(
-                f"records {first} to {first + self._records.size} are not a part of {of} records; give first, the place "
-                "of the first record that this process holds, and of, the number of records of all processes"
+                f"records {first} to {first + self._records.size} are not a part of {of} records; give first, the "
+                "place of the first record that this process holds, and of, the number of records of all processes"
             )
         self._of = of
         self._own = range(first, first + self._records.size)
@@ -130,7 +130,13 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
 
 
 def each_record(dataset: Any) -> Iterator[Any]:
-    """The records one by one; of columns, the rows, each in the form of the data set."""
+    """The records one by one; of columns, the rows, each in the form of the data set.
+
+    Raises:
+        TypeError: other processes hold some of them.
+    """
+    if isinstance(dataset, OwnRecords):
+        raise TypeError("users of OwnRecords are given as a list of ids, one for each record of all processes")
     if isinstance(dataset, Mapping):
         columns = {name: torch.as_tensor(column) for name, column in dataset.items()}
         yield from ({name: column[i] for name, column in columns.items()} for i in range(records_of(dataset).size))

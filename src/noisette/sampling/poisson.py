@@ -132,9 +132,10 @@ class Batch:
         microbatch is loaded while the current one is processed; more of them as ``run.batches`` is told.
 
         With ``"auto"`` the size starts at one example and doubles while twice the memory of the last microbatch is
-        free; it is kept for the next batches. Until it is settled, what was loaded ahead in another size is dropped. Where memory runs out in ``run.backward``, nothing of the microbatch is
-        counted and the same examples come again in halves. Where it runs out in your own call of the model, catch the
-        error and call ``microbatches("auto")`` again, which continues with half the size where it stopped.
+        free; it is kept for the next batches. Until it is settled, what was loaded ahead in another size is dropped.
+        Where memory runs out in ``run.backward``, nothing of the microbatch is counted and the same examples come again
+        in halves. Where it runs out in your own call of the model, catch the error and call ``microbatches("auto")``
+        again, which continues with half the size where it stopped.
 
         Raises:
             TypeError, ValueError: ``size`` is neither a whole number of at least one nor ``"auto"``.
@@ -168,7 +169,7 @@ class Batch:
         self.current = None
 
     def _planned(self, sizes: MicrobatchSize, start: int) -> Parts:
-        """The microbatches that probably follow, from this place on: of this batch, and of later ones in equal sizes."""
+        """The microbatches that probably follow, from this place on: those of this batch and of later ones."""
         yield from self._parts(sizes, start)
         for batch in self.later():
             yield from batch._parts(sizes, 0)
