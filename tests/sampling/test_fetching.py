@@ -28,7 +28,13 @@ def run_on(dataset: Any, ledger: Ledger | None = None, steps: int = 6, **declare
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     numbers = {"expected_batch_size": 15, "sampling_rate": 0.05, "noise_multiplier": 1.0, "delta": 1e-3}
     return privatize(
-        PerExampleClip(model, max_grad_norm=1.0, capture="eager"), optimizer, dataset, **numbers, steps=steps, ledger=ledger, **declared
+        PerExampleClip(model, max_grad_norm=1.0, capture="eager"),
+        optimizer,
+        dataset,
+        **numbers,
+        steps=steps,
+        ledger=ledger,
+        **declared,
     )
 
 

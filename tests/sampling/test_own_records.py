@@ -68,7 +68,7 @@ def test_a_run_trains_on_its_own_and_counts_none_of_it() -> None:
                 for x in batch.microbatches(8):
                     run.accumulate(lambda m, x: m(x).sum(), x)
                 optimizer.step()
-        released.append((run.terms, run.epsilon(delta=1e-3)))
+        released.append((run.event, run.terms.expected_batch_size, run.steps, run.epsilon(delta=1e-3)))
     assert released[0] == released[1]
 
 
