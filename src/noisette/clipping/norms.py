@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
 from noisette.gradients.rules import ExampleGradients
-from noisette.gradients.rules.forms import AT_LEAST_SINGLE, weighted_sums
+from noisette.gradients.rules.forms import AT_LEAST_SINGLE, weighted_sum_in_blocks
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
 Sums = dict[str, Tensor]  # by name of the parameter
@@ -207,19 +207,36 @@ def factors_within(limits: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
 def clip_and_sum(found: PerExampleGradients, losses: Tensor, clipping: Clipping) -> ClippedSum:
     """The clipped sum of per-example gradients; ``found.forms`` is used up."""
     norms = group_norms(found.squared_norms, clipping.groups, losses)
-    return ClippedSum(_weighted_sums(found.forms, clipping, clipping.factors(norms)), norms)
+    return ClippedSum(_weighted_sums(found.forms, clipping, norms), norms)
 
 
-def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, weights: Tensor) -> Sums:
-    """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
-    group = group_of(clipping.groups)
-    with torch.no_grad():
-        kept = None
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the examples in the sum of each parameter; one without a finite weight is cut out."""
+
+    rows: Sequence[Tensor]  # for each group the weights of the kept examples
+    group: Mapping[str, int]  # the number of each parameter's group
+    kept: Tensor | None  # indices of the kept examples; all of them for ``None``
+
+    @classmethod
+    def of(cls, clipping: Clipping, norms: Tensor) -> Weights:
+        """The weights that clip gradients with these norms, (groups, b)."""
+        weights, kept = clipping.factors(norms), None
         if not clipping.are_finite and not math.isfinite(weights.sum()):
             kept = weights.isfinite().all(0).nonzero().flatten()
             weights = weights[:, kept]
-        rows = weights.unbind()
-        return weighted_sums(forms, {name: rows[group[name]] for name in forms}, kept)
+        return cls(weights.unbind(), group_of(clipping.groups), kept)
+
+    def sum_of(self, name: str, form: ExampleGradients) -> Tensor:
+        """The weighted sum of a parameter's gradients."""
+        return weighted_sum_in_blocks(form, self.rows[self.group[name]], self.kept)
+
+
+def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, norms: Tensor) -> Sums:
+    """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
+    with torch.no_grad():
+        weights = Weights.of(clipping, norms)
+        return {name: weights.sum_of(name, forms.pop(name)) for name in list(forms)}  # frees each before the next
 
 
 def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:

@@ -353,30 +353,13 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
     return merged[0] if len(merged) == 1 else Total(tuple(merged))
 
 
-def weighted_sums(
-    forms: dict[str, ExampleGradients], weights: Mapping[str, Tensor], kept: Tensor | None
-) -> dict[str, Tensor]:
-    """The weighted sum of each form, by name; ``forms`` is used up.
-
-    Args:
-        forms: the gradients of b examples for each parameter.
-        weights: for each form the weights of the examples, or of the kept ones.
-        kept: the indices of the examples to be added up; all of them for ``None``.
-    """
-    sums: dict[str, Tensor] = {}
-    for name in list(forms):
-        form = forms.pop(name)  # its memory is free before the next sum is computed
-        sums[name] = _sum_in_blocks(form, weights[name], kept)
-    return sums
-
-
-def _sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
+def weighted_sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
     """The weighted sum over blocks of examples; the blocks are added up in double precision.
 
     Args:
         form: the gradients of b examples.
         weights: of the kept examples.
-        kept: as in :func:`weighted_sums`.
+        kept: the indices of the examples to be added up; all of them for ``None``.
     """
     if len(weights) <= EXAMPLES_IN_A_BLOCK:
         return (form if kept is None else form.select(kept)).weighted_sum(weights)
