@@ -52,7 +52,7 @@ def bench(
         str | None,
         _of_experiment(
             "A,B,..",
-            "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, TwoPass, "
+            "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, TwoPass, TwoPasses, "
             "MultiLoss, PerExampleLoop, Vmap, Clipless, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
         ),
     ] = None,
