@@ -7,7 +7,7 @@ multiplied with 0.2, one of norm 0.5 stays as it is. The computation is in :func
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -186,13 +186,37 @@ def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = E
     Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
     Source: Lee & Kifer 2020, eq. 2.
     """
-    return factors_within(limits_of(groups, examples).to(norms.device), groups, norms)
+    return factors_within(limits_of(groups, examples, norms.device), groups, norms)
 
 
-def limits_of(groups: Sequence[Group], examples: float) -> Tensor:
-    """The bound of each group in double precision, (groups, 2), less the slack of single and of double precision."""
-    slacks = [slack_of(dtype, examples) for dtype in (torch.float32, torch.float64)]
-    return torch.tensor([[group.bound * (1 - slack) for slack in slacks] for group in groups], dtype=torch.float64)
+_CPU = torch.device("cpu")
+_LIMITS: dict[Hashable, Tensor] = {}  # the last ones, so that no microbatch but the first copies them to a GPU
+_MOST_LIMITS = 64
+
+
+def limits_of(groups: Sequence[Group], examples: float, device: torch.device = _CPU) -> Tensor:
+    """The bound of each group in double precision, (groups, 2), less the slack of single and of double precision.
+
+    The tensor is shared: nobody may write into it.
+    """
+    bounds = tuple([group.bound for group in groups])
+    key = (bounds, examples, device)
+    if key not in _LIMITS:
+        slacks = [slack_of(dtype, examples) for dtype in (torch.float32, torch.float64)]
+        with torch.inference_mode(mode=False):
+            made = torch.tensor([[bound * (1 - slack) for slack in slacks] for bound in bounds], dtype=torch.float64)
+            made = made.to(device)
+        if type(made) is not Tensor:
+            return made  # of a mode that only traces
+        while len(_LIMITS) >= _MOST_LIMITS:
+            _LIMITS.pop(next(iter(_LIMITS)))
+        _LIMITS[key] = made
+    return _LIMITS[key]
+
+
+def may_wait(device: torch.device) -> bool:
+    """Whether the host may read what the device has computed: a GPU would have nothing to do while it waits."""
+    return device.type == "cpu"
 
 
 def factors_within(limits: Tensor, groups: Sequence[Group], norms: Tensor) -> Tensor:
@@ -213,24 +237,37 @@ def clip_and_sum(found: PerExampleGradients, losses: Tensor, clipping: Clipping)
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of the examples in the sum of each parameter; one without a finite weight is cut out."""
+    """The weights of the examples in the sum of each parameter; one without a finite weight is left out.
+
+    Where the host may wait for the weights, such an example is cut out. Otherwise another one takes its place, with the
+    weight zero: zero times a gradient that is not a number would not be zero.
+    """
 
     rows: Sequence[Tensor]  # for each group the weights of the kept examples
     group: Mapping[str, int]  # the number of each parameter's group
     kept: Tensor | None  # indices of the kept examples; all of them for ``None``
+    some: Tensor | None = None  # whether any example is finite; ``None`` where that does not matter
 
     @classmethod
     def of(cls, clipping: Clipping, norms: Tensor) -> Weights:
         """The weights that clip gradients with these norms, (groups, b)."""
-        weights, kept = clipping.factors(norms), None
-        if not clipping.are_finite and not math.isfinite(weights.sum()):
-            kept = weights.isfinite().all(0).nonzero().flatten()
-            weights = weights[:, kept]
-        return cls(weights.unbind(), group_of(clipping.groups), kept)
+        weights, group = clipping.factors(norms), group_of(clipping.groups)
+        if clipping.are_finite:
+            return cls(weights.unbind(), group, None)
+        if not may_wait(weights.device):
+            finite = weights.isfinite().all(0)
+            places = torch.arange(len(finite), device=finite.device)
+            kept = torch.where(finite, places, finite.to(torch.uint8).argmax())
+            return cls(torch.where(finite, weights, 0).unbind(), group, kept, finite.any())
+        if math.isfinite(weights.sum()):
+            return cls(weights.unbind(), group, None)
+        kept = weights.isfinite().all(0).nonzero().flatten()
+        return cls(weights[:, kept].unbind(), group, kept)
 
     def sum_of(self, name: str, form: ExampleGradients) -> Tensor:
         """The weighted sum of a parameter's gradients."""
-        return weighted_sum_in_blocks(form, self.rows[self.group[name]], self.kept)
+        total = weighted_sum_in_blocks(form, self.rows[self.group[name]], self.kept)
+        return total if self.some is None else torch.where(self.some, total, 0)
 
 
 def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, norms: Tensor) -> Sums:
