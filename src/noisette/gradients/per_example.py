@@ -17,6 +17,7 @@ from noisette.gradients.derived_weights import to_parameters
 from noisette.gradients.rule_check import check_custom_rule
 from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name, placed
 from noisette.gradients.rules.forms import AT_LEAST_SINGLE
+from noisette.gradients.rules.linear import linear_in_brain_floats, linear_weight
 from noisette.gradients.rules.registry import Match, OperandMatch, match
 from noisette.gradients.tape import Recording, Use
 
@@ -137,6 +138,7 @@ class GradientCollector:
         self._problems: list[str] = []
         # Gradients that have not arrived yet. A parameter that other weights are derived from is completed last.
         self._awaited = Counter([id(weight) for use in recorded for weight in use.weights])
+        self._uses = self._awaited.copy()
         self._late = {id(p) for weight in self._derived.values() for p in weight.parents} if self._derived else set()
         self._arrived: dict[int, list[tuple[Tensor, ExampleGradients]]] = {}
 
@@ -152,7 +154,7 @@ class GradientCollector:
         found = match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:
             try:
-                forms = _apply_rule(use, examples, dy, found, operand)
+                forms = _apply_rule(use, examples, dy, found, operand, self._are_only_uses(operand))
                 self._add(operand, forms, None if examples is None else examples.order)
             except ValueError as error:
                 self._problems += [
@@ -165,6 +167,11 @@ class GradientCollector:
             if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
                 forms = [form for _, form in self._arrived.pop(key)]
                 self._take(self._names[key], forms[0] if len(forms) == 1 else add(forms))
+
+    def _are_only_uses(self, operand: OperandMatch) -> bool:
+        """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
+        keys = [id(weight) for weight in operand.weights]
+        return all(key in self._names and key not in self._late and self._uses[key] == 1 for key in keys)
 
     def _add(self, operand: OperandMatch, forms: Any, order: Tensor | None) -> None:
         """Keep the gradients of an operand, in the order of the losses, until its weights are complete.
@@ -208,7 +215,9 @@ class GradientCollector:
         return f"a weight derived from {', '.join(self._names[id(p)] for p in parents)}"
 
 
-def _apply_rule(use: Use, examples: Examples | None, dy: Any, found: Match, operand: OperandMatch) -> Any:
+def _apply_rule(
+    use: Use, examples: Examples | None, dy: Any, found: Match, operand: OperandMatch, is_only_use: bool
+) -> Any:
     """The gradients of one operand: a form, or a list of forms for a list operand.
 
     Raises:
@@ -222,6 +231,8 @@ def _apply_rule(use: Use, examples: Examples | None, dy: Any, found: Match, oper
         raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
     # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
     dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
+    if is_only_use and operand.rule is linear_weight and linear_in_brain_floats(examples, dy, found.arguments):
+        return operand.rule(examples, dy, **found.arguments)
     dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in found.arguments.items()}
     if operand.third_party:
         check_custom_rule(operand.rule, examples, dy, use, operand.name, found.arguments)

@@ -179,9 +179,12 @@ def compact(form: ExampleGradients) -> ExampleGradients:
 def _(form: Outer) -> ExampleGradients:
     """Written out if that saves work and takes little more memory than the factors, which are released."""
     (_, t, o), i = form.left.shape, form.right.shape[2]
-    if t < _MIN_POSITIONS_TO_KEEP or o * i > _KEEP_EXPLICIT * t * (o + i):
-        return form
-    return Dense(form.explicit())
+    return Dense(form.explicit()) if writing_out_pays(t, o * i, t * (o + i)) else form
+
+
+def writing_out_pays(positions: int, explicit: int, factors: int) -> bool:
+    """Whether an explicit gradient saves work and takes little more memory than its factors, both in elements."""
+    return positions >= _MIN_POSITIONS_TO_KEEP and explicit <= _KEEP_EXPLICIT * factors
 
 
 @dataclass(frozen=True)
