@@ -14,7 +14,7 @@ from torch import Tensor
 from noisette.clipping import norms as clipping_norms
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.norms import ClippedSum, Clipping, Group, Sums, Weights, clipping_factors, group_of
+from noisette.clipping.norms import ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.rules import registry

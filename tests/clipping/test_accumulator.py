@@ -10,7 +10,12 @@ from noisette.clipping import accumulator
 from noisette.clipping.accumulator import Accumulator
 from noisette.errors import PrivacyError
 
-PARAMETERS = {"weight": torch.zeros(5, 3), "scalar": torch.zeros(()), "turned": torch.zeros(3, 5), "none": torch.zeros(2)}
+PARAMETERS = {
+    "weight": torch.zeros(5, 3),
+    "scalar": torch.zeros(()),
+    "turned": torch.zeros(3, 5),
+    "none": torch.zeros(2),
+}
 
 
 def microbatch(seed: int, scale: float = 1.0) -> dict[str, Tensor]:

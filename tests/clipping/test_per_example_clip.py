@@ -18,7 +18,9 @@ from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
-rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__)
+rule_engines = pytest.mark.parametrize(
+    "engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__
+)
 
 
 def clipped(model: nn.Module, losses: Callable[[], Tensor], engine: Engine | None = None) -> Tensor:

@@ -21,7 +21,9 @@ from oracle import clipped_sum
 every_engine = pytest.mark.parametrize(
     "engine", [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop()], ids=lambda e: type(e).__name__
 )
-rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__)
+rule_engines = pytest.mark.parametrize(
+    "engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__
+)
 
 
 def class_token(m: Forward, x: Tensor) -> Tensor:

@@ -19,7 +19,14 @@ from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.validation import Call
 from noisette.validation.additivity import check_additivity
 
-ENGINES = [engines.BookKeeping(), engines.TwoPass(), engines.TwoPasses(), engines.MultiLoss(), engines.PerExampleLoop(), engines.Vmap()]
+ENGINES = [
+    engines.BookKeeping(),
+    engines.TwoPass(),
+    engines.TwoPasses(),
+    engines.MultiLoss(),
+    engines.PerExampleLoop(),
+    engines.Vmap(),
+]
 by_name = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
 
@@ -49,7 +56,9 @@ def orders(b: int, d: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("engine", [engines.BookKeeping(), engines.TwoPass(), engines.TwoPasses()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "engine", [engines.BookKeeping(), engines.TwoPass(), engines.TwoPasses()], ids=lambda e: type(e).__name__
+)
 @pytest.mark.parametrize("b", [256, 4096])
 @pytest.mark.parametrize("order", ["equal", "big before small", "big half before small half", "pairs that cancel"])
 def test_one_example_moves_a_large_sum_by_at_most_the_bound(order: str, b: int, engine, dtype: torch.dtype) -> None:

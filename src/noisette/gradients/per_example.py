@@ -21,7 +21,6 @@ from noisette.gradients.rules.linear import linear_in_brain_floats, linear_weigh
 from noisette.gradients.rules.registry import Match, OperandMatch, match
 from noisette.gradients.tape import Recording, Use
 
-
 Take = Callable[[str, ExampleGradients], None]  # name of a parameter, its gradients
 
 

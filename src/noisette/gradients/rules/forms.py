@@ -8,7 +8,7 @@ Axes: b example, t position within an example, o output feature, i input feature
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
