@@ -14,7 +14,7 @@ MARKERS = {
         *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
         *("_internal", "capture", "validation", "redteam", "test_architecture.py"),
     ),
-    "run": ("run", "training", "audit", "assurance", "bench", "redteam"),
+    "run": ("run", "ranks", "training", "audit", "assurance", "bench", "redteam"),
     "cli": ("cli", "papers", "docs"),
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
@@ -28,6 +28,11 @@ PACKAGE = TESTS.parent / "src" / "noisette"
 def folder_of(path: Path) -> str:
     """The folder of a test inside ``tests``, or that of a module with doctests inside the package."""
     return path.relative_to(TESTS if path.is_relative_to(TESTS) else PACKAGE).parts[0]
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """The kernel needs Triton, and whether it is interpreted is decided when it is loaded; it has no doctests."""
+    return True if collection_path == PACKAGE / "mechanisms" / "triton_noise.py" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

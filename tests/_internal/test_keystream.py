@@ -122,7 +122,7 @@ def test_key_is_never_shown_or_copied() -> None:
 
 
 def test_key_is_in_nothing_a_run_could_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, SECRET))
+    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.Adam(model.parameters())
     run = noisette.privatize(
@@ -167,11 +167,13 @@ def test_forked_process_may_not_use_the_key() -> None:
     key = SecretKey(SECRET)
     child = os.fork()
     if not child:
-        try:
-            words(key)
-        except RuntimeError:
-            os._exit(7)
-        os._exit(0)
+        refused = 0
+        for use in (lambda: words(key), lambda: key.stream_key(purpose="noise", name="a", end=1)):
+            try:
+                use()
+            except RuntimeError:
+                refused += 1
+        os._exit(7 if refused == 2 else 0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
@@ -182,3 +184,15 @@ def test_exhausted_counter_is_refused() -> None:
     for start, count in ((last - 8, 9), (last - 1, 2), (last, 1)):
         with pytest.raises(RuntimeError, match="exhausted"):
             words(key, count, start=start)
+
+
+def test_the_key_of_a_stream_gives_its_words() -> None:
+    """By the cipher itself, with the step as nonce; not beyond the last block."""
+    key = SecretKey(SECRET)
+    secret = key.stream_key(purpose="noise", name="a", end=8 * 2**32)
+    cipher = Cipher(ChaCha20(secret, bytes(4) + (9).to_bytes(12, "little")), mode=None).encryptor()
+    found = np.empty(100, dtype=np.uint64)
+    key.fill(found, purpose="noise", name="a", step=9)
+    assert found.tobytes() == cipher.update(bytes(800))
+    with pytest.raises(RuntimeError, match="exhausted"):
+        key.stream_key(purpose="noise", name="a", end=8 * 2**32 + 1)

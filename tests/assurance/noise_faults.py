@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -13,9 +16,13 @@ from torch import Tensor
 
 from noisette._internal.keystream import SecretKey
 from noisette.clipping.accumulator import Accumulator
+from noisette.mechanisms import launch_table, torch_noise
 from noisette.mechanisms.bounded_sum import BoundedSum
+from noisette.mechanisms.box_muller import RADIUS_MASK
+from noisette.mechanisms.eager_noise import EagerPass
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.mechanisms.window import WHOLE, Window
 from planted import Mutant, Patch
 
 Add = Callable[..., None]
@@ -94,8 +101,57 @@ def of_the_global_generator(add: Add, tensors: Any, *, std: float, divisor: floa
 
 
 def of_24_bits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.mechanisms.box_muller._RADIUS_BITS", 24)
-    patch.setattr("noisette.mechanisms.box_muller._SMALLEST", 2.0**-24)
+    """As of a generator of 24 bits: the others are ones."""
+    whole = EagerPass._radius
+    patch.setattr(EagerPass, "_radius", lambda self, radii: whole(self, radii | 2**29 - 1))
+
+
+def without_offset(add: Add, tensors: Any, *, windows: Any = None, **numbers: Any) -> None:
+    add(tensors, **numbers)
+
+
+def without_stride(add: Add, tensors: Any, *, windows: Mapping[str, Window] = MappingProxyType({}), **numbers: Any):
+    add(tensors, windows={name: Window(window.start) for name, window in windows.items()}, **numbers)
+
+
+def by_rounded_words(patch: pytest.MonkeyPatch) -> None:
+    """u in single precision: it rounds to one, and noise to zero, once in 3e7 pairs."""
+    whole = EagerPass._radius
+
+    def radius(self: EagerPass, radii: Tensor) -> Tensor:
+        k = radii & RADIUS_MASK
+        return whole(self, torch.where(k >= 2**53 - 2**28, RADIUS_MASK, k))
+
+    patch.setattr(EagerPass, "_radius", radius)
+
+
+def with_even_angles(patch: pytest.MonkeyPatch) -> None:
+    """Angles that are multiples of a right angle: their sine or cosine is zero."""
+    whole = EagerPass._sines
+
+    def sines(self: EagerPass, angles: Tensor) -> Tensor:
+        values = whole(self, angles)
+        odd = angles | 1
+        values[0][odd.abs() == 2**30 + 1] = 0
+        values[1][odd.abs() == 1] = 0
+        return values
+
+    patch.setattr(EagerPass, "_sines", sines)
+
+
+def approximate_roots(patch: pytest.MonkeyPatch) -> None:
+    """Roots whose last digit is not always right, as those of torch on a processor."""
+    whole = EagerPass._radius
+    patch.setattr(EagerPass, "_radius", lambda self, radii: whole(self, radii).square_().sqrt_())
+
+
+def rotated_with_the_sign(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch_noise, "_rotated", lambda x, by: (x << by) | (x >> (32 - by)))
+
+
+def kernel_without_windows(patch: pytest.MonkeyPatch) -> None:
+    real = launch_table.table_of
+    patch.setattr(launch_table, "table_of", lambda parts, tiles: real([replace(p, window=WHOLE) for p in parts], tiles))
 
 
 def one_key_for_all(patch: pytest.MonkeyPatch) -> None:
@@ -168,6 +224,54 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "noise without offset on shards",
+        "the difference of two shards has none",
+        added(without_offset),
+        (
+            "mechanisms/test_gaussian_noise.py::test_shards_get_their_part_of_the_whole_noise",
+            "mechanisms/test_gaussian_noise.py::test_each_tensor_has_its_own_window",
+        ),
+    ),
+    Mutant(
+        "noise of rows on a shard of columns",
+        "columns of two ranks share noise",
+        added(without_stride),
+        (
+            "mechanisms/test_gaussian_noise.py::test_shards_get_their_part_of_the_whole_noise",
+            "mechanisms/test_gaussian_noise.py::test_each_tensor_has_its_own_window",
+        ),
+    ),
+    Mutant(
+        "u rounded to single precision",
+        "noise is zero once in 3e7 pairs, and the sum is released",
+        by_rounded_words,
+        (
+            "mechanisms/test_gaussian_noise.py::test_noise_is_never_exactly_zero_for_large_uniforms",
+            "mechanisms/test_box_muller.py::test_radii_are_right_to_the_last_digits",
+        ),
+    ),
+    Mutant(
+        "angles that are multiples of a right angle",
+        "noise is zero once in 2e9 values, and the sum is released",
+        with_even_angles,
+        ("mechanisms/test_box_muller.py::test_sines_are_right_to_the_last_digits",),
+    ),
+    Mutant(
+        "roots that are not rounded correctly",
+        "ranks and passes draw different noise for one element",
+        approximate_roots,
+        ("run/test_fixed_keys.py::test_noise_in_single_precision",),
+    ),
+    Mutant(
+        "rotations that carry the sign along",
+        "a keystream that is none",
+        rotated_with_the_sign,
+        (
+            "mechanisms/test_torch_noise.py::test_keystream",
+            "mechanisms/test_torch_noise.py::test_values_are_those_of_the_processor",
+        ),
+    ),
+    Mutant(
         "one key for all processes",
         "noise can be computed again, and a resumed run repeats it",
         one_key_for_all,
@@ -184,3 +288,15 @@ MUTANTS = [
         ("mechanisms/test_gaussian.py::test_several_sums_share_one_mechanism",),
     ),
 ]
+if find_spec("triton") is not None:
+    MUTANTS.append(
+        Mutant(
+            "a kernel that ignores windows",
+            "the difference of two shards has none",
+            kernel_without_windows,
+            (
+                "mechanisms/test_triton_noise.py::test_values_are_those_of_the_processor",
+                "mechanisms/test_triton_noise.py::test_a_tensor_in_parts",
+            ),
+        )
+    )

@@ -1,4 +1,4 @@
-"""A warm microbatch reads nothing from the device and copies nothing to it, where the device is not to be waited for."""
+"""A warm microbatch reads nothing from the device and copies nothing to it, where that would make a GPU wait."""
 
 from __future__ import annotations
 

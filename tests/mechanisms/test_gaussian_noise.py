@@ -17,6 +17,7 @@ from noisette._internal.keystream import SecretKey
 from noisette.accounting.noise_tail import RADIUS
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import TILE
+from noisette.mechanisms.window import Window
 
 KEY = SecretKey(bytes(32))
 Z = 6.1
@@ -33,7 +34,7 @@ def noise(
     std: float = 1.0,
 ) -> Tensor:
     values = torch.zeros(numel, dtype=dtype)
-    GaussianNoise(key).add_({name: values}, step=step, std=std, start=start)
+    GaussianNoise(key).add_({name: values}, step=step, std=std, windows={name: Window(start)})
     return values
 
 
@@ -99,6 +100,16 @@ def test_noise_is_never_exactly_zero_for_large_uniforms(dtype: torch.dtype) -> N
     """Different uniform numbers near one give different radii; rounded to one they would give no noise."""
     values = noise(TILE, dtype=dtype, key=Words(2**53 - 2**20))
     assert float(values.abs().max()) == pytest.approx(math.sqrt(2 * 2.0**-33), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_no_value_of_a_billion_is_zero() -> None:
+    """Nor is any beyond the radius."""
+    source, values = GaussianNoise(SecretKey()), torch.empty(10**7)
+    for step in range(100):
+        source.add_({"weight": values.zero_()}, step=step)
+        assert bool(values.all())
+        assert float(values.abs().max()) <= 8.572
 
 
 def test_radius_uses_53_bits() -> None:
@@ -175,6 +186,58 @@ def test_pure_function_whole_or_in_parts() -> None:
         (3 * 1024 * TILE, 77),
     ):
         assert torch.equal(noise(numel, start=start, dtype=torch.float32), whole[start : start + numel])
+
+
+def shards(whole: Tensor, dim: int, parts: int) -> list[tuple[Tensor, Window]]:
+    """The shards of a matrix along one of its dimensions, uneven if it must be, with what of the matrix they hold."""
+    columns = whole.shape[1]
+    found, first = [], 0
+    for shard in whole.tensor_split(parts, dim):
+        window = Window(first * columns) if dim == 0 else Window(first, run=shard.shape[1] or 1, stride=columns)
+        found.append((shard, window))
+        first += shard.shape[dim]
+    return found
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (300, 90), (40, 1000), (7, 100_003), (2000, 3), (3, 2)], ids=str)
+@pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_shards_get_their_part_of_the_whole_noise(shape: tuple[int, int], dim: int, parts: int) -> None:
+    whole = noise(math.prod(shape), dtype=torch.float32).view(shape)
+    for expected, window in shards(whole, dim, parts):
+        found = torch.zeros(expected.shape)
+        GaussianNoise(KEY).add_({"other": torch.zeros(3), "weight": found}, step=0, windows={"weight": window})
+        assert torch.equal(found, expected)
+
+
+def test_each_tensor_has_its_own_window() -> None:
+    tensors = {name: torch.zeros(1000) for name in "abc"}
+    windows = {"a": Window(300), "c": Window(5, run=10, stride=2000)}
+    GaussianNoise(KEY).add_(tensors, step=0, windows=windows)
+    places = {
+        "a": range(300, 1300),
+        "b": range(1000),
+        "c": [5 + 2000 * row + column for row in range(100) for column in range(10)],
+    }
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, noise(200_000, name=name, dtype=torch.float32)[list(places[name])])
+
+
+def test_a_window_without_tensor_is_refused() -> None:
+    tensor = torch.zeros(5)
+    with pytest.raises(ValueError, match=r"windows of no tensor: .'module\.weight'"):
+        GaussianNoise(KEY).add_({"weight": tensor}, step=0, windows={"module.weight": Window(3)})
+    assert not tensor.any()
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [{"start": -1}, {"run": 2}, {"stride": 2}, {"run": 3, "stride": 2}, {"run": 0, "stride": 2}],
+    ids=str,
+)
+def test_windows_that_repeat_elements_are_refused(numbers: dict[str, int]) -> None:
+    with pytest.raises(ValueError):
+        Window(**numbers)
 
 
 def test_noise_of_a_parameter_does_not_depend_on_the_others() -> None:

@@ -1,4 +1,4 @@
-"""Counts what would make a GPU wait for the host: values that are read, sizes that depend on them, copies of numbers."""
+"""Counts what would make a GPU wait for the host: values read, sizes that depend on them, copies of numbers."""
 
 from __future__ import annotations
 

@@ -48,6 +48,18 @@ class SecretKey:
         label = f"{len(purpose)}:{purpose}{name}".encode()
         return hashlib.blake2b(label, key=self._secret, digest_size=KEY_BYTES, person=b"noisette").digest()
 
+    def stream_key(self, *, purpose: str, name: str, end: int) -> bytes:
+        """The key of one stream, for a device that computes its words up to this one itself, with the step as nonce.
+
+        Raises:
+            RuntimeError: as by :meth:`fill`.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError("this key belongs to the process that made it: a forked copy would repeat its noise")
+        if -(-end // WORDS_PER_BLOCK) > _MAX_BLOCK:
+            raise RuntimeError(f"stream {purpose!r} of {name!r} is exhausted: over {_MAX_BLOCK} blocks in one step")
+        return self._stream_key(purpose, name)
+
     def fill_each(self, parts: Iterable[tuple[np.ndarray, str, int]], *, purpose: str, step: int) -> None:
         """:meth:`fill` for several streams of a purpose: the words, the stream's name and the first word of each."""
         for words, name, start in parts:
@@ -59,13 +71,10 @@ class SecretKey:
         Raises:
             RuntimeError: the process was forked after the key was made, or the stream's counter is exhausted.
         """
-        if os.getpid() != self._process:
-            raise RuntimeError("this key belongs to the process that made it: a forked copy would repeat its noise")
         first, skipped = divmod(start, WORDS_PER_BLOCK)
-        if first + -(-(skipped + words.size) // WORDS_PER_BLOCK) > _MAX_BLOCK:
-            raise RuntimeError(f"stream {purpose!r} of {name!r} is exhausted: over {_MAX_BLOCK} blocks in one step")
+        secret = self.stream_key(purpose=purpose, name=name, end=start + words.size)
         counter_and_nonce = first.to_bytes(4, "little") + step.to_bytes(12, "little")
-        encryptor = Cipher(ChaCha20(self._stream_key(purpose, name), counter_and_nonce), mode=None).encryptor()
+        encryptor = Cipher(ChaCha20(secret, counter_and_nonce), mode=None).encryptor()
         if skipped:
             encryptor.update(bytes(8 * skipped))
         stream = words.view(np.uint8).data

@@ -230,7 +230,7 @@ class CapturedSteps:
 class _MaskedFactors:
     """Clipping factors in a graph: zero for rows that count for nothing, and for gradients that are not finite.
 
-    Where the host does not wait to learn of the latter, their factors stay as they are, for the graph to leave them out.
+    Where the host does not wait to learn of the latter, their factors stay, for the graph to leave them out.
     """
 
     def __init__(self, groups: Sequence[Group], limits: Tensor, real: Tensor) -> None:
