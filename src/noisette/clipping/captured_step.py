@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal.tensor_tree import leaves, structure
+from noisette._internal.waiting import wait_for
 from noisette.capture.captured import Captured
 from noisette.capture.comparison import tolerance_of
 from noisette.capture.graph import Graph
@@ -118,7 +119,8 @@ class CapturedSteps:
                 return found
         start = time.perf_counter()
         found = self._step(loss, microbatch, clipping_of(groups, examples), public)
-        if kind is not None:
+        if kind is not None:  # its time decides whether a graph is worth while
+            wait_for(microbatch.tensors[0].device)
             kind.captured.spent(rows, time.perf_counter() - start, None)
         return found
 

@@ -24,6 +24,7 @@ from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.first_call import ValidateOnFirstCall
+from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import digests_of, facts_of, ledger_on_ranks
 from noisette.sampling.users import Users
 from noisette.validation import check_no_batch_norm
@@ -191,15 +192,18 @@ class PrivateRun(DpSgdRun):
             OSError: the files cannot be written; the older checkpoint stays.
         """
         folder = Path(folder)
+        if isinstance(self.bound, PerExampleClip):
+            self.bound.reshard()
         if self._ranks.size > 1:
             self._ranks.check_equal(lambda: digests_of(self.bound.model))
         with self._ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
             self._seal.before_saving()
+            learned = capture_state(self.bound.model, self.optimizer)
             if self._ranks.rank == 0:
-                self._write(folder, self.extras if extras is None else extras)
+                self._write(folder, learned, self.extras if extras is None else extras)
         self._saved_in = folder
 
-    def _write(self, folder: Path, extras: Mapping[str, Any]) -> None:
+    def _write(self, folder: Path, learned: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
         if self.ledger.path is None:
             raise ValueError(
                 "a run whose ledger is in memory cannot be resumed, because what it spent is forgotten with the "
@@ -213,10 +217,10 @@ class PrivateRun(DpSgdRun):
         SavedRun.write(
             folder,
             self.bound,
-            self.optimizer,
             terms=self.terms,
             steps_taken=self.steps_taken,
             ledger=self.ledger,
+            learned=learned,
             extras=extras,
         )
 
