@@ -11,6 +11,7 @@ import clipless_faults
 import coupling_faults
 import ledger_faults
 import loop_faults
+import memory_faults
 import noise_faults
 import oracle_faults
 import preflight_faults
@@ -31,6 +32,7 @@ GROUPS = {
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Captured steps": capture_faults.MUTANTS,
+    "Memory": memory_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
     "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
