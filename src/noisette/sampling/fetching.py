@@ -74,7 +74,7 @@ class Processes:
         self._plan = _Plan()
         self._to = to
         self._loader = DataLoader(
-            WorkerRecords(gather),
+            WorkerRecords(gather),  # pyright: ignore[reportArgumentType]
             batch_sampler=self._plan,  # pyright: ignore[reportArgumentType]
             num_workers=workers,
             collate_fn=_as_it_is,
