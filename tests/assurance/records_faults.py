@@ -43,7 +43,7 @@ def by_chunk(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(
         "noisette.sampling.poisson.records_at_gaps",
-        lambda size, rate, key, **stream: _at_gaps(size, rate, FromTheFirst(key), **stream),
+        lambda size, rate, key, **stream: _at_gaps(size, rate, FromTheFirst(key), **stream),  # pyright: ignore[reportArgumentType]
     )
 
 
