@@ -17,6 +17,7 @@ import oracle_faults
 import preflight_faults
 import price_faults
 import ranks_faults
+import records_faults
 import rounding_faults
 import sampling_faults
 import seal_faults
@@ -26,6 +27,7 @@ import vectorized_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS + batches_faults.MUTANTS,
+    "Drawing and loading of records": records_faults.MUTANTS,
     "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,

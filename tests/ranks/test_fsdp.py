@@ -50,6 +50,7 @@ def same(courses: list[Course], truth: Course) -> None:
                 assert float((found[name] - grad).abs().max()) < 1e-15, name
 
 
+@pytest.mark.filterwarnings("ignore:the loss of")
 def test_records_without_a_finite_gradient_count_for_nothing() -> None:
     same([outcome.value for outcome in on_ranks(3, spoilt, 4, known_key=True)], alone(spoilt, 4))
 

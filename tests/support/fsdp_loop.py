@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.nn import functional as F
 
 from noisette import PerExampleClip, PrivateRun, privatize
+from noisette.clipping.engines import BookKeeping
+from noisette.clipping.norms import ClippedSum
+from noisette.gradients.per_example import LocatedRecording
 from ranks_loop import RECORDS, Course
 
 WORDS, LENGTH, WIDTH = 11, 5, 6
@@ -167,16 +171,20 @@ def refused(what: str) -> None:
 
 
 def run_out_once() -> Course:
-    """Memory runs out once, on rank 1 alone."""
-    tries = []
+    """Memory runs out once, on rank 1 alone, in a microbatch of several examples."""
+    whole_sum, ran_out = BookKeeping.clipped_sum, []
 
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        tries.append(1)
-        if len(tries) == 3 and dist.is_initialized() and dist.get_rank() == 1:
+    def clipped_sum(self: BookKeeping, forward: LocatedRecording, *args: Any) -> ClippedSum:
+        if not ran_out and len(forward.losses) > 1 and dist.is_initialized() and dist.get_rank() == 1:
+            ran_out.append(1)
             raise torch.OutOfMemoryError("planted")
-        return text_loss(model, x)
+        return whole_sum(self, forward, *args)
 
-    return take_steps(size="auto", loss=loss)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
+        course = take_steps(size="auto")
+    assert not dist.is_initialized() or dist.get_rank() != 1 or ran_out
+    return course
 
 
 def spoilt(word: int) -> Course:

@@ -26,6 +26,7 @@ from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import digests_of, facts_of, ledger_on_ranks
+from noisette.sampling.loading import Collate
 from noisette.sampling.users import Users
 from noisette.validation import check_no_batch_norm
 from noisette.validation.optimizer import check_optimizer
@@ -54,6 +55,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None = None,
         example: object = None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
@@ -72,6 +74,7 @@ class PrivateRun(DpSgdRun):
             steps=terms.steps,
             separability=separability,
             users=users,
+            collate_fn=collate_fn,
             steps_taken=steps_taken,
             steps_lost=steps_lost,
             ranks=ranks,
@@ -108,6 +111,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None,
         example: object,
         users: Users | None,
+        collate_fn: Collate | None = None,
         saved: SavedRun | None = None,
     ) -> Self:
         """The run on all of its ranks, with one key, or on none; a new one, or one that goes on from a checkpoint.
@@ -132,6 +136,7 @@ class PrivateRun(DpSgdRun):
                     separability=separability,
                     example=example,
                     users=users,
+                    collate_fn=collate_fn,
                     steps_taken=taken,
                     steps_lost=lost,
                     extras={} if saved is None else saved.extras,
@@ -237,6 +242,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None = None,
         example: object = None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
         ranks: AnyRanks | None = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
@@ -257,6 +263,7 @@ class PrivateRun(DpSgdRun):
                 lies on a file system that all share.
             users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
                 over the data that was under way is not continued, a new one begins.
+            collate_fn: as for :func:`privatize`.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -292,6 +299,7 @@ class PrivateRun(DpSgdRun):
                 separability=separability,
                 example=example,
                 users=users,
+                collate_fn=collate_fn,
                 saved=saved,
             )
             undone.callback(run._remove_hooks)
@@ -343,6 +351,9 @@ class PrivateRun(DpSgdRun):
                 self.ledger.reserve(self.terms.event, lease, run=self._recorded)
             self._reserved = lease
             self._own_entries += 1
+
+    def _steps_reserved(self) -> int:
+        return self._reserved
 
     def _commit_step(self) -> None:
         self.ledger.commit(self.terms.event, run=self._recorded)
