@@ -93,13 +93,13 @@ def _reserve_one(self: PrivateRun) -> None:
 
 
 def nothing_compared(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ranks, "check_equal", lambda self, facts: None)
+    patch.setattr(Ranks, "check_equal", lambda self, phase, facts: None)
 
 
 def errors_kept_to_oneself(patch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def unanimous(self: Ranks, phase: str) -> Iterator[None]:
-        yield
+    def unanimous(self: Ranks, phase: str) -> Iterator[dict[str, float]]:
+        yield {}
 
     patch.setattr(Ranks, "unanimous", unanimous)
 

@@ -73,9 +73,10 @@ def test_ranks_that_differ_are_refused_by_name(difference: str) -> None:
         assert DIFFERENCES[difference] in outcome.text.replace("\n", " ")
 
 
-def test_without_a_process_group_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+@pytest.mark.parametrize("told", [{"RANK": "0", "WORLD_SIZE": "2"}, {"SLURM_STEP_NUM_TASKS": "4"}], ids=str)
+def test_without_a_process_group_torchrun_is_refused(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(PrivacyError, match="init_process_group"):
         ranks_of(None)
     assert isinstance(ranks_of(Alone()), Alone)

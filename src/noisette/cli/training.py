@@ -167,6 +167,10 @@ def on_ranks() -> Iterator[AnyRanks]:
     with launched() as ranks:
         try:
             yield ranks
+        except (KeyboardInterrupt, SystemExit) as stop:
+            if ranks.rank:
+                raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from stop
+            raise
         except Exception as error:
             if ranks.rank and ranks.is_known_to_all(error):
                 raise typer.Exit(0) from error

@@ -5,6 +5,7 @@ Only this module publishes values that depend on private examples.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -89,7 +90,7 @@ class GaussianRelease:
             raise ValueError(
                 f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
             )
-        for part, grads, std in zip(sums, _writable(sums), stds, strict=True):
+        for part, grads, std in zip(sums, _writable(sums, rounded=self._joint.size > 1), stds, strict=True):
             self._release(part, grads, named, std / self.expected_batch_size, step)
 
     def _release(
@@ -119,17 +120,20 @@ class GaussianRelease:
             p.grad = from_local(g.to(p.dtype), p) if is_sharded(p) else g.to(p.dtype)
 
 
-def _writable(sums: Sequence[BoundedSum]) -> list[list[Tensor]]:
-    """The tensors of each sum: contiguous, in the precision of their parameters, and no two in the same memory.
+def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]]:
+    """The tensors of each sum: contiguous, in single precision at least, and no two in the same memory.
 
-    Microbatches are added up in double precision, if there are several. The number of microbatches is not the same on
-    all ranks, so each sum is rounded once, to the precision that the gradient will have. Noise is added in place.
-    Whoever computed the sums may have returned one memory for two tensors that are equal; the one would get the noise
-    of both, and so would the other.
+    Noise is added in place. Whoever computed the sums may have returned one memory for two tensors that are equal; the
+    one would get the noise of both, and so would the other.
+
+    Args:
+        sums: the sums.
+        rounded: whether they are rounded to the precision of their parameters. Microbatches are added up in double
+            precision, if there are several, and their number is not the same on all ranks, whose sums are added up.
     """
     tensors = [
-        [g.to(_at_least_single(p.dtype)).contiguous() for p, g in zip(part.params, part.grads, strict=True)]
-        for part in sums
+        [g.to(_at_least_single(p.dtype if rounded else g.dtype)).contiguous() for p, g in pairs]
+        for pairs in (zip(part.params, part.grads, strict=True) for part in sums)
     ]
     begins = sorted(
         (g.data_ptr(), g.data_ptr() + g.nbytes, k, n) for k, part in enumerate(tensors) for n, g in enumerate(part)
@@ -168,3 +172,12 @@ def parts_of(sums: Sequence[BoundedSum]) -> tuple[tuple[str, float], ...]:
     for part, share in zip(sums, shares_of(sums), strict=True):
         parts[part.name] = parts.get(part.name, 0.0) + share
     return tuple(parts.items()) if len(parts) > 1 else ()
+
+
+def mark_of(sums: Sequence[BoundedSum]) -> float:
+    """A number that differs, almost surely, where bounds, shares, names or the kinds of parameters of sums differ."""
+    facts = [
+        (part.name, part.bound, part.share, [(tuple(p.shape), str(p.dtype), p.requires_grad) for p in part.params])
+        for part in sums
+    ]
+    return float(int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:6]))

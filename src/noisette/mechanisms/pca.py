@@ -124,7 +124,8 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             self._check(features)
             noise_multiplier = self._calibrated_noise(features)
             total = _second_moment(rows, ranks)
-        ranks.check_equal(lambda: {"features": features, "noise of the components": noise_multiplier})
+        declared = {"features": features, "noise of the components": noise_multiplier}
+        ranks.check_equal("the principal components", lambda: declared)
         ranks.add_up([torch.from_numpy(total)])  # of integers, so it is that of a single process
         with ranks.unanimous("the price of the principal components"):
             event = Gaussian(noise_multiplier, parts=((PART, 1.0),))

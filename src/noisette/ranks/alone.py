@@ -39,9 +39,9 @@ class Alone:
         return json.loads(json.dumps(compute()))
 
     @contextmanager
-    def unanimous(self, phase: str) -> Iterator[None]:
+    def unanimous(self, phase: str) -> Iterator[dict[str, float]]:
         """A context without effect."""
-        yield
+        yield {}
 
     def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
         """The numbers themselves."""
@@ -51,7 +51,7 @@ class Alone:
         """The numbers of this process."""
         return [numbers]
 
-    def check_equal(self, facts: Callable[[], Mapping[str, object]]) -> None:
+    def check_equal(self, phase: str, facts: Callable[[], Mapping[str, object]]) -> None:
         """Nothing to compare with."""
 
     def add_up(self, sums: Sequence[Tensor]) -> None:

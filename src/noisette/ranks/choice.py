@@ -27,15 +27,19 @@ def ranks_of(given: AnyRanks | None) -> AnyRanks:
     """
     if given is not None:
         return given
-    if dist.is_available() and dist.is_initialized():
-        return Ranks() if dist.get_world_size() > 1 else Alone()
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        return Ranks()
     if were_started_together():
         raise PrivacyError(
-            f"torchrun started {os.environ['WORLD_SIZE']} processes, and each would spend the privacy budget of a run "
-            "of its own: call torch.distributed.init_process_group() before privatize, or pass ranks=noisette.Alone() "
-            "for runs that are separate on purpose"
+            "several processes were started together, and each would spend the privacy budget of a run of its own: "
+            "call torch.distributed.init_process_group() for all of them before privatize, or pass "
+            "ranks=noisette.Alone() for runs that are separate on purpose"
         )
     return Alone()
+
+
+# Variables in which launchers tell how many processes they have started together.
+_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 class OtherRankRanOut(torch.OutOfMemoryError):
@@ -61,5 +65,21 @@ def in_step(ranks: AnyRanks, phase: str) -> Iterator[None]:
 
 
 def were_started_together() -> bool:
-    """Whether torchrun started this process beside others."""
-    return dist.is_available() and dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    """Whether torchrun, or another launcher, started this process beside others."""
+    launched = "RANK" in os.environ and _number("WORLD_SIZE") > 1
+    return launched or any(_number(name) > 1 for name in _SIZES)
+
+
+def refuse_several_processes(what: str) -> None:
+    """Check that this process is alone.
+
+    Raises:
+        PrivacyError: it is one of several, each of which would do the same.
+    """
+    if were_started_together() or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        raise PrivacyError(f"{what} is not made for several processes, each of which would make one: start one process")
+
+
+def _number(variable: str) -> int:
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdecimal() else 1

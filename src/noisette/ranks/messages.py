@@ -37,7 +37,11 @@ class Message:
     def refusing(cls, phase: str, error: BaseException) -> Message:
         """The message of a rank that cannot go on."""
         names = [kind.__name__ for kind in type(error).__mro__]
-        return cls(phase, next((name for name in names if name in _ERRORS), names[0]), str(error))
+        try:
+            text = str(error)
+        except Exception:
+            text = "an error without a text"
+        return cls(phase, next((name for name in names if name in _ERRORS), names[0]), text)
 
     def packed(self) -> Tensor:
         """The message as bytes; a text that is too long is cut."""
@@ -54,6 +58,11 @@ class Message:
         return cls(*json.loads(bytes(content.tolist())))
 
 
+def are_together(messages: list[Message]) -> bool:
+    """Whether all ranks are at the same point, from which they may go on together also after an error."""
+    return len({message.phase for message in messages}) == 1
+
+
 def raise_if_any_refuses(messages: list[Message]) -> None:
     """Check that all ranks are at the same point, and that none of them refuses.
 
@@ -66,7 +75,7 @@ def raise_if_any_refuses(messages: list[Message]) -> None:
             kind = _ERRORS.get(message.error)
             name = "" if kind else f"{message.error}: "
             raise (kind or PrivacyError)(f"rank {rank}, at {message.phase}: {name}{message.text}")
-    if len({message.phase for message in messages}) > 1:
+    if not are_together(messages):
         where = "; ".join(f"rank {rank} is at {message.phase}" for rank, message in enumerate(messages))
         raise PrivacyError(
             f"the ranks of a run do different things: {where}. Every rank runs the same script, takes every batch and "

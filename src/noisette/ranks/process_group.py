@@ -18,9 +18,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from noisette._internal import checks
 from noisette._internal.keystream import KEY_BYTES, SecretKey
 from noisette.errors import PrivacyError
-from noisette.ranks.messages import MESSAGE_BYTES, Message, raise_if_any_refuses
+from noisette.ranks.messages import MESSAGE_BYTES, Message, are_together, raise_if_any_refuses
 
 TIMEOUT = 600.0  # seconds
+_LONGEST = 1e8  # seconds; three years
 
 
 class Ranks:
@@ -54,13 +55,13 @@ class Ranks:
                 f"{len(members)} of {dist.get_world_size()} processes divide the batches among them; what the others "
                 "would compute has no guarantee. Give Ranks a mesh or group of all of them"
             )
-        wait = timedelta(seconds=timeout)
+        wait = timedelta(seconds=min(timeout, _LONGEST))
         self.size = len(members)
         self.rank = members.index(dist.get_rank())
         self._timeout = timeout
-        self._control: Any = dist.new_group(members, backend="gloo", timeout=wait)
-        self._sums: Any = dist.new_group(members, timeout=wait)
         self._is_broken = False
+        self._control: Any = self._opened(members, "gloo", wait)
+        self._sums: Any = self._opened(members, None, wait)
         self._shared: BaseException | None = None  # the error that all ranks raise
 
     def key(self) -> SecretKey:
@@ -91,24 +92,32 @@ class Ranks:
         return json.loads(sent.numpy().tobytes())
 
     @contextmanager
-    def unanimous(self, phase: str) -> Iterator[None]:
+    def unanimous(self, phase: str) -> Iterator[dict[str, float]]:
         """A context that ends on all ranks, or on none: an error in it on one rank is raised on all.
 
         Args:
             phase: what the ranks do in it, for messages; ranks that are at different phases raise.
+
+        Yields:
+            An empty dictionary for numbers that must be the same on all ranks at the end.
+
+        Raises:
+            PrivacyError: a rank does not answer, is at another phase, or has other numbers.
         """
+        equal: dict[str, float] = {}
         try:
-            yield
+            yield equal
         except BaseException as error:
             if not self._is_broken:
                 try:
-                    self._exchanged(Message.refusing(phase, error))
-                    self._shared = error
+                    told = self._exchanged(Message.refusing(phase, error))
+                    self._is_broken, self._shared = not are_together(told), error
                 except PrivacyError as unheard:
                     error.add_note(str(unheard))
-                self._is_broken = True  # the others may be anywhere: nothing is agreed on any more
             raise
-        self.largest(phase, {})
+        told = self.of_all(phase, equal)
+        if different := [name for name in equal if len({numbers.get(name) for numbers in told}) > 1]:
+            raise PrivacyError(f"the ranks differ at {phase}: {', '.join(different)}. Change them on all ranks alike")
 
     def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
         """The largest of each number on all ranks.
@@ -129,17 +138,16 @@ class Ranks:
         try:
             raise_if_any_refuses(messages)
         except Exception as error:
-            self._is_broken, self._shared = True, error
+            self._is_broken, self._shared = not are_together(messages), error
             raise
         return [message.numbers for message in messages]
 
-    def check_equal(self, facts: Callable[[], Mapping[str, object]]) -> None:
+    def check_equal(self, phase: str, facts: Callable[[], Mapping[str, object]]) -> None:
         """Check that the facts that this function returns are the same on all ranks.
 
         Raises:
             PrivacyError: some differ; all are named, without their values.
         """
-        phase = "the comparison of ranks"
         own: dict[str, Any] = {}
         with self.unanimous(phase):
             own = json.loads(json.dumps(dict(facts())))
@@ -204,6 +212,12 @@ class Ranks:
         self._meeting(own.phase, lambda: dist.all_gather(received, content, group=self._control))
         return [Message.unpacked(one) for one in received]
 
+    def _opened(self, members: list[int], backend: str | None, wait: timedelta) -> Any:
+        """Connections of this object's own between all ranks."""
+        opened: list[Any] = []
+        self._meeting("the start", lambda: opened.append(dist.new_group(members, backend=backend, timeout=wait)))
+        return opened[0]
+
     def _meeting(self, phase: str, collective: Callable[[], object]) -> None:
         """Call what needs all ranks.
 
@@ -211,15 +225,18 @@ class Ranks:
             PrivacyError: they do not meet.
         """
         if self._is_broken:
-            raise PrivacyError("the ranks of this run no longer agree, as an earlier error says; start it again")
+            raise PrivacyError(
+                "the ranks no longer agree since an earlier error, or their connections were closed with the run that "
+                "had them; start the script again, or give the next run noisette.Ranks() of its own"
+            )
         try:
             collective()
         except RuntimeError as error:
             self._is_broken = True
             raise PrivacyError(
-                f"rank {self.rank} met no answer at {phase}: another rank has ended, hangs for over "
-                f"{self._timeout:g} seconds, or cannot be reached. Steps that were reserved stay spent; start the run "
-                f"again from its checkpoint ({error})"
+                f"rank {self.rank} met no answer at {phase}: another rank has ended, cannot be "
+                f"reached, or did not come within {self._timeout:g} seconds. Steps that were reserved stay spent; start "
+                f"the run again from its checkpoint ({error})"
             ) from error
 
 
@@ -229,4 +246,4 @@ def _members(data: Any) -> list[int]:
         return list(range(dist.get_world_size()))
     if isinstance(data, DeviceMesh):
         return sorted(data.mesh.flatten().tolist())
-    return dist.get_process_group_ranks(data)
+    return sorted(dist.get_process_group_ranks(data))

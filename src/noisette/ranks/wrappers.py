@@ -17,6 +17,15 @@ _WRAPPERS = {
 }
 
 
+# What keeps a wrapper from exchanging anything: buffers in its call, gradients in a backward pass, and the first
+# gradients of a graph that it was told is always the same.
+_AT_REST = {
+    "require_forward_param_sync": False,
+    "require_backward_grad_sync": False,
+    "_static_graph_delay_allreduce_enqueued": True,
+}
+
+
 def canonical_name(root: nn.Module, name: str) -> str:
     """The name of a parameter or buffer of a module, without the wrappers on its path.
 
@@ -57,15 +66,15 @@ class Unwrapped:
                 "nn.DataParallel copies the model into threads, whose uses of parameters cannot be recorded; start one "
                 "process for each GPU with torchrun, and give the bound the model itself"
             )
-        self._wrapper = model if isinstance(model, DistributedDataParallel) else None
-        self.module: nn.Module = model
-        if self._wrapper is not None:
-            self.module = self._wrapper.module
-            self._before = self._wrapper.require_forward_param_sync, self._wrapper.require_backward_grad_sync
-            self._wrapper.require_forward_param_sync = self._wrapper.require_backward_grad_sync = False
+        self.module: nn.Module = model.module if isinstance(model, DistributedDataParallel) else model
+        self._before: list[tuple[nn.Module, str, bool]] = []
+        for wrapper in [module for module in model.modules() if isinstance(module, DistributedDataParallel)]:
+            for flag, value in _AT_REST.items():
+                self._before.append((wrapper, flag, getattr(wrapper, flag, value)))
+                setattr(wrapper, flag, value)
 
     def close(self) -> None:
         """The wrapper exchanges as before."""
-        if self._wrapper is not None:
-            self._wrapper.require_forward_param_sync, self._wrapper.require_backward_grad_sync = self._before
-            self._wrapper = None
+        for wrapper, flag, before in self._before:
+            setattr(wrapper, flag, before)
+        self._before = []

@@ -67,8 +67,7 @@ class Fingerprint:
 
     def write(self, folder: Path) -> None:
         """Write it to a folder, readable by its owner only."""
-        facts = {"key": self.key.hex(), "digest": self.digest.hex()}
-        atomic_files.write(folder / _FILE, json.dumps(facts).encode() + b"\n", mode=0o600)
+        atomic_files.write(folder / _FILE, json.dumps(self.facts()).encode() + b"\n", mode=0o600)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -80,13 +79,21 @@ class Fingerprint:
         """
         path = folder / _FILE
         try:
-            facts = json.loads(path.read_bytes())
-            found = cls(bytes.fromhex(facts["key"]), bytes.fromhex(facts["digest"]))
+            found = cls.told(json.loads(path.read_bytes()))
         except (ValueError, KeyError, TypeError):
             found = None
         if found is None or len(found.key) != _KEY_BYTES:
             raise ValueError(f"{path} was cut or altered; restore it from a copy")
         return found
+
+    def facts(self) -> dict[str, str]:
+        """The fingerprint as plain values; the key is for trusted processes alone."""
+        return {"key": self.key.hex(), "digest": self.digest.hex()}
+
+    @classmethod
+    def told(cls, facts: Mapping[str, str]) -> Self:
+        """The fingerprint with these :meth:`facts`."""
+        return cls(bytes.fromhex(facts["key"]), bytes.fromhex(facts["digest"]))
 
     @staticmethod
     def remove(folder: Path) -> None:

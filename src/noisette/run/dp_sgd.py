@@ -29,7 +29,7 @@ from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.mechanisms.gaussian import GaussianRelease, mark_of
 from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
 from noisette.ranks.shards import is_sharded, local
 from noisette.run.seal import Seal
@@ -82,7 +82,9 @@ class DpSgdRun(ABC):
         self.bound = bound
         self._ranks = ranks
         if isinstance(bound, PerExampleClip):
-            bound.examples = max(bound.examples, float(expected_batch_size))
+            # Sums of several ranks are rounded before they meet, which moves those of neighbouring batches by as much
+            # again as the additions of twice so many examples.
+            bound.examples = max(bound.examples, float(expected_batch_size) * (1 if ranks.size == 1 else 3))
             bound.still_to_come = self._still_to_come
             bound.ranks = ranks
         self.optimizer = optimizer
@@ -308,7 +310,7 @@ class DpSgdRun(ABC):
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
-        with self._ranks.unanimous(f"step {self.steps_taken}"):
+        with self._ranks.unanimous(f"step {self.steps_taken}") as equal:
             self._check_gradients()
             batch.check_bounded(len(batch.indices))
             if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
@@ -316,9 +318,16 @@ class DpSgdRun(ABC):
             self._seal.before_release()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
             self._commit_step()
+            sums = self.bound.pop_sums()
+            if self._ranks.size > 1:
+                equal["bounds, shares and parameters of the release"] = mark_of(sums)
         step, self._batch = self.steps_taken, None
         self.steps_taken += 1
-        self._release(self.bound.pop_sums(), self._names, step=step)
+        try:
+            self._release(sums, self._names, step=step)
+        except BaseException:
+            self._ranks.close()  # the others wait for the rest of the release, and learn so that it does not come
+            raise
         for p in self.bound.parameters.values():
             self._written[id(p)] = _hand_over(p)
         self._stepping.begin()

@@ -17,7 +17,9 @@ from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.events import StepRelease
 from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
+from noisette.clipping.norms import Group
 from noisette.clipping.per_example import PerExampleClip
+from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
@@ -25,7 +27,7 @@ from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.model_state import capture_state
-from noisette.run.ranks_agree import check_own_records, digests_of, facts_of, ledger_on_ranks
+from noisette.run.ranks_agree import check_own_records, digests_of, facts_of, ledger_on_ranks, plain
 from noisette.sampling.loading import Collate
 from noisette.sampling.users import Users
 from noisette.validation import check_no_batch_norm
@@ -88,10 +90,12 @@ class PrivateRun(DpSgdRun):
         self._lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
         self._reserved = self._own_entries = 0
         self._other_entries = ledger.entries  # lines in the ledger that this object did not write
+        self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
         self._checked = self._other_releases()  # what the budget was computed with
         self._fingerprint: Fingerprint | None = None
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
+        self._own_ranks = self._is_closed = False
         if separability == "asserted":
             hook = ValidateOnFirstCall(bound, example)
             self._hooks.append(bound.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
@@ -108,6 +112,7 @@ class PrivateRun(DpSgdRun):
         accountant: Accountant,
         ledger: Ledger,
         own_ledger: Ledger | None,
+        own_ranks: bool,
         separability: Literal["asserted"] | None,
         example: object,
         users: Users | None,
@@ -143,14 +148,15 @@ class PrivateRun(DpSgdRun):
                     key=key,
                     ranks=ranks,
                 )
-            ranks.check_equal(run._facts)
+            ranks.check_equal("the start of the run", run._facts)
             check_own_records(run._records, ranks)
+            run._check_same_records()
             run._lease = int(ranks.largest("the lease", {"steps": run._lease})["steps"])
         except BaseException:
             if run is not None:
                 run._remove_hooks()
             raise
-        run._own_ledger = own_ledger
+        run._own_ledger, run._own_ranks = own_ledger, own_ranks
         return run
 
     def _facts(self) -> dict[str, object]:
@@ -159,10 +165,36 @@ class PrivateRun(DpSgdRun):
         settings = {
             "number of records": self._records.size,
             "bound": [type(self.bound).__name__, type(clipping).__name__, dict(self.bound.state())],
-            "clipping norms": [part.bound for part in self.bound.pop_sums()],
+            "clipping norms": [[part.name, part.bound, part.share] for part in self.bound.pop_sums()],
+            "settings of the clipping rule": {} if clipping is None else plain(vars(clipping)),
+            "groups of the clipping rule": [list(group.names) for group in self._groups()],
             "separability": self.separability,
         }
         return facts_of(self.bound.model, self.optimizer, settings)
+
+    def _groups(self) -> list[Group]:
+        """The parameters that are clipped together; none where nothing is clipped."""
+        if not isinstance(self.bound, PerExampleClip):
+            return []
+        return self.bound.clipping.groups(list(self.bound.parameters))
+
+    def _check_same_records(self) -> None:
+        """Check that all ranks have the same records in the same order, as far as a fingerprint tells.
+
+        Raises:
+            PrivacyError: they do not: a record could be in the parts of two ranks.
+        """
+        ranks = self._ranks
+        if ranks.size == 1:
+            return
+        told = ranks.from_first("the records", lambda: Fingerprint.of(self._dataset, self._user_numbers).facts())
+        with ranks.unanimous("the records"):
+            if not Fingerprint.told(told).fits(self._dataset, self._user_numbers):
+                raise PrivacyError(
+                    f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users: "
+                    "give each rank the same data set. Where each rank holds a part of the records, give it "
+                    "noisette.OwnRecords(part, first=..., of=...)"
+                )
 
     @property
     def event(self) -> StepRelease:
@@ -201,7 +233,7 @@ class PrivateRun(DpSgdRun):
         if isinstance(self.bound, PerExampleClip):
             self.bound.reshard()
         if self._ranks.size > 1:
-            self._ranks.check_equal(lambda: digests_of(self.bound.model))
+            self._ranks.check_equal(f"run.save after step {self.steps_taken}", lambda: digests_of(self.bound.model))
         with self._ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
             self._seal.before_saving()
             learned = capture_state(self.bound.model, self.optimizer)
@@ -276,14 +308,18 @@ class PrivateRun(DpSgdRun):
                 the rest of the run would exceed its budget; and everything that :func:`privatize` refuses.
         """
         folder = Path(folder)
-        ranks = ranks_of(ranks)
+        own_ranks, ranks = ranks is None, ranks_of(ranks)
         with ExitStack() as undone:
-            undone.callback(ranks.close)
+            if own_ranks:
+                undone.callback(ranks.close)
             with ranks.unanimous("the checkpoint"):
                 saved = SavedRun.read(folder)
                 check_no_batch_norm(bound.model)
                 check_optimizer(optimizer, bound)
                 saved.check_fits(bound, optimizer)
+            ranks.check_equal(
+                "the checkpoint", lambda: {"checkpoint": [saved.terms.facts(), saved.steps_taken, saved.head]}
+            )
             place = folder / saved.ledger if ledger is None else ledger
             ledger, own = ledger_on_ranks(place, ranks, lambda path: saved.open_ledger(path))
             if own is not None:
@@ -297,6 +333,7 @@ class PrivateRun(DpSgdRun):
                 accountant=accountant if accountant is not None else PldAccountant(),
                 ledger=ledger,
                 own_ledger=own,
+                own_ranks=own_ranks,
                 separability=separability,
                 example=example,
                 users=users,
@@ -309,6 +346,8 @@ class PrivateRun(DpSgdRun):
                     run._check_data(folder)
                     run.check_budget()
                 saved.restore_state(bound, optimizer)
+            if ranks.size > 1:
+                ranks.check_equal("the end of the checkpoint", lambda: digests_of(bound.model))
             undone.pop_all()
         run._saved_in = folder
         return run
@@ -352,9 +391,21 @@ class PrivateRun(DpSgdRun):
                 self.ledger.reserve(self.terms.event, lease, run=self._recorded)
             self._reserved = lease
             self._own_entries += 1
+            self._follow_ledger(others)
 
     def _steps_reserved(self) -> int:
         return self._reserved
+
+    def _follow_ledger(self, others: int) -> None:
+        """Where something else was released on rank 0, the other ranks learn of it."""
+        if self._ranks.size == 1:
+            return
+        told = self._ranks.of_all("the ledger", {"others": others, "known": self._known_of_first})
+        if told[0]["others"] != self._known_of_first:
+            totals = self._ranks.from_first("the ledger", lambda: self.ledger.totals)
+            self._known_of_first = told[0]["others"]
+            if self._ranks.rank:
+                self.ledger.follow(totals)
 
     def _commit_step(self) -> None:
         self.ledger.commit(self.terms.event, run=self._recorded)
@@ -365,11 +416,15 @@ class PrivateRun(DpSgdRun):
         """Remove every hook from model and optimizer, and return the reserved steps that were not used."""
         self._remove_hooks()
         self.bound.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
         try:
             if self._ranks.all_close():  # no rank can still release a step
                 self.ledger.release(run=self._recorded)
         finally:
-            self._ranks.close()
+            if self._own_ranks:
+                self._ranks.close()
             if self._own_ledger is not None:
                 self._own_ledger.close()
         if self._saved_in is not None and not self.steps_left and self._ranks.rank == 0:

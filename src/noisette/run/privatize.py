@@ -105,9 +105,10 @@ def privatize(
             steps with the given noise, the data set has more records than truncated batches are paid for, or the ranks
             differ. What one rank raises, all raise.
     """
-    ranks = ranks_of(ranks)
+    own_ranks, ranks = ranks is None, ranks_of(ranks)
     with ExitStack() as undone:
-        undone.callback(ranks.close)
+        if own_ranks:
+            undone.callback(ranks.close)
         with ranks.unanimous("the declarations of the run"):
             numbers = {
                 "expected_batch_size": expected_batch_size,
@@ -138,7 +139,8 @@ def privatize(
             if separability is None and isinstance(bound, DerivedBound):
                 dtype = next(iter(bound.parameters.values())).dtype
                 check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
-        ranks.check_equal(lambda: {**numbers, "sampling": repr(sampling), "users": users and users.most_records})
+        declared = {**numbers, "sampling": repr(sampling), "users": users and users.most_records}
+        ranks.check_equal("the declarations of the run", lambda: declared)
         accountant = accountant if accountant is not None else PldAccountant()
         ledger, own = ledger_on_ranks(ledger, ranks)
         if own is not None:
@@ -156,16 +158,17 @@ def privatize(
                 delta_to_compare=delta or one_over_size / 10,
                 accountant=accountant,
             )
-            declared = RunParameters.of(ranks.from_first("the noise of the run", lambda: terms().facts()))
+            of_run = RunParameters.of(ranks.from_first("the noise of the run", lambda: terms().facts()))
             run = PrivateRun.on_ranks(
                 ranks,
                 bound,
                 optimizer,
                 dataset,
-                terms=declared,
+                terms=of_run,
                 accountant=accountant,
                 ledger=ledger,
                 own_ledger=own,
+                own_ranks=own_ranks,
                 separability=separability,
                 example=example,
                 users=users,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from noisette._internal.version import __version__
 from noisette.accounting import Ledger
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks
+from noisette.ranks.shards import is_sharded
 from noisette.ranks.wrappers import canonical_name
 from noisette.sampling.loading import Records
 
@@ -50,15 +52,20 @@ def ledger_on_ranks(
             ledger = given if isinstance(given, Ledger) else Ledger()
     if ranks.size == 1:
         return ledger, own
-    first = ranks.from_first("the ledger", lambda: {"dataset": ledger.dataset, "totals": ledger.totals})
-    if ranks.rank == 0:
-        return ledger, own
-    mirror = Ledger.mirror(first["dataset"], first["totals"])
-    if not isinstance(given, Ledger):
-        return mirror, None
-    if given.events != mirror.events:
-        raise PrivacyError(f"the ledger of rank {ranks.rank} has other releases than that of rank 0")
-    return given, None
+    first = ranks.from_first("the ledger", lambda: _shared(ledger))
+    if ranks.rank and not isinstance(given, Ledger):
+        ledger = Ledger.mirror(first["dataset"], first["totals"])
+    with ranks.unanimous("the ledger"):
+        if isinstance(given, str | Path) and not first["on disk"]:
+            raise PrivacyError(f"rank {ranks.rank} was given the ledger {given}, and rank 0 none; give it to all ranks")
+        if ledger.events != Ledger.mirror(first["dataset"], first["totals"]).events:
+            raise PrivacyError(f"the ledger of rank {ranks.rank} has other releases than that of rank 0")
+    return ledger, own
+
+
+def _shared(ledger: Ledger) -> dict[str, object]:
+    """What the other ranks learn of the ledger."""
+    return {"dataset": ledger.dataset, "totals": ledger.totals, "on disk": ledger.path is not None}
 
 
 def check_own_records(records: Records, ranks: AnyRanks) -> None:
@@ -83,26 +90,40 @@ def check_own_records(records: Records, ranks: AnyRanks) -> None:
 
 
 def facts_of(model: nn.Module, optimizer: Optimizer, settings: Mapping[str, object]) -> dict[str, object]:
-    """What must be equal on all ranks, by name, with the digest of the weights."""
+    """What must be equal on all ranks, by name, with digests of the weights and of the optimizer's state."""
+    names = {id(p): canonical_name(model, name) for name, p in model.named_parameters()}
+    groups = [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
     settings = {
         "version of noisette": __version__,
         "version of torch": torch.__version__,
-        "optimizer": [type(optimizer).__name__, [_plain(group) for group in optimizer.param_groups]],
+        "optimizer": [type(optimizer).__name__, [plain(group) for group in optimizer.param_groups], groups],
+        "state of the optimizer": _digest(tree_leaves(optimizer.state_dict()["state"])),
         **settings,
     }
     return settings | digests_of(model)
 
 
 def digests_of(model: nn.Module) -> dict[str, object]:
-    """The names and forms of a model's parameters, and the SHA-256 digest of their values."""
+    """The names and forms of a model's parameters, and digests of the values of parameters and buffers."""
     named = {canonical_name(model, name): p for name, p in model.named_parameters()}
-    digest = hashlib.sha256()
-    for p in named.values():
-        if type(p) in (nn.Parameter, Tensor):  # of a sharded parameter each rank holds another part
-            digest.update(p.detach().reshape(-1).cpu().view(torch.uint8).numpy().data)
     forms = [[name, list(p.shape), str(p.dtype), p.requires_grad] for name, p in named.items()]
-    return {"names, shapes and types of parameters": forms, "values of parameters": digest.hexdigest()}
+    return {
+        "names, shapes and types of parameters": forms,
+        "values of parameters": _digest(named.values()),
+        "values of buffers": _digest(model.buffers()),
+    }
 
 
-def _plain(group: Mapping[str, Any]) -> dict[str, object]:
-    return {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple)}
+def _digest(values: Iterable[object]) -> str:
+    """The SHA-256 digest of the tensors among these values, without sharded ones, of which each rank holds a part."""
+    digest = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor) and not is_sharded(value) and value.layout is torch.strided:
+            digest.update(value.detach().reshape(-1).cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The settings among these attributes, as text: numbers, texts, and tensors that stand for numbers."""
+    kinds = (bool, int, float, str, tuple, Tensor)
+    return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}

@@ -11,6 +11,7 @@ from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.events import Event, Events
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.errors import PrivacyError
+from noisette.ranks.choice import refuse_several_processes
 
 Result = TypeVar("Result")
 
@@ -54,8 +55,8 @@ def repeat_and_select(
     Source: Papernot and Steinke 2022, "Hyperparameter Tuning with Rényi Differential Privacy", Algorithm 1.
 
     Raises:
-        PrivacyError: the ledger cannot record the search, or a run released more than the search has paid for. Nothing
-            is returned, and the search is spent.
+        PrivacyError: several processes make the search, the ledger cannot record it, or a run released more than the
+            search has paid for. Nothing is returned, and the search is spent.
         OSError: the ledger cannot be written; nothing was run.
 
     >>> from noisette.accounting import Gaussian
@@ -70,6 +71,7 @@ def repeat_and_select(
     >>> ledger.events == {search: 1}
     True
     """
+    refuse_several_processes("repeat_and_select")
     ledger.charge(search)
     best, highest = fallback, -math.inf
     for _ in range(NumberOfRuns.of(search).draw(SecretKey())):

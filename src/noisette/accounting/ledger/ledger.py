@@ -199,6 +199,11 @@ class Ledger:
         ledger._replay(totals.encode(), Path("the ledger of another process"))
         return ledger
 
+    def follow(self, totals: str) -> None:
+        """Take over the counts of the ledger that this one mirrors."""
+        with self._lock:
+            self._tallies = Ledger.mirror(self.dataset, totals)._tallies
+
     @staticmethod
     def repair(path: Path | str) -> bool:
         """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
