@@ -21,7 +21,7 @@ SOURCE = Path(noisette.__file__).parent
 ORDER = [
     ["errors", "_internal"],
     ["accounting"],
-    ["capture"],
+    ["capture", "ranks"],
     ["sampling", "mechanisms", "gradients"],
     ["clipping"],
     ["lipschitz"],
@@ -35,7 +35,7 @@ ORDER = [
     ["__main__"],
 ]
 LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in folders}
-MOST_ENTRIES, MOST_EDGES = 21, 100
+MOST_ENTRIES, MOST_EDGES = 22, 100
 # Folders of tests without counterpart in the package: helpers, planted faults, attacks, pages, what is not installed.
 OTHER_TESTS = {"support", "assurance", "redteam", "docs", "papers"}
 NOT_INSTALLED = {"papers", "experiments", "benchmarks", "tests"}

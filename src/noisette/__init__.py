@@ -40,7 +40,9 @@ _PUBLIC = {
     "sampling.buckets": ("PaddedBuckets",),
     "sampling.schemes": ("BallsInBins", "Poisson", "TruncatedPoisson"),
     "sampling.users": ("Users",),
-    "run.private": ("PrivateRun", "privatize"),
+    "ranks": ("Alone", "Ranks"),
+    "run.private": ("PrivateRun",),
+    "run.privatize": ("privatize",),
     "validation.explain": ("explain",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

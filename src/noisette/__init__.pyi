@@ -50,8 +50,10 @@ from noisette.mechanisms.pca import PrivatePCA as PrivatePCA
 from noisette.mechanisms.pca import private_pca as private_pca
 from noisette.nn.lipschitz.certified_radius import certified_accuracy as certified_accuracy
 from noisette.nn.lipschitz.certified_radius import certify as certify
+from noisette.ranks import Alone as Alone
+from noisette.ranks import Ranks as Ranks
 from noisette.run.private import PrivateRun as PrivateRun
-from noisette.run.private import privatize as privatize
+from noisette.run.privatize import privatize as privatize
 from noisette.sampling.buckets import PaddedBuckets as PaddedBuckets
 from noisette.sampling.schemes import BallsInBins as BallsInBins
 from noisette.sampling.schemes import Poisson as Poisson

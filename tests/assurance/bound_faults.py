@@ -22,7 +22,7 @@ from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
 from noisette.gradients.rules.kernel_factors import KernelFactors
 from noisette.run.dp_sgd import DpSgdRun
-from noisette.run.private import ValidateOnFirstCall
+from noisette.run.first_call import ValidateOnFirstCall
 from noisette.sampling.poisson import Batch
 from planted import Mutant, Patch
 

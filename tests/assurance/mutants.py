@@ -15,6 +15,7 @@ import noise_faults
 import oracle_faults
 import preflight_faults
 import price_faults
+import ranks_faults
 import rounding_faults
 import sampling_faults
 import seal_faults
@@ -35,6 +36,7 @@ GROUPS = {
     "Noise": noise_faults.MUTANTS,
     "Prices": price_faults.MUTANTS + oracle_faults.MUTANTS + attack_faults.MUTANTS,
     "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
+    "Several ranks": ranks_faults.MUTANTS,
     "Searches, tail and closed form": search_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

@@ -126,7 +126,7 @@ def other_releases_forgotten(patch: pytest.MonkeyPatch) -> None:
     def alone(*possible: Any, prior_events: Any, **numbers: Any) -> StepRelease:
         return least_noisy(*possible, **numbers)
 
-    patch.setattr("noisette.run.private.least_noisy", alone)
+    patch.setattr("noisette.run.privatize.least_noisy", alone)
     patch.setattr(PrivacyBudget, "check_budget", lambda self, steps: None)
 
 
@@ -140,7 +140,7 @@ def too_little_noise(patch: pytest.MonkeyPatch) -> None:
     def beyond(*possible: Any, epsilon: float, **numbers: Any) -> StepRelease:
         return least_noisy(*possible, epsilon=1.03 * epsilon, **numbers)
 
-    patch.setattr("noisette.run.private.least_noisy", beyond)
+    patch.setattr("noisette.run.privatize.least_noisy", beyond)
 
 
 def budget_kept_roughly(patch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from noisette.accounting import Gaussian, Ledger, PldAccountant
 from noisette.errors import PrivacyError
 from noisette.mechanisms import pca
 from noisette.mechanisms.pca import PrivatePCA, private_pca
+from noisette.ranks import Alone
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "private-pca.md"
 COST = (("principal components", 1.0),)
@@ -46,7 +47,7 @@ HOSTILE = {
 
 def sums(rows: Any) -> np.ndarray:
     """The sum before noise."""
-    return pca._second_moment(pca._table(rows)) * pca._UNIT**2
+    return pca._second_moment(pca._table(rows), Alone()) * pca._UNIT**2
 
 
 def noised(rows: Any, noise_multiplier: float = 2.0) -> np.ndarray:
@@ -384,6 +385,7 @@ def test_estimator_of_scikit_learn() -> None:
         "epsilon": 1.0,
         "delta": 1e-6,
         "ledger": pca.ledger,
+        "ranks": None,
     }
     with pytest.raises(NotFittedError):
         pca.transform(many_rows())

@@ -27,6 +27,7 @@ from noisette import (
 from noisette._internal.keystream import SecretKey
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
 from noisette.accounting.run_parameters import RunParameters
+from noisette.ranks import Alone
 
 SIZE = 60
 X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1))
@@ -118,6 +119,8 @@ def test_sampling_users_keeps_several_records_of_each() -> None:
         accountant=run.accountant,
         ledger=Ledger(),
         users=users,
+        key=SecretKey(),
+        ranks=Alone(),
     )
     drawn = [again._sampler.indices(step=step) for step in range(40)]
     again.close()
@@ -292,7 +295,7 @@ def test_no_id_is_saved(tmp_path: Path) -> None:
 
 
 def test_fixed_keys_fix_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("noisette.run.private.SecretKey", partial(SecretKey, bytes(range(32))))
+    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, bytes(range(32))))
     for given, _ in KINDS.values():
         runs = []
         for _ in range(2):

@@ -26,6 +26,7 @@ from noisette.data import DataSet, Split, names
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.lipschitz import TauCrossEntropy
+from noisette.ranks import Alone
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.cost import start_run
 from noisette.training.recipe import Recipe
@@ -90,7 +91,7 @@ class AuditedRun:
         _check_kind(recipe.data.users, recipe.training.batches)
         shapes, privacy = Shapes.of(data), recipe.privacy
         with Ledger() as ledger:
-            run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger)
+            run = start_run(recipe, _setup(recipe, shapes, ledger), shapes.declared_size, ledger, Alone())
             event = run.event
             run.close()
         assert isinstance(event, PoissonGaussian)
@@ -244,7 +245,7 @@ def _setup(recipe: Recipe, shapes: Shapes, ledger: Ledger) -> TrainingSetup:
     """The model, bound and optimizer of a recipe on random records."""
     records = shapes.random_data(0)
     public = shapes.random_data(1, recipe.public.examples) if recipe.public.data else None
-    return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger))
+    return TrainingSetup(recipe, records, public, lambda: principal_components_of(recipe, records, ledger, Alone()))
 
 
 def _check_kind(users: str | None, batches: str) -> None:

@@ -19,7 +19,8 @@ from noisette.accounting import Accountant
 from noisette.audit.canary_models import Axes, CanaryModel
 from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
 from noisette.mechanisms.gaussian import shares_of
-from noisette.run.private import PrivateRun, privatize
+from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
 from noisette.sampling.poisson import Batch
 
 _MICROBATCH = 200

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import wraps
 from pathlib import Path
@@ -17,22 +18,26 @@ from noisette.cli.errors import INTERRUPTED, TERMINATED
 
 if TYPE_CHECKING:
     from noisette.data import DataSet
+    from noisette.ranks import AnyRanks
     from noisette.training.recipe import DataSection, PublicSection, Recipe
     from noisette.training.report import Facts, RunFolder
 
 P = ParamSpec("P")
 
 
-def _reported(work: Callable[P, tuple[Facts, Path]]) -> Callable[P, None]:
-    """The work as a command, which reports on the terminal how it ended."""
+def _reported(work: Callable[P, tuple[Facts, Path] | None]) -> Callable[P, None]:
+    """The work as a command, which reports on the terminal how it ended; nothing where the work returns nothing."""
 
     @wraps(work)
     def command(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            facts, place = work(*args, **kwargs)
+            done = work(*args, **kwargs)
         except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
             typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
             raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
+        if done is None:
+            return
+        facts, place = done
         _summarize(facts, place)
         if not facts.completed:
             raise typer.Exit(INTERRUPTED)
@@ -41,8 +46,8 @@ def _reported(work: Callable[P, tuple[Facts, Path]]) -> Callable[P, None]:
 
 
 @_reported
-def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path]:
-    """Train by a recipe, and write a run folder.
+def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path] | None:
+    """Train by a recipe, and write a run folder; on several ranks, rank 0 alone writes and reports.
 
     Raises:
         typer.Exit: the run was stopped.
@@ -51,15 +56,19 @@ def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path
     from noisette.training.unfinished import in_words, unfinished_runs
 
     keep_freed_memory()
-    folder = RunFolder(out)
-    for begun in unfinished_runs(out):
-        typer.echo(f"{in_words(begun)}\nThis command begins another run, whose ledger does not count it.", err=True)
-    settings = {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
-    return _train(recipe, data_dir, folder, settings), out
+    with on_ranks() as ranks:
+        with ranks.unanimous("the run folder"):
+            folder = RunFolder(out)
+        if ranks.rank:
+            return _follow(ranks, recipe, data_dir)
+        for begun in unfinished_runs(out):
+            typer.echo(f"{in_words(begun)}\nThis command begins another run, whose ledger does not count it.", err=True)
+        settings = {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
+        return _train(ranks, recipe, data_dir, folder, settings), out
 
 
 @_reported
-def go_on(place: Path) -> tuple[Facts, Path]:
+def go_on(place: Path) -> tuple[Facts, Path] | None:
     """Continue an unfinished run with the settings that it began with.
 
     Raises:
@@ -69,24 +78,38 @@ def go_on(place: Path) -> tuple[Facts, Path]:
     from noisette.training.report import RunFolder
 
     keep_freed_memory()
-    folder = RunFolder.unfinished(place)
-    settings = folder.settings
-    if missing := {"recipe", "data_dir"} - settings.keys():
-        raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
-    recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
-    return _train(recipe, Path(settings["data_dir"]) if settings["data_dir"] else None, folder), folder.out
+    with on_ranks() as ranks:
+        with ranks.unanimous("the run folder"):
+            folder = RunFolder.unfinished(place)
+            settings = folder.settings
+            if missing := {"recipe", "data_dir"} - settings.keys():
+                raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
+            recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
+            data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
+        if ranks.rank:
+            return _follow(ranks, recipe, data_dir)
+        return _train(ranks, recipe, data_dir, folder), folder.out
 
 
-def _train(recipe: Recipe, data_dir: Path | None, folder: RunFolder, settings: dict[str, Any] | None = None) -> Facts:
+def _train(
+    ranks: AnyRanks,
+    recipe: Recipe,
+    data_dir: Path | None,
+    folder: RunFolder,
+    settings: dict[str, Any] | None = None,
+) -> Facts:
     """Train a new run, whose settings are kept in its folder; without settings, continue the run in the folder."""
     from noisette.cli.watch import Watch
     from noisette.training.loop import resume, train
     from noisette.training.report import documents, facts_of
 
-    data, public = load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
+    data, public = _loaded(ranks, recipe, data_dir)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
+        ranks.from_first("the checkpoint folder", lambda: [str(folder.checkpoint), settings is None])
         if settings is None:
-            outcome = resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint)
+            outcome = resume(
+                recipe, data, public=public, on_step=watch.on_step, checkpoint=folder.checkpoint, ranks=ranks
+            )
         else:
             folder.keep_settings(settings)
             outcome = train(
@@ -96,10 +119,58 @@ def _train(recipe: Recipe, data_dir: Path | None, folder: RunFolder, settings: d
                 ledger_path=folder.ledger,
                 on_step=watch.on_step,
                 checkpoint=folder.checkpoint,
+                ranks=ranks,
             )
         facts = facts_of(outcome)
         folder.complete(documents(facts, outcome.model))
     return facts
+
+
+def _follow(ranks: AnyRanks, recipe: Recipe, data_dir: Path | None) -> None:
+    """The part of another rank than 0 in a run: it computes, and shows and writes nothing."""
+    from noisette.cli.watch import Watch
+    from noisette.training.loop import resume, train
+
+    data, public = _loaded(ranks, recipe, data_dir)
+    place, resumed = ranks.from_first("the checkpoint folder", lambda: None)
+    checkpoint = Path(place)
+    with Watch("", shown=False) as watch:
+        if resumed:
+            resume(recipe, data, public=public, on_step=watch.on_step, checkpoint=checkpoint, ranks=ranks)
+        else:
+            train(
+                recipe,
+                data,
+                public=public,
+                ledger_path=None,
+                on_step=watch.on_step,
+                checkpoint=checkpoint,
+                ranks=ranks,
+            )
+
+
+def _loaded(ranks: AnyRanks, recipe: Recipe, data_dir: Path | None) -> tuple[DataSet, DataSet | None]:
+    """The records and the public examples, which every rank loads."""
+    with ranks.unanimous("the data"):
+        return load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
+
+
+@contextmanager
+def on_ranks() -> Iterator[AnyRanks]:
+    """The ranks that torchrun has started, or this process alone.
+
+    An error that all ranks raise is reported by rank 0, which fails for all of them: when the first process fails,
+    torchrun ends the others, and might end rank 0 before it has said why.
+    """
+    from noisette.ranks import launched
+
+    with launched() as ranks:
+        try:
+            yield ranks
+        except Exception as error:
+            if ranks.rank and ranks.is_known_to_all(error):
+                raise typer.Exit(0) from error
+            raise
 
 
 def _with_absolute_paths(recipe: Recipe) -> Recipe:

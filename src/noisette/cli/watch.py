@@ -41,9 +41,10 @@ class Watch:
 
     Args:
         title: the text on the left of the bar.
+        shown: whether there is a bar.
     """
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, *, shown: bool = True) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(24),
@@ -53,6 +54,7 @@ class Watch:
             TextColumn("{task.fields[status]}"),
             console=Console(stderr=True),
             transient=True,
+            disable=not shown,
         )
         self._task = self._progress.add_task(title, total=None, status="calibrating the noise")
         self._asked_to_stop: BaseException | None = None

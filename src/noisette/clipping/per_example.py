@@ -40,6 +40,9 @@ from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
+from noisette.ranks import Alone, AnyRanks, in_step
+from noisette.ranks.shards import Shards, local
+from noisette.ranks.wrappers import Unwrapped
 
 
 class PerExampleClip:
@@ -48,7 +51,8 @@ class PerExampleClip:
     The model is not changed: two hooks on its root record each forward pass, and ``close()`` removes them.
 
     Args:
-        model: any module whose examples do not mix; its trainable parameters are those that require gradients now.
+        model: any module whose examples do not mix; its trainable parameters are those that require gradients now. Of
+            ``DistributedDataParallel`` it is the module inside; the wrapper exchanges nothing until ``close()``.
         max_grad_norm: the bound C, in the units of the gradient's Euclidean norm; as ``clipping=FlatClipping(C)``.
         clipping: instead of ``max_grad_norm``: a rule, such as ``PerLayerClipping(1.0)`` or ``AdaptiveClip(0.1)``.
         engine: how the clipped sum is computed; every engine gives the same sum.
@@ -86,18 +90,24 @@ class PerExampleClip:
         if clipping is None:
             assert max_grad_norm is not None
             clipping = FlatClipping(max_grad_norm)
+        self._unwrapped = Unwrapped(model)
+        self.model = model = self._unwrapped.module
         check_initialized(model)
-        self.model = model
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
         self.examples = EXAMPLES  # expected in a batch; a run sets it
         self.still_to_come: Callable[[], float] = lambda: 1.0  # how often the work so far will come again; likewise
+        self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
         self._batch_axes = BatchAxisFinder()
-        self._tape = Tape(model, rewrites())
-        self.parameters: Mapping[str, Tensor] = self._tape.parameters  # the trainable parameters, by name
+        self._shards = Shards(model)
+        with self._shards.gathered():
+            self._tape = Tape(model, rewrites())
+        # The trainable parameters, by name; while a sharded model runs, the tape sees whole ones in their place.
+        self.parameters: Mapping[str, Tensor] = self._shards.held(self._tape.parameters)
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
         self._outside = OutsideTensors()
-        self.schedule = schedule_of(capture)  # when anything is captured or compiled
+        # When anything is captured or compiled.
+        self.schedule = None if self._shards else schedule_of(capture)
         self._captured = self.schedule and CapturedSteps(
             model, self._clipped_sum, self._outside, self.schedule, lambda: self.still_to_come()
         )
@@ -137,7 +147,7 @@ class PerExampleClip:
                 "of it), with gradients enabled, before each backward"
             )
         check_independent(losses, recording.outputs)
-        graph = search(losses, recording.uses, self.parameters)
+        graph = search(losses, recording.uses, self._tape.parameters)
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
         self._add(self._by_engine(forward, clipping_of(self._trained_groups(), self.examples)))
@@ -190,11 +200,22 @@ class PerExampleClip:
         if microbatch.count == 0:
             return
         groups = self._trained_groups()
-        if self._captured is None:
+        if self._shards:
+            with in_step(self.ranks, "a microbatch"), self._shards.gathered():
+                clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
+        elif self._captured is None:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
         else:
             clipped = self._captured.clipped_sum(loss, microbatch, groups, self.examples, tuple(public))
         self._add(clipped)
+
+    def accumulate_nothing(self) -> None:
+        """Take part in a microbatch of a sharded model of which this rank has no example."""
+        self._check_open()
+        self._batch_groups()
+        with in_step(self.ranks, "a microbatch"), self._shards.gathered():
+            pass
+        self._sums.add(self._shards.land({}, self._trained()))
 
     def _clipped_sum(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
@@ -202,7 +223,7 @@ class PerExampleClip:
         """The clipped sum of a microbatch, given the loss of one example."""
         found = record_losses(self._tape, loss, microbatch, self._outside, public)
         check_one_per_example(found.losses)
-        graph = search(found.losses, found.recording.uses, self.parameters)
+        graph = search(found.losses, found.recording.uses, self._tape.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)
         forward = [LocatedRecording(found.losses, found.recording, graph, examples)]
         del found
@@ -214,9 +235,13 @@ class PerExampleClip:
 
     def _by_engine(self, forward: list[LocatedRecording], clipping: Clipping) -> ClippedSum:
         """The clipped sum of one located recording, which is taken out of its list."""
-        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}  # without those frozen since
+        trained = self._trained()
         with _without_autocast(forward[0].losses.device.type):
             return self.engine.clipped_sum(forward.pop(), trained, clipping)
+
+    def _trained(self) -> dict[str, Tensor]:
+        """The parameters that the tape sees, without those that were frozen since."""
+        return {name: p for name, p in self._tape.parameters.items() if self.parameters[name].requires_grad}
 
     def _trained_groups(self) -> list[Group]:
         """The groups of the current batch, without the parameters that were frozen since."""
@@ -233,7 +258,7 @@ class PerExampleClip:
             for k, group in enumerate(self._batch_groups())
             if group.count is not None
         }
-        self._sums.add(clipped.sums)
+        self._sums.add(self._shards.land(clipped.sums, self._trained()) if self._shards else clipped.sums)
         self._twice_counted |= counts
 
     def _batch_groups(self) -> list[Group]:
@@ -260,7 +285,8 @@ class PerExampleClip:
 
         A group that counts has its count beside it, as a sum of its own.
         """
-        groups, added, counted = self._batch_groups(), self._sums.pop_sums(self.parameters), self._twice_counted
+        held = {name: local(p) for name, p in self.parameters.items()}
+        groups, added, counted = self._batch_groups(), self._sums.pop_sums(held), self._twice_counted
         self._groups, self._twice_counted, self._counts = None, {}, []
         sums: list[BoundedSum] = []
         for k, group in enumerate(groups):
@@ -301,6 +327,7 @@ class PerExampleClip:
         if self._captured is not None:
             self._captured.close()
         self._tape.close()
+        self._unwrapped.close()
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

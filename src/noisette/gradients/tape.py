@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from noisette._internal.tensor_tree import leaves
 from noisette.gradients.reordering import MOVING, mark_of_move
+from noisette.ranks.wrappers import canonical_parameters
 
 AnyRecorder = TypeVar("AnyRecorder", bound="Recorder")
 
@@ -134,7 +135,7 @@ class Tape:
     def __init__(self, root: nn.Module, rewrites: Mapping[Operation, Operation]) -> None:
         self.root = root
         self._rewrites = rewrites
-        self.parameters = {name: p for name, p in root.named_parameters() if p.requires_grad}
+        self.parameters = {name: p for name, p in canonical_parameters(root) if p.requires_grad}
         self._draft = Draft()
         self._depth = 0
         self._arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = (), {}  # before other hooks change them

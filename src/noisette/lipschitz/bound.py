@@ -29,6 +29,8 @@ from noisette.lipschitz.project import project
 from noisette.lipschitz.score_clipping import ScoreClipping
 from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
+from noisette.ranks.shards import is_sharded
+from noisette.ranks.wrappers import Unwrapped
 
 
 class LipschitzLoss(Protocol):
@@ -101,7 +103,13 @@ class LipschitzBound:
     ) -> None:
         if not 0 <= slack < math.inf:
             raise ValueError(f"expected a finite slack >= 0, got slack={slack}")
-        self.model = model
+        self._unwrapped = Unwrapped(model)
+        self.model = model = self._unwrapped.module
+        if any(map(is_sharded, model.parameters())):
+            raise PrivacyError(
+                "the weights of a Lipschitz network are projected as whole matrices, so they cannot be sharded; give "
+                "each rank the whole model"
+            )
         self.loss = loss
         self.input = NormBound(math.inf, tuple(input_shape))
         self.allocation: Allocation = allocation if allocation is not None else OptimalAllocation()
@@ -166,6 +174,9 @@ class LipschitzBound:
             bounds.append(LayerBound(name, type(layer).__name__, x.norm, g, own))
             g = g_input
         return bounds[::-1]
+
+    def accumulate_nothing(self) -> None:
+        """Nothing is exchanged in a microbatch of a model that is not sharded."""
 
     def backward(self, losses: Tensor) -> None:
         """Add the gradients of these examples to the pending sums.
@@ -323,6 +334,7 @@ class LipschitzBound:
         """Remove the hooks; the weights keep their last projected values."""
         for handle in self._handles:
             handle.remove()
+        self._unwrapped.close()
 
     def score_gradient_bound(self) -> float:
         """Bound on one example's gradient with respect to its scores.

@@ -100,6 +100,10 @@ class GradientBound(Stateful, Protocol):
         """
         ...
 
+    def accumulate_nothing(self) -> None:
+        """Add nothing, where the ranks of a sharded model take a microbatch together and this one has no example."""
+        ...
+
     def backward(self, losses: Tensor) -> None:
         """Add the bounded gradients of these examples, one loss each, to the pending sums.
 

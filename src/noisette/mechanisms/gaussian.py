@@ -15,6 +15,10 @@ from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
+from noisette.mechanisms.joint_sums import JointSums, window_of
+from noisette.mechanisms.window import Window
+from noisette.ranks import Alone, AnyRanks
+from noisette.ranks.shards import from_local, is_sharded
 
 # Between them noise and sum have all the digits of single precision. Below, noise would lose digits and finally be
 # zero, and the sum would be released as it is.
@@ -30,6 +34,7 @@ class GaussianRelease:
         noise_multiplier: standard deviation of the noise in units of the sensitivity.
         expected_batch_size: the declared constant by which the sum is divided, whatever the size of the batch.
         compiled: asked for the compiled noise, as by :class:`~noisette.mechanisms.gaussian_noise.GaussianNoise`.
+        ranks: the processes whose sums are added up before the noise, which all of them draw alike.
 
     Guarantee: one call is one Gaussian mechanism of this noise multiplier, for any number of sums: a sum with the share
     s of the budget gets noise of standard deviation ``noise_multiplier * bound / sqrt(s)``. The shares add up to one,
@@ -43,11 +48,13 @@ class GaussianRelease:
         noise_multiplier: float,
         expected_batch_size: float,
         compiled: Source = never,
+        ranks: AnyRanks = Alone(),  # noqa: B008 - it has no state
     ) -> None:
         checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
         self.noise_multiplier = float(noise_multiplier)
         self.expected_batch_size = float(expected_batch_size)
         self._noise = GaussianNoise(key, compiled)
+        self._joint = JointSums(self._noise, ranks)
 
     def __call__(self, sums: Sequence[BoundedSum], names: Mapping[int, str], *, step: int) -> None:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
@@ -98,21 +105,32 @@ class GaussianRelease:
             step: number of the step.
         """
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
+        parts: dict[tuple[torch.dtype, torch.device], dict[str, tuple[Tensor, Window]]] = {}
         for p, g in zip(bounded.params, grads, strict=True):
-            groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
+            if is_sharded(p):
+                parts.setdefault((g.dtype, g.device), {})[names[id(p)]] = g, window_of(p)
+            else:
+                groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
         for group in groups.values():
-            self._noise.add_(group, step=step, std=std, divisor=self.expected_batch_size)
+            self._joint.release_(group, step=step, std=std, divisor=self.expected_batch_size)
+        for held in parts.values():  # added up over the ranks when they were formed
+            self._joint.release_parts_(held, step=step, std=std, divisor=self.expected_batch_size)
         for p, g in zip(bounded.params, grads, strict=True):
-            p.grad = g.to(p.dtype)
+            p.grad = from_local(g.to(p.dtype), p) if is_sharded(p) else g.to(p.dtype)
 
 
 def _writable(sums: Sequence[BoundedSum]) -> list[list[Tensor]]:
-    """The tensors of each sum: contiguous, in single precision at least, and no two in the same memory.
+    """The tensors of each sum: contiguous, in the precision of their parameters, and no two in the same memory.
 
-    Noise is added in place. Whoever computed the sums may have returned one memory for two tensors that are equal; the
-    one would get the noise of both, and so would the other.
+    Microbatches are added up in double precision, if there are several. The number of microbatches is not the same on
+    all ranks, so each sum is rounded once, to the precision that the gradient will have. Noise is added in place.
+    Whoever computed the sums may have returned one memory for two tensors that are equal; the one would get the noise
+    of both, and so would the other.
     """
-    tensors = [[_at_least_single(g).contiguous() for g in part.grads] for part in sums]
+    tensors = [
+        [g.to(_at_least_single(p.dtype)).contiguous() for p, g in zip(part.params, part.grads, strict=True)]
+        for part in sums
+    ]
     begins = sorted(
         (g.data_ptr(), g.data_ptr() + g.nbytes, k, n) for k, part in enumerate(tensors) for n, g in enumerate(part)
     )
@@ -125,9 +143,9 @@ def _writable(sums: Sequence[BoundedSum]) -> list[list[Tensor]]:
     return tensors
 
 
-def _at_least_single(g: Tensor) -> Tensor:
-    """The gradient in single precision at least, because noise is never added in half precision."""
-    return g if g.dtype in (torch.float32, torch.float64) else g.float()
+def _at_least_single(dtype: torch.dtype) -> torch.dtype:
+    """Single precision at least, because noise is never added in half precision."""
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def shares_of(sums: Sequence[BoundedSum]) -> list[float]:

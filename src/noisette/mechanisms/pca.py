@@ -19,6 +19,7 @@ from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.ranks import AnyRanks, ranks_of
 
 PART = "principal components"
 """Name of the release in the ledger."""
@@ -55,6 +56,8 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         delta: the probability with which the bound on epsilon may fail.
         ledger: the ledger that records each fit before its noise is drawn; by default one in memory. Pass the ledger of
             the data set, so that its releases are composed. Clones write to the same ledger.
+        ranks: as for :func:`noisette.privatize`. Each rank gives all rows, computes with a part of them, and has the
+            same components.
 
     Attributes:
         components_: the leading eigenvectors, shape (n_components, features), signed so that the entry of largest
@@ -84,12 +87,14 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         epsilon: float | None = None,
         delta: float | None = None,
         ledger: Ledger | None = None,
+        ranks: AnyRanks | None = None,
     ) -> None:
         self.n_components = n_components
         self.noise_multiplier = noise_multiplier
         self.epsilon = epsilon
         self.delta = delta
         self.ledger = ledger if ledger is not None else Ledger()
+        self.ranks = ranks
 
     def fit(self, X: Any, y: None = None) -> Self:  # noqa: N803
         """Release the noised sum of these rows and keep its leading eigenvectors. Each call has a privacy cost.
@@ -102,17 +107,30 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
             ValueError: an argument is outside its domain, missing or in conflict, or X is no table of numbers.
             PrivacyError: the noise is too small for the bounded tail of its generator.
         """
-        rows = _table(X)
-        features = rows.shape[1]
-        self._check(features)
-        noise_multiplier = self._calibrated_noise(features)
-        total = _second_moment(rows)
-        run = RecordedRun(dimensions=features**2)
-        self.ledger.charge(Gaussian(noise_multiplier, parts=((PART, 1.0),)), run=run)
-        noised = _noised(total, noise_multiplier)
+        ranks = ranks_of(self.ranks)
+        try:
+            noised = self._released(X, ranks)
+        finally:
+            if self.ranks is None:
+                ranks.close()
         self.eigenvalues_, self.components_ = _leading((noised + noised.T) / 2, self.n_components)
-        self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features
         return self
+
+    def _released(self, X: Any, ranks: AnyRanks) -> np.ndarray:  # noqa: N803
+        """The noised sum over the rows."""
+        with ranks.unanimous("the principal components"):
+            rows = _table(X)
+            features = rows.shape[1]
+            self._check(features)
+            noise_multiplier = self._calibrated_noise(features)
+            total = _second_moment(rows, ranks)
+        ranks.check_equal(lambda: {"features": features, "noise of the components": noise_multiplier})
+        ranks.add_up([torch.from_numpy(total)])  # of integers, so it is that of a single process
+        with ranks.unanimous("the price of the principal components"):
+            event = Gaussian(noise_multiplier, parts=((PART, 1.0),))
+            self.ledger.charge(event, run=RecordedRun(dimensions=features**2))
+        self.noise_multiplier_, self.n_features_in_ = noise_multiplier, features
+        return _noised(total, noise_multiplier, ranks.key())
 
     @_quiet
     def transform(self, X: Any) -> Any:  # noqa: N803
@@ -176,7 +194,14 @@ class PrivatePCA(TransformerMixin, BaseEstimator):
         return float(noise)
 
 
-def private_pca(data: Any, components: int, noise_multiplier: float, *, ledger: Ledger | None = None) -> PrivatePCA:
+def private_pca(
+    data: Any,
+    components: int,
+    noise_multiplier: float,
+    *,
+    ledger: Ledger | None = None,
+    ranks: AnyRanks | None = None,
+) -> PrivatePCA:
     """Fit private principal components to these records.
 
     The records are those of :meth:`PrivatePCA.fit`, the other arguments those of :class:`PrivatePCA`.
@@ -191,7 +216,7 @@ def private_pca(data: Any, components: int, noise_multiplier: float, *, ledger: 
     >>> private_pca(digits, components=8, noise_multiplier=4.0).components_.shape
     (8, 64)
     """
-    return PrivatePCA(components, noise_multiplier=noise_multiplier, ledger=ledger).fit(data)
+    return PrivatePCA(components, noise_multiplier=noise_multiplier, ledger=ledger, ranks=ranks).fit(data)
 
 
 def _check_fits(n_components: int, features: int) -> None:
@@ -239,8 +264,10 @@ def _kind(data: Any) -> str:
 
 
 @_quiet
-def _second_moment(rows: Any) -> np.ndarray:
-    """The exact sum of the outer products of all rows at norm one, in integer multiples of the unit squared.
+def _second_moment(rows: Any, ranks: AnyRanks) -> np.ndarray:
+    """The exact sum of the outer products of the rows at norm one, in integer multiples of the unit squared.
+
+    Each rank takes every ``ranks.size``-th block of rows.
 
     Raises:
         PrivacyError: there are so many rows that the integers could overflow.
@@ -248,15 +275,15 @@ def _second_moment(rows: Any) -> np.ndarray:
     if rows.shape[0] >= _MAX_ROWS:
         raise PrivacyError(f"a sum over {_MAX_ROWS} records or more is not exact; fit a public part of the table")
     total = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
-    for batch in _dense_batches(rows):
+    for batch in _dense_batches(rows, ranks):
         unit = _unit_rows(batch)
         total += (unit.T @ unit).astype(np.int64)  # exact in double precision: see _UNIT
     return total
 
 
-def _dense_batches(rows: Any) -> Iterator[np.ndarray]:
-    """The rows as arrays in double precision, ``_ROWS_AT_ONCE`` at a time."""
-    for start in range(0, rows.shape[0], _ROWS_AT_ONCE):
+def _dense_batches(rows: Any, ranks: AnyRanks) -> Iterator[np.ndarray]:
+    """The rows of a rank as arrays in double precision, ``_ROWS_AT_ONCE`` at a time."""
+    for start in range(ranks.rank * _ROWS_AT_ONCE, rows.shape[0], ranks.size * _ROWS_AT_ONCE):
         part = rows[start : start + _ROWS_AT_ONCE]
         if isinstance(part, Tensor):
             yield part.cpu().double().numpy()
@@ -277,11 +304,11 @@ def _unit_rows(rows: np.ndarray) -> np.ndarray:
     return np.trunc(rows * ((1 - _SLACK) / _UNIT / np.maximum(norms, 1.0)))
 
 
-def _noised(total: np.ndarray, noise_multiplier: float) -> np.ndarray:
+def _noised(total: np.ndarray, noise_multiplier: float, key: SecretKey) -> np.ndarray:
     """The released sum: its sensitivity is one, the largest Frobenius norm of the outer product of a row."""
     grads = torch.from_numpy(total * _UNIT**2)
     noised = torch.empty_like(grads)
-    release = GaussianRelease(SecretKey(), noise_multiplier, expected_batch_size=1)
+    release = GaussianRelease(key, noise_multiplier, expected_batch_size=1)
     release([BoundedSum((noised,), (grads,), bound=1.0, name=PART)], {}, step=0)
     assert noised.grad is not None
     return noised.grad.numpy()

@@ -121,15 +121,14 @@ class SavedRun:
         bound.restore(self.bound)  # first, because only it can still refuse its values
         restore_state(self.learned, bound.model, optimizer)
 
-    def open_ledger(self, folder: Path) -> Ledger:
-        """The ledger of the run, open for writing.
+    def open_ledger(self, path: Path) -> Ledger:
+        """The ledger of the run at this path, open for writing.
 
         Raises:
             FileNotFoundError: it is not at its path.
             ValueError: a line was truncated or altered.
             PrivacyError: it is open elsewhere.
         """
-        path = folder / self.ledger
         if not path.is_file():
             raise FileNotFoundError(f"the ledger of the run is not at {path}; move it there, or pass ledger=")
         return Ledger(path, dataset=self.dataset)

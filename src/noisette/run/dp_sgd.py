@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -29,8 +30,11 @@ from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
+from noisette.ranks.shards import is_sharded, local
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
+from noisette.sampling.joint_batch import JointBatch
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
@@ -71,11 +75,14 @@ class DpSgdRun(ABC):
         users: Users | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
+        ranks: AnyRanks = Alone(),  # noqa: B008 - it has no state
     ) -> None:
         self.bound = bound
+        self._ranks = ranks
         if isinstance(bound, PerExampleClip):
             bound.examples = max(bound.examples, float(expected_batch_size))
             bound.still_to_come = self._still_to_come
+            bound.ranks = ranks
         self.optimizer = optimizer
         self.sampling_rate = event.sampling_rate
         self.steps = steps
@@ -91,11 +98,13 @@ class DpSgdRun(ABC):
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
         self._compiled_noise = CompiledNoise(schedule, self._still_to_come)
-        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise)
+        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise, ranks)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
+        # The ranks of a sharded model take every microbatch together; others meet once a step.
+        self._is_sharded = any(map(is_sharded, bound.parameters.values()))
         self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
         self._stepping = StepCall()
         self._hooks = [
@@ -134,7 +143,7 @@ class DpSgdRun(ABC):
 
     def batches(self) -> Iterator[Batch]:
         """Line 1: the batches that remain, drawn as declared: Poisson batches
-        unless others were. Each may be empty, and each needs one step.
+        unless others were. Each may be empty, and each needs one step. Of several ranks, each gets a part of each.
 
         Raises:
             PrivacyError: a batch was left without ``optimizer.step()``.
@@ -143,10 +152,17 @@ class DpSgdRun(ABC):
         while self.steps_left:
             self._check_step_taken()
             self._reserve_step()
-            drawn = self._sampler.indices(step=self.steps_taken)
-            self._batch = Batch(drawn, self._records, self._measured, self._seal.before_microbatch)
+            drawn = self._ranks.share(self._sampler.indices(step=self.steps_taken))
+            self._batch = self._batch_of(drawn)
             yield self._batch
         self._check_step_taken()
+
+    def _batch_of(self, drawn: np.ndarray) -> Batch:
+        """The batch with these records."""
+        before_each = self._seal.before_microbatch
+        if self._is_sharded:
+            return JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
+        return Batch(drawn, self._records, self._measured, before_each)
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.
@@ -170,8 +186,13 @@ class DpSgdRun(ABC):
         """
         microbatch = Microbatch(batch, keywords)
         self._check_microbatch("accumulate", microbatch.count, "rows")
+        if isinstance(self._batch, JointBatch) and self._batch.is_blank:
+            self._add(self.bound.accumulate_nothing)
+            return
         self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
-        if not self._compared:  # afterwards, because what the loss makes and keeps is known from its recorded call
+        if (
+            not self._compared and not self._is_sharded
+        ):  # afterwards, because what the loss makes and keeps is known from its recorded call
             self._compared = True
             warn_if_examples_meet(loss, self.bound.model, microbatch)
             warn_of_backward_hooks(self.bound.model)
@@ -216,11 +237,14 @@ class DpSgdRun(ABC):
         assert batch.current is not None
         try:
             bounded()
+        except OtherRankRanOut:
+            batch.current = None
+            return False
         except torch.OutOfMemoryError:
             if not batch.retry_smaller():
                 raise
             return False
-        batch.bounded += batch.current
+        batch.bounded += 0 if isinstance(batch, JointBatch) and batch.is_blank else batch.current
         batch.current = None
         return True
 
@@ -243,13 +267,14 @@ class DpSgdRun(ABC):
             raise PrivacyError(
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
-        self._check_gradients()
-        batch.check_bounded(len(batch.indices))
-        if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
-            check_coverage(optimizer, self.bound)
-        self._seal.before_release()
-        # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
-        self._commit_step()
+        with self._ranks.unanimous(f"step {self.steps_taken}"):
+            self._check_gradients()
+            batch.check_bounded(len(batch.indices))
+            if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
+                check_coverage(optimizer, self.bound)
+            self._seal.before_release()
+            # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
+            self._commit_step()
         step, self._batch = self.steps_taken, None
         self.steps_taken += 1
         self._release(self.bound.pop_sums(), self._names, step=step)
@@ -325,6 +350,7 @@ class DpSgdRun(ABC):
 
 def _is_zero(grad: Tensor) -> bool:
     """Whether a gradient that the release did not write holds nothing."""
+    grad = local(grad)
     return grad.layout is torch.strided and not bool(grad.any())
 
 

@@ -8,11 +8,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from noisette.ranks.wrappers import canonical_name, canonical_parameters
+
 
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Weights, buffers and the optimizer's state, and the facts that :func:`check_fits` compares."""
     return {
-        "weights": dict(model.state_dict()),
+        "weights": _weights(model),
         "optimizer": type(optimizer).__name__,
         "groups": _names_of_groups(model, optimizer),
         "state": optimizer.state_dict(),
@@ -25,7 +27,7 @@ def check_fits(state: Mapping[str, Any], model: nn.Module, optimizer: Optimizer)
     Raises:
         ValueError: it does not; the first five problems are listed.
     """
-    weights, own = state["weights"], model.state_dict()
+    weights, own = state["weights"], _weights(model)
     problems = [f"{name}: in the checkpoint, but not in the model" for name in weights if name not in own]
     for name, value in own.items():
         if name not in weights:
@@ -49,11 +51,16 @@ def restore_state(state: Mapping[str, Any], model: nn.Module, optimizer: Optimiz
     """
     check_fits(state, model, optimizer)
     optimizer.load_state_dict(state["state"])
-    model.load_state_dict(state["weights"])
+    model.load_state_dict({name: state["weights"][canonical_name(model, name)] for name in model.state_dict()})
+
+
+def _weights(model: nn.Module) -> dict[str, Any]:
+    """The weights and buffers by names that are the same however the model is wrapped."""
+    return {canonical_name(model, name): value for name, value in model.state_dict().items()}
 
 
 def _names_of_groups(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in canonical_parameters(model)}
     return [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups]
 
 

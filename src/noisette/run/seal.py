@@ -20,6 +20,7 @@ from noisette._internal.content_mark import content_mark
 from noisette._internal.random_state import reseed_later
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
+from noisette.ranks.shards import local
 from noisette.run.model_snapshot import ModelSnapshot
 
 _KEPT_BYTES = 2**24  # tensors that are not trained are copied up to this size; of larger ones the mark is kept
@@ -44,7 +45,7 @@ class Seal:
 
     def __init__(self, bound: GradientBound) -> None:
         self._bound = bound
-        self._trained = {id(p) for p in bound.parameters.values()}
+        self._trained = {id(local(p)) for p in bound.parameters.values()}
         self._before: _ModelState | None = None  # the first microbatch; None between batches
         self._copies: dict[int, _Kept] = {}  # of parameters at the last batch, by id
         self._refusal: PrivacyError | None = None
@@ -95,14 +96,14 @@ class _ModelState:
 
     def __init__(self, model: nn.Module, trained: set[int], copies: dict[int, _Kept]) -> None:
         self._snapshot = ModelSnapshot(model)
-        self._names = {id(p): name for name, p in model.named_parameters()} | {
+        self._names = {id(local(p)): name for name, p in model.named_parameters()} | {
             id(b): name for name, b in model.named_buffers()
         }
         self.copies: dict[int, _Kept] = {}
         self._exchanged: dict[str, None] = {}  # names of parameters, in order
         self._fixed: list[_Kept | _Marked] = []  # may not be written
         self._loose: list[_Kept] = []  # put back
-        for tensor in filter(_has_values, self._snapshot.tensors):
+        for tensor in filter(_has_values, map(local, self._snapshot.tensors)):
             if id(tensor) in trained or (isinstance(tensor, nn.Parameter) and tensor.nbytes <= _KEPT_BYTES):
                 kept = self.copies[id(tensor)] = _Kept.of(tensor, copies.get(id(tensor)))
                 self._fixed.append(kept)

@@ -26,6 +26,7 @@ from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
+from noisette.ranks import AnyRanks
 from noisette.sampling.schemes import Sampling
 from noisette.sampling.users import Users
 from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, Recipe
@@ -136,12 +137,13 @@ def _model(recipe: Recipe, data: DataSet) -> nn.Module:
     return models.FixedFeatures(words, model) if words else model
 
 
-def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger) -> Tensor:
+def principal_components_of(recipe: Recipe, data: DataSet, ledger: Ledger, ranks: AnyRanks) -> Tensor:
     """The private principal components that the recipe asks for, (components, numbers); the ledger is charged."""
     from noisette.mechanisms.pca import private_pca  # imports scikit-learn, which takes a second
 
     rows = data.train.inputs.reshape(len(data.train.inputs), -1)
-    found = private_pca(rows, recipe.projection.components, recipe.projection.noise_multiplier, ledger=ledger)
+    section = recipe.projection
+    found = private_pca(rows, section.components, section.noise_multiplier, ledger=ledger, ranks=ranks)
     return torch.as_tensor(found.components_)
 
 

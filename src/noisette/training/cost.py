@@ -5,7 +5,9 @@ from __future__ import annotations
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.sampling_plan import schedule
-from noisette.run.private import PrivateRun, privatize
+from noisette.ranks import AnyRanks
+from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
 from noisette.training.build import TrainingSetup
 from noisette.training.recipe import ACCOUNTANTS, Recipe
 
@@ -37,7 +39,7 @@ def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Le
     return sampling_rate, min(steps, affordable)
 
 
-def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger) -> PrivateRun:
+def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger, ranks: AnyRanks) -> PrivateRun:
     """The private run of a recipe on data of this declared size, before its first step."""
     privacy, noise = recipe.privacy, setup.noise_multiplier
     _, steps = length(recipe, size, noise, ledger)
@@ -56,6 +58,7 @@ def start_run(recipe: Recipe, setup: TrainingSetup, size: int, ledger: Ledger) -
         ledger=ledger,
         sampling=setup.sampling,
         users=setup.users,
+        ranks=ranks,
     )
 
 

@@ -15,8 +15,10 @@ from noisette.accounting import Ledger
 from noisette.data import DataSet
 from noisette.lipschitz.project import project
 from noisette.nn.evaluation import in_evaluation
+from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
+from noisette.run.ranks_agree import ledger_on_ranks
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.certified import certified_curve
 from noisette.training.cost import costs, start_run
@@ -33,6 +35,7 @@ def train(
     on_step: Watch,
     checkpoint: Path | None = None,
     points: int = 20,
+    ranks: AnyRanks | None = None,
 ) -> Outcome:
     """Train the recipe's model on ``data`` within its privacy budget.
 
@@ -48,6 +51,7 @@ def train(
         checkpoint: folder where the run is saved, before its first step and at every point, for :func:`resume`; it is
             not saved if ``None``.
         points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
+        ranks: as for :func:`noisette.privatize`. Rank 0 alone has a ledger and writes checkpoints.
 
     Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
 
@@ -56,15 +60,23 @@ def train(
         PrivacyError: the model mixes examples, or public examples are private records too.
     """
     start = time.perf_counter()
-    with Ledger(ledger_path, dataset=data.name) as ledger:
-        setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger))
-        with start_run(recipe, setup, data.declared_size, ledger) as run:
+    ranks = ranks_of(ranks)
+    with Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name) as ledger:
+        setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks))
+        shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
+        with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
             outcome = Outcome(recipe, data, setup.published, run)
-            return _Training(setup, outcome, checkpoint, start, points).finish(on_step)
+            return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
 
 
 def resume(
-    recipe: Recipe, data: DataSet, *, public: DataSet | None = None, on_step: Watch, checkpoint: Path
+    recipe: Recipe,
+    data: DataSet,
+    *,
+    public: DataSet | None = None,
+    on_step: Watch,
+    checkpoint: Path,
+    ranks: AnyRanks | None = None,
 ) -> Outcome:
     """Continue a run that :func:`train` saved, for the steps that are left, and save it in the same place.
 
@@ -74,6 +86,7 @@ def resume(
         public: that of the run.
         on_step: as for :func:`train`.
         checkpoint: the folder where the run was saved.
+        ranks: as for :func:`noisette.privatize`.
 
     Guarantee: that of :func:`train`, for everything that all processes of the run released together.
 
@@ -87,9 +100,15 @@ def resume(
     setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"])
     if setup.public_digest != saved["public examples"]:
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
-    accountant = ACCOUNTANTS[recipe.privacy.accountant]
+    ranks = ranks_of(ranks)
     run = PrivateRun.resume(
-        checkpoint, setup.bound, setup.optimizer, setup.examples, accountant=accountant, users=setup.users
+        checkpoint,
+        setup.bound,
+        setup.optimizer,
+        setup.examples,
+        accountant=ACCOUNTANTS[recipe.privacy.accountant],
+        users=setup.users,
+        ranks=ranks,
     )
     with run:
         if setup.averaged:
@@ -102,7 +121,7 @@ def resume(
             points=[Point(**point) for point in saved["points"]],
             resumed=saved["resumed"] + 1,
         )
-        training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"])
+        training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"], ranks)
         return training.finish(on_step)
 
 
@@ -115,13 +134,21 @@ class _Training:
         checkpoint: folder where the run is saved; ``None`` if it is not.
         start: when the run began, on the clock of ``time.perf_counter``.
         places: how many points the whole run has.
+        ranks: the processes of the run.
     """
 
     def __init__(
-        self, setup: TrainingSetup, outcome: Outcome, checkpoint: Path | None, start: float, places: int
+        self,
+        setup: TrainingSetup,
+        outcome: Outcome,
+        checkpoint: Path | None,
+        start: float,
+        places: int,
+        ranks: AnyRanks,
     ) -> None:
         self._setup, self._outcome, self._checkpoint, self._start = setup, outcome, checkpoint, start
         self._places = places
+        self._ranks = ranks
         self._taken_before = outcome.run.steps_taken
         self._costs = costs(outcome.run, outcome.recipe, _evenly_spaced(outcome.run.steps, places))
 
@@ -164,7 +191,21 @@ class _Training:
                 self._save()
             following = next(step for step in self._costs if step >= run.steps_spent)
             latest = points[-1].test_accuracy if points else None
-            on_step(run, Point(run.steps_spent, self._costs[following], latest))
+            self._show(on_step, Point(run.steps_spent, self._costs[following], latest))
+
+    def _show(self, on_step: Watch, point: Point) -> None:
+        """Call ``on_step``; where it asks one rank to stop, all stop after this step."""
+        asked: KeyboardInterrupt | SystemExit | None = None
+        try:
+            on_step(self._outcome.run, point)
+        except (KeyboardInterrupt, SystemExit) as stop:
+            asked = stop
+        kinds = {"Ctrl-C": isinstance(asked, KeyboardInterrupt), "SIGTERM": isinstance(asked, SystemExit)}
+        on_any = self._ranks.largest("the end of a step", kinds)
+        if on_any["SIGTERM"]:
+            raise asked if isinstance(asked, SystemExit) else SystemExit()
+        if on_any["Ctrl-C"]:
+            raise KeyboardInterrupt
 
     def _loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of one example, with a batch axis of length 1."""

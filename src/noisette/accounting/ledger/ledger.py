@@ -56,6 +56,15 @@ class Tally:
             self.charged + other.charged,
         )
 
+    def by_kind(self) -> dict[Kind, int]:
+        """The counts by the kind of line that records them."""
+        return {
+            Kind.RESERVE: self.reserved,
+            Kind.COMMIT: self.committed,
+            Kind.RELEASE: self.given_back,
+            Kind.CHARGE: self.charged,
+        }
+
     def after(self, kind: Kind, steps: int) -> Tally:
         """The tally after a line of this kind.
 
@@ -176,6 +185,20 @@ class Ledger:
         ledger._replay(content, path)
         return ledger
 
+    @classmethod
+    def mirror(cls, dataset: str, totals: str) -> Self:
+        """A ledger in memory with the :attr:`totals` of another one, for a process beside the one that writes the file.
+
+        >>> from noisette.accounting import Gaussian
+        >>> ledger = Ledger(dataset="digits")
+        >>> ledger.charge(Gaussian(noise_multiplier=7.0))
+        >>> Ledger.mirror(ledger.dataset, ledger.totals).events
+        {Gaussian(noise_multiplier=7.0): 1}
+        """
+        ledger = cls(dataset=dataset)
+        ledger._replay(totals.encode(), Path("the ledger of another process"))
+        return ledger
+
     @staticmethod
     def repair(path: Path | str) -> bool:
         """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
@@ -243,6 +266,17 @@ class Ledger:
         """What counts towards the privacy cost, for each run and event on its own."""
         with self._lock:
             return {series: tally.paid for series, tally in self._tallies.items() if tally.paid}
+
+    @property
+    def totals(self) -> str:
+        """Lines of a ledger with the same counts of each run and event; they hold nothing that depends on the data."""
+        tail = Tail()
+        with self._lock:
+            for series, tally in self._tallies.items():
+                for kind, steps in tally.by_kind().items():
+                    if steps:
+                        tail.add(Entry(kind, self.dataset, series, steps), End())
+        return tail.shortened(self.dataset)[0].decode()
 
     @property
     def committed(self) -> int:

@@ -1,0 +1,33 @@
+"""The processes that ``torchrun`` has started for a command."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from noisette.ranks.alone import Alone
+from noisette.ranks.choice import AnyRanks, were_started_together
+from noisette.ranks.process_group import Ranks
+
+
+@contextmanager
+def launched() -> Iterator[AnyRanks]:
+    """The ranks that torchrun started, in a process group that ends with the context; otherwise this process alone.
+
+    Each rank of a machine takes a GPU of its own, if there are any.
+    """
+    if not were_started_together():
+        yield Alone()
+        return
+    on_gpus = torch.cuda.is_available()
+    if on_gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo")
+    try:
+        yield Ranks()
+    finally:
+        dist.destroy_process_group()

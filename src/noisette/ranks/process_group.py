@@ -1,0 +1,223 @@
+"""Many processes that train one model on one data set: the ranks of a process group of torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from noisette._internal import checks
+from noisette._internal.keystream import KEY_BYTES, SecretKey
+from noisette.errors import PrivacyError
+from noisette.ranks.messages import MESSAGE_BYTES, Message, raise_if_any_refuses
+
+TIMEOUT = 600.0  # seconds
+
+
+class Ranks:
+    """The processes of one run: each takes its part of every batch, and all release the same noised sum.
+
+    Control messages are short and go over connections of their own on the processor, so that no GPU waits for them.
+
+    Args:
+        data: the mesh or process group whose processes divide each batch among them; the default group unless given.
+            So far it must hold every process of the default group.
+        timeout: seconds that one rank waits for the others at most, before it raises.
+
+    Guarantee: the secret key of rank 0 reaches the other ranks over the process group and is written nowhere. The ranks
+    and the network between them are one trusted party: sums before noise travel over it.
+
+    Raises:
+        PrivacyError: there is no process group, or ``data`` leaves some of its processes out.
+        ValueError: ``timeout`` is not a number above zero.
+    """
+
+    def __init__(self, data: Any = None, *, timeout: float = TIMEOUT) -> None:
+        checks.positive(timeout=timeout)
+        if not (dist.is_available() and dist.is_initialized()):
+            raise PrivacyError(
+                "the ranks of a run need a process group: start the script with torchrun, and call "
+                "torch.distributed.init_process_group() first"
+            )
+        members = _members(data)
+        if len(members) != dist.get_world_size():
+            raise PrivacyError(
+                f"{len(members)} of {dist.get_world_size()} processes divide the batches among them; what the others "
+                "would compute has no guarantee. Give Ranks a mesh or group of all of them"
+            )
+        wait = timedelta(seconds=timeout)
+        self.size = len(members)
+        self.rank = members.index(dist.get_rank())
+        self._timeout = timeout
+        self._control: Any = dist.new_group(members, backend="gloo", timeout=wait)
+        self._sums: Any = dist.new_group(members, timeout=wait)
+        self._is_broken = False
+        self._shared: BaseException | None = None  # the error that all ranks raise
+
+    def key(self) -> SecretKey:
+        """The secret key of rank 0."""
+        secret = torch.zeros(KEY_BYTES, dtype=torch.uint8)
+        if self.rank == 0:
+            secret = torch.frombuffer(bytearray(os.urandom(KEY_BYTES)), dtype=torch.uint8)
+        self._meeting("the key", lambda: dist.broadcast(secret, group_src=0, group=self._control))
+        return SecretKey(bytes(secret.tolist()))
+
+    def share(self, indices: np.ndarray) -> np.ndarray:
+        """This rank's part of a batch that every rank has drawn: sizes differ by at most one."""
+        return indices[self.rank :: self.size]
+
+    def from_first(self, what: str, compute: Callable[[], Any]) -> Any:
+        """What the function returns on rank 0, as JSON; the other ranks do not call it.
+
+        Raises:
+            Exception: what it raised on rank 0, on all ranks.
+        """
+        content = b""
+        with self.unanimous(what):
+            if self.rank == 0:
+                content = json.dumps(compute()).encode()
+        length = int(self.largest(what, {"bytes": len(content)})["bytes"])
+        sent = torch.frombuffer(bytearray(content.ljust(length)), dtype=torch.uint8)
+        self._meeting(what, lambda: dist.broadcast(sent, group_src=0, group=self._control))
+        return json.loads(sent.numpy().tobytes())
+
+    @contextmanager
+    def unanimous(self, phase: str) -> Iterator[None]:
+        """A context that ends on all ranks, or on none: an error in it on one rank is raised on all.
+
+        Args:
+            phase: what the ranks do in it, for messages; ranks that are at different phases raise.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if not self._is_broken:
+                try:
+                    self._exchanged(Message.refusing(phase, error))
+                    self._shared = error
+                except PrivacyError as unheard:
+                    error.add_note(str(unheard))
+                self._is_broken = True  # the others may be anywhere: nothing is agreed on any more
+            raise
+        self.largest(phase, {})
+
+    def largest(self, phase: str, numbers: Mapping[str, float]) -> dict[str, float]:
+        """The largest of each number on all ranks.
+
+        Raises:
+            PrivacyError: a rank does not answer, refuses, or is at another phase.
+        """
+        messages = self._exchanged(Message(phase, numbers=numbers))
+        try:
+            raise_if_any_refuses(messages)
+        except Exception as error:
+            self._is_broken, self._shared = True, error
+            raise
+        return {name: max(message.numbers[name] for message in messages) for name in numbers}
+
+    def check_equal(self, facts: Callable[[], Mapping[str, object]]) -> None:
+        """Check that the facts that this function returns are the same on all ranks.
+
+        Raises:
+            PrivacyError: some differ; all are named, without their values.
+        """
+        phase = "the comparison of ranks"
+        own: dict[str, Any] = {}
+        with self.unanimous(phase):
+            own = json.loads(json.dumps(dict(facts())))
+        first = self.from_first(phase, lambda: own)
+        with self.unanimous(phase):
+            if different := [name for name in own.keys() | first.keys() if own.get(name) != first.get(name)]:
+                raise PrivacyError(
+                    f"rank {self.rank} and rank 0 differ in: {', '.join(sorted(different))}. All ranks of a run need "
+                    "the same versions, data, model, first weights and settings"
+                )
+
+    def add_up(self, sums: Sequence[Tensor]) -> None:
+        """Replace each of these contiguous tensors by its sum over all ranks; bit for bit the same on each.
+
+        Raises:
+            PrivacyError: a rank does not answer.
+        """
+        for tensor in sums:
+            group = self._group_for(tensor)
+            self._meeting("the sum over ranks", lambda tensor=tensor, group=group: dist.all_reduce(tensor, group=group))
+
+    def gather_into(self, whole: Tensor, part: Tensor) -> None:
+        """Fill a tensor with the parts of all ranks, in the order of the ranks.
+
+        Args:
+            whole: contiguous, of ``size`` times the elements of ``part``.
+            part: this rank's, contiguous; it may lie in ``whole``.
+        """
+        parts, group = list(whole.view(self.size, -1).unbind()), self._group_for(whole)
+        self._meeting("the gathering of parts", lambda: dist.all_gather(parts, part, group=group))
+
+    def is_known_to_all(self, error: BaseException) -> bool:
+        """Whether all ranks raise this error, as one of them has told it to the others."""
+        return error is self._shared
+
+    def all_close(self) -> bool:
+        """Whether all ranks close the run now, so that none can still release a step that was reserved."""
+        if self._is_broken:
+            return False
+        try:
+            self.largest("the end of the run", {})
+        except (PrivacyError, *(ValueError, TypeError, OSError)):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connections of this object; those of torch's default group stay."""
+        self._is_broken = True
+        for group in (self._control, self._sums):
+            if group is not None and dist.is_initialized():
+                dist.destroy_process_group(group)
+        self._control = self._sums = None
+
+    def _group_for(self, tensor: Tensor) -> Any:
+        """The connections for tensors of this device; those of a default group may be for GPUs alone."""
+        return self._control if tensor.device.type == "cpu" else self._sums
+
+    def _exchanged(self, own: Message) -> list[Message]:
+        """The messages of all ranks at this point."""
+        content = own.packed()
+        received = [torch.zeros(MESSAGE_BYTES, dtype=torch.uint8) for _ in range(self.size)]
+        self._meeting(own.phase, lambda: dist.all_gather(received, content, group=self._control))
+        return [Message.unpacked(one) for one in received]
+
+    def _meeting(self, phase: str, collective: Callable[[], object]) -> None:
+        """Call what needs all ranks.
+
+        Raises:
+            PrivacyError: they do not meet.
+        """
+        if self._is_broken:
+            raise PrivacyError("the ranks of this run no longer agree, as an earlier error says; start it again")
+        try:
+            collective()
+        except RuntimeError as error:
+            self._is_broken = True
+            raise PrivacyError(
+                f"rank {self.rank} met no answer at {phase}: another rank has ended, hangs for over "
+                f"{self._timeout:g} seconds, or cannot be reached. Steps that were reserved stay spent; start the run "
+                f"again from its checkpoint ({error})"
+            ) from error
+
+
+def _members(data: Any) -> list[int]:
+    """The ranks of a mesh, a process group, or of all processes."""
+    if data is None:
+        return list(range(dist.get_world_size()))
+    if isinstance(data, DeviceMesh):
+        return sorted(data.mesh.flatten().tolist())
+    return dist.get_process_group_ranks(data)

@@ -1,0 +1,194 @@
+"""Models whose parameters ``fully_shard`` has divided among the ranks.
+
+Between calls of the model each parameter is a ``DTensor`` that holds a shard: the *held* one, which the optimizer has.
+While the model runs there is a whole parameter in its place: the *seen* one, of which every rank computes gradients.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisette.errors import PrivacyError
+from noisette.ranks.wrappers import canonical_parameters
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank holds a part of the tensor."""
+    return type(tensor).__name__ == "DTensor"
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this rank holds; the tensor itself if it is not sharded."""
+    if not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor
+    with torch.no_grad():
+        return sharded.to_local()
+
+
+def from_local(part: Tensor, like: Tensor) -> Tensor:
+    """The sharded tensor of which this is the rank's part."""
+    from torch.distributed.tensor import DTensor
+
+    sharded: Any = like
+    return DTensor.from_local(
+        part, sharded.device_mesh, sharded.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def landed(total: Tensor, p: Tensor) -> Tensor:
+    """This rank's part of the sum of all ranks' sums for a sharded parameter.
+
+    Args:
+        total: the sum over the examples of this rank, of the shape of the whole parameter.
+        p: the parameter.
+    """
+    from torch.distributed.tensor import DTensor, Partial
+
+    sharded: Any = p
+    mesh = sharded.device_mesh
+    everywhere = DTensor.from_local(total.contiguous(), mesh, [Partial()] * mesh.ndim, run_check=False)
+    return everywhere.redistribute(placements=sharded.placements).to_local().contiguous()
+
+
+def elements_held(p: Tensor) -> tuple[int, int, int] | None:
+    """Which elements of a sharded parameter this rank holds: the first, how many follow each other, and their period.
+
+    Returns:
+        ``None`` if it holds all of them.
+
+    Raises:
+        PrivacyError: the shards are of a kind whose elements are not known.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+
+    sharded: Any = p
+    found: tuple[int, int, int] | None = None
+    for axis, placement in enumerate(sharded.placements):
+        if type(placement) is Replicate:
+            continue
+        if type(placement) is not Shard or found is not None:
+            raise PrivacyError(
+                f"a parameter of shape {tuple(p.shape)} is divided as {sharded.placements}; use fully_shard on a mesh "
+                "with one axis that shards, and replicate along the others"
+            )
+        size, inner = p.shape[placement.dim], math.prod(p.shape[placement.dim + 1 :])
+        chunk = -(-size // sharded.device_mesh.size(axis))
+        first = min(size, chunk * sharded.device_mesh.get_local_rank(axis))
+        found = first * inner, (min(size, first + chunk) - first) * inner, size * inner
+    return found
+
+
+class Shards:
+    """The parts of a model that ``fully_shard`` was called on; none for an ordinary model.
+
+    Args:
+        root: the model.
+
+    Raises:
+        PrivacyError: it is sharded in a way that cannot be trained privately; all reasons are listed.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
+        self._modules: list[Any] = [m for m in root.modules() if _is_a(m, "FSDPModule")]
+        for module in self._modules:
+            module.reshard()  # a call of the model may have left the root unsharded
+        named = dict(canonical_parameters(root))
+        if problems := _problems(root, named, self._modules):
+            raise PrivacyError("the model cannot be trained privately as it is sharded:\n  " + "\n  ".join(problems))
+        self._held = named
+        if self._modules:
+            with self.gathered():
+                self._check_seen(dict(canonical_parameters(root)))
+
+    def __bool__(self) -> bool:
+        return bool(self._modules)
+
+    def held(self, names: Iterator[str] | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The parameters with these names as the optimizer has them."""
+        return {name: self._held[name] for name in names}
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Within it every rank has the whole model, whose calls exchange nothing; afterwards its shards alone.
+
+        The hooks of ``fully_shard`` cannot run inside of ``torch.func.vmap``, so they rest.
+        """
+        hooks: list[tuple[Any, dict[int, Any]]] = []
+        for module in self._modules:
+            module.unshard()
+        try:
+            for module in self._modules:
+                for registered in (module._forward_pre_hooks, module._forward_hooks):
+                    hooks.append((registered, dict(registered)))
+                    for key, hook in list(registered.items()):
+                        if type(getattr(hook, "__self__", None)).__name__ == "FSDPState":
+                            del registered[key]
+            yield
+        finally:
+            for registered, before in hooks:
+                registered.clear()
+                registered.update(before)
+            for module in self._modules:
+                module.reshard()
+
+    def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sums of one microbatch with those of sharded parameters added up over the ranks: this rank's parts.
+
+        All ranks exchange the same parameters in the same order, also those that no example of a rank has reached.
+
+        Args:
+            sums: by name; whole. They are used up.
+            parameters: the seen ones that are trained.
+        """
+        left = dict(sums)
+        found: dict[str, Tensor] = {}
+        for name, seen in parameters.items():
+            total = left.pop(name, None)
+            if is_sharded(self._held[name]):
+                dtype = seen.dtype if seen.dtype == torch.float64 else torch.float32
+                total = torch.zeros(seen.shape, dtype=dtype, device=seen.device) if total is None else total.to(dtype)
+                found[name] = landed(total, self._held[name])
+            elif total is not None:
+                found[name] = total
+        return found
+
+    def _check_seen(self, seen: Mapping[str, Tensor]) -> None:
+        different = [
+            name for name, p in seen.items() if p.dtype != self._held[name].dtype or p.device != self._held[name].device
+        ]
+        if different:
+            raise PrivacyError(
+                f"{', '.join(different[:5])}: computed in another precision or on another device than they are held. "
+                "Call fully_shard without mp_policy and offload_policy, and compute the loss under torch.autocast"
+            )
+
+
+def _problems(root: nn.Module, named: Mapping[str, Tensor], modules: Sequence[Any]) -> list[str]:
+    """Why this model cannot be trained privately on several ranks."""
+    problems: list[str] = []
+    kinds = {type(module).__name__ for module in root.modules()} | {type(p).__name__ for p in named.values()}
+    if "FullyShardedDataParallel" in kinds or "FlatParameter" in kinds:
+        problems.append("FullyShardedDataParallel (FSDP1) joins parameters into flat ones: use fully_shard instead")
+    if any(hasattr(p, "ds_id") for p in named.values()):
+        problems.append("DeepSpeed holds parameters out of sight: use fully_shard instead")
+    for name, p in named.items():
+        if is_sharded(p):
+            try:
+                elements_held(p)
+            except PrivacyError as error:
+                problems.append(f"{name}: {error}")
+    if not modules and any(is_sharded(p) for p in named.values()):
+        problems.append("its parameters are DTensors without fully_shard (tensor parallel), which is not supported yet")
+    return problems
+
+
+def _is_a(module: nn.Module, name: str) -> bool:
+    return name in {kind.__name__ for kind in type(module).__mro__}

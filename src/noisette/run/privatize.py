@@ -1,0 +1,205 @@
+"""The start of a private run: what is declared, what it costs, and the noise that the budget allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from noisette.accounting import Accountant, Ledger, PldAccountant
+from noisette.accounting.budget import delta_left_for_noise
+from noisette.accounting.calibrate import cheapest, least_noisy, with_releases
+from noisette.accounting.events import check_events
+from noisette.accounting.run_parameters import RunParameters
+from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
+from noisette.mechanisms.bounded_sum import DerivedBound, GradientBound
+from noisette.mechanisms.gaussian import parts_of
+from noisette.ranks import AnyRanks, ranks_of
+from noisette.run.private import PrivateRun
+from noisette.run.ranks_agree import ledger_on_ranks
+from noisette.sampling.schemes import Poisson, ReleaseOf, Sampling, releases
+from noisette.sampling.users import Users
+from noisette.validation import Call, check_no_batch_norm, check_worst_case
+from noisette.validation.optimizer import check_optimizer
+
+
+def privatize(
+    bound: GradientBound,
+    optimizer: Optimizer,
+    dataset: Any,
+    *,
+    expected_batch_size: float,
+    sampling_rate: float | None = None,
+    steps: int | None = None,
+    public_size: int | None = None,
+    epochs: float | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    delta: float | None = None,
+    accountant: Accountant | None = None,
+    ledger: Ledger | Path | str | None = None,
+    allow_large_delta: bool = False,
+    separability: Literal["asserted"] | None = None,
+    example: object = None,
+    sampling: Sampling = Poisson(),  # noqa: B008 - it is frozen
+    users: Users | None = None,
+    ranks: AnyRanks | None = None,
+) -> PrivateRun:
+    """Attach differentially private training to your own model and optimizer.
+
+    Every public quantity is declared: none is computed from the length of ``dataset``.
+
+    Args:
+        bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
+        optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
+        dataset: a tensor, a tuple or dictionary of tensors with the records on their first axis, a list of records,
+            :class:`PaddedBuckets`, or anything with ``len`` and indexing.
+        expected_batch_size: the constant that the noised sum is divided by, in examples.
+        sampling_rate: probability in (0, 1] that a record is in a step's batch.
+        steps: number of logical steps.
+        public_size: declared number of records, to give ``sampling_rate`` as expected batch size over it.
+        epochs: passes over the declared size, to give ``steps``.
+        epsilon: the privacy budget of this run together with everything in ``ledger``; the noise is calibrated to it.
+            Needs ``delta``.
+        noise_multiplier: standard deviation of the noise in units of the sensitivity; calibrated to ``epsilon`` unless
+            given. With both, the steps must fit in the budget.
+        delta: probability with which the bound on epsilon may fail; below one over the declared size.
+        accountant: computes epsilon; ``PldAccountant()`` unless given.
+        ledger: records every release; in memory unless given. A path is opened for the run, and closed with it; of
+            several ranks rank 0 alone opens it, and the others keep a copy in memory.
+        allow_large_delta: accept a delta of one over the declared size or more.
+        separability: ``"asserted"`` permits ``run.backward(losses)``, for models that cannot be vectorised: you assert
+            that your model and loop keep the examples apart. ``run.accumulate`` needs no such assertion.
+        example: public inputs for the checks of the model, where it has rules that random inputs break (a last token,
+            lengths, ranges): one public record or a few, in the form in which the model is called. A tensor, a tuple
+            of positional arguments (the last entry may be a mapping of keyword arguments), or a mapping. Whole numbers
+            are then also drawn at random between its lowest and its highest.
+        sampling: how batches are drawn: ``Poisson()`` unless given, ``TruncatedPoisson(largest_batch)`` for batches of
+            at most a fixed size, or ``BallsInBins()`` for passes in which each record is in one batch.
+        users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
+            Records or users are sampled, whichever costs less at the same expected batch size.
+        ranks: the processes that share the work: all of torch's default process group unless given, or this process
+            alone where there is none. Each one calls this function with the same arguments.
+
+    Guarantee: (epsilon, delta) differential privacy for adding or removing one record, or with ``users`` all records of
+    one user, of all weights and optimizer states of the run together, provided that the key stays in the processes of
+    the run, that these and the network between them are one trusted party, and, with ``separability="asserted"``, that
+    model and loop keep the examples apart.
+    Source: Abadi et al. 2016, algorithm 1.
+
+    Raises:
+        ValueError: numbers outside their domain, contradicting or missing; all problems are listed. A record has no
+            user, the users are not those of the records, or the ledger has a guarantee of another kind.
+        PrivacyError: the model mixes examples, the optimizer does not fit the bound, the budget does not pay for the
+            steps with the given noise, the data set has more records than truncated batches are paid for, or the ranks
+            differ. What one rank raises, all raise.
+    """
+    ranks = ranks_of(ranks)
+    with ExitStack() as undone:
+        undone.callback(ranks.close)
+        with ranks.unanimous("the declarations of the run"):
+            numbers = {
+                "expected_batch_size": expected_batch_size,
+                "sampling_rate": sampling_rate,
+                "steps": steps,
+                "public_size": public_size,
+                "epochs": epochs,
+                "epsilon": epsilon,
+                "noise_multiplier": noise_multiplier,
+                "delta": delta,
+            }
+            check_numbers(**numbers)
+            sampling_rate, steps = schedule(expected_batch_size, sampling_rate, steps, public_size, epochs)
+            possible = releases(
+                sampling,
+                users,
+                sampling_rate,
+                expected_batch_size=expected_batch_size,
+                public_size=public_size,
+                parts=parts_of(bound.pop_sums()),
+            )
+            one_over_size = sampling_rate / expected_batch_size
+            if users is not None and users.public_users is not None:
+                one_over_size = 1 / users.public_users
+            check_delta(delta, one_over_size, allow_large_delta)
+            check_no_batch_norm(bound.model)
+            check_optimizer(optimizer, bound)
+            if separability is None and isinstance(bound, DerivedBound):
+                dtype = next(iter(bound.parameters.values())).dtype
+                check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
+        ranks.check_equal(lambda: {**numbers, "sampling": repr(sampling), "users": users and users.most_records})
+        accountant = accountant if accountant is not None else PldAccountant()
+        ledger, own = ledger_on_ranks(ledger, ranks)
+        if own is not None:
+            undone.callback(own.close)
+        with ledger.lock:  # what other threads spend is either calibrated for here, or seen at the first reservation
+            terms = partial(
+                _terms,
+                possible,
+                ledger,
+                expected_batch_size=expected_batch_size,
+                steps=steps,
+                epsilon=epsilon,
+                noise_multiplier=noise_multiplier,
+                delta=delta,
+                delta_to_compare=delta or one_over_size / 10,
+                accountant=accountant,
+            )
+            declared = RunParameters.of(ranks.from_first("the noise of the run", lambda: terms().facts()))
+            run = PrivateRun.on_ranks(
+                ranks,
+                bound,
+                optimizer,
+                dataset,
+                terms=declared,
+                accountant=accountant,
+                ledger=ledger,
+                own_ledger=own,
+                separability=separability,
+                example=example,
+                users=users,
+            )
+        undone.pop_all()
+    if noise_multiplier is not None:
+        try:
+            run.check_budget()
+        except BaseException:
+            run.close()
+            raise
+    return run
+
+
+def _terms(
+    possible: Sequence[ReleaseOf],
+    ledger: Ledger,
+    *,
+    expected_batch_size: float,
+    steps: int,
+    epsilon: float | None,
+    noise_multiplier: float | None,
+    delta: float | None,
+    delta_to_compare: float,
+    accountant: Accountant,
+) -> RunParameters:
+    """The parameters of the run, with the noise that the budget allows, or that was declared."""
+    if noise_multiplier is None:
+        assert epsilon is not None
+        assert delta is not None
+        event = least_noisy(
+            possible,
+            epsilon=epsilon,
+            delta=delta_left_for_noise(delta, ledger),
+            steps=steps,
+            accountant=accountant,
+            prior_events=ledger.events,
+        )
+    else:
+        events = [release(noise_multiplier) for release in possible]
+        event = cheapest(events, delta=delta_to_compare, steps=steps, accountant=accountant)
+    check_events(with_releases(ledger.events, event, 1))
+    return RunParameters(event, float(expected_batch_size), steps, delta=delta, epsilon=epsilon)

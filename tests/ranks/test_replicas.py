@@ -1,0 +1,94 @@
+"""A run on several ranks with a whole model each: the batches, sums, noise and costs of a single process."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+
+from noisette import Alone, PrivacyError
+from noisette.ranks import ranks_of
+from process_group import alone, on_ranks
+from ranks_loop import DIFFERENCES, Course, components, differ, drawn_words, in_small_buckets, take_steps
+
+
+def differences(course: Course, truth: Course) -> list[float]:
+    return [
+        float((found[name] - grad).abs().max())
+        for found, expected in zip(course.grads, truth.grads, strict=True)
+        for name, grad in expected.items()
+    ]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("plain", {}),
+        ("ddp", {"way": "backward"}),
+        ("ddp", {}),
+        ("plain", {"adaptive": True}),
+        ("plain", {"rate": 0.02}),
+        ("plain", {"spoilt": True}),
+    ],
+    ids=str,
+)
+def test_a_run_is_that_of_one_process(kind: str, settings: dict[str, object], size: int) -> None:
+    work = partial(take_steps, kind, **settings)
+    truth = alone(work)
+    courses = [outcome.value for outcome in on_ranks(size, work, known_key=True)]
+    for course in courses:
+        assert max(differences(course, truth)) < 1e-15
+        assert (course.epsilon, course.events) == (truth.epsilon, truth.events)
+        assert all(torch.equal(course.weights[name], weight) for name, weight in courses[0].weights.items())
+    for parts in zip(truth.indices, *(course.indices for course in courses), strict=True):
+        assert sorted(itertools.chain(*parts[1:])) == sorted(parts[0])
+        assert max(map(len, parts[1:])) - min(map(len, parts[1:])) <= 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_noise_of_empty_batches_is_the_same_bit_for_bit(dtype: torch.dtype) -> None:
+    work = partial(take_steps, rate=1e-9, dtype=dtype, expected=10.0)
+    truth = alone(work)
+    for outcome in on_ranks(3, work, known_key=True):
+        assert not any(outcome.value.indices)
+        for found, expected in zip(outcome.value.grads, truth.grads, strict=True):
+            assert all(torch.equal(found[name], grad) for name, grad in expected.items())
+
+
+def test_sums_of_many_values_go_in_buckets() -> None:
+    """With buckets smaller than a tensor, the values are those of a single process all the same."""
+    truth = alone(partial(take_steps, rate=1e-9, expected=10.0))
+    for outcome in on_ranks(3, partial(in_small_buckets, rate=1e-9, expected=10.0), known_key=True):
+        for found, expected in zip(outcome.value.grads, truth.grads, strict=True):
+            assert all(torch.equal(found[name], grad) for name, grad in expected.items())
+
+
+@pytest.mark.parametrize("difference", list(DIFFERENCES))
+def test_ranks_that_differ_are_refused_by_name(difference: str) -> None:
+    for outcome in on_ranks(2, differ, difference):
+        assert outcome.error == "PrivacyError"
+        assert DIFFERENCES[difference] in outcome.text.replace("\n", " ")
+
+
+def test_without_a_process_group_torchrun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PrivacyError, match="init_process_group"):
+        ranks_of(None)
+    assert isinstance(ranks_of(Alone()), Alone)
+
+
+def test_each_rank_has_a_key_of_its_own_only_alone() -> None:
+    first, second = on_ranks(2, drawn_words)
+    assert first.value == second.value
+    again, _ = on_ranks(2, drawn_words)
+    assert again.value != first.value
+
+
+@pytest.mark.parametrize("rows", [0, 500, 5000])
+def test_principal_components_are_those_of_one_process(rows: int) -> None:
+    truth = alone(components, rows)
+    assert [outcome.value for outcome in on_ranks(3, components, rows, known_key=True)] == [truth] * 3
