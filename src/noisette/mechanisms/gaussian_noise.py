@@ -43,8 +43,8 @@ class GaussianNoise:
             is there. Up to then, and where there is none, noise is computed by one operation after another.
 
     Guarantee: values are independent across names, steps and elements, as far as the cipher is secure. The same key,
-    step, name and element give the same value to the bit, whether a tensor is filled at once or in parts, and whether
-    the pass is compiled or not.
+    step, name and element give the same value to the bit: whether a tensor is filled at once or in parts, whether the
+    pass is compiled or not, and on every processor and GPU.
 
     >>> noise = GaussianNoise(SecretKey(bytes(32)))
     >>> whole, part = torch.zeros(1000), torch.zeros(100)
