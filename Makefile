@@ -10,7 +10,7 @@ CHECK := tests/test_architecture.py tests/gradients/rules tests/_internal/test_k
   --ignore=tests/accounting/accountants/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo check test test-all lint format bench assurance clean
+.PHONY: demo check test test-all lint format bench gpu assurance clean
 
 demo: .venv/.installed
 	$(BIN)/noisette train --out runs/demo
@@ -37,6 +37,10 @@ bench: .venv/.bench
 	$(BIN)/noisette bench --experiments targets,memory --threads 2 --seconds 10 --out benchmarks/results
 	$(BIN)/python -m benchmarks.table
 
+# On a machine with a GPU, at most nine minutes: with the Python there whose torch finds it, so nothing large is installed.
+gpu:
+	$(PYTHON) benchmarks/gpu_environment.py $(PYTHON) $(BIN)/python
+
 assurance: .venv/.test
 	$(BIN)/python -m experiments.assurance
 
@@ -56,4 +60,4 @@ assurance: .venv/.test
 	touch $@
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv .venv-gpu runs

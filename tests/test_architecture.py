@@ -36,9 +36,10 @@ ORDER = [
 ]
 LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in folders}
 MOST_ENTRIES, MOST_EDGES = 22, 100
-# Folders of tests without counterpart in the package: helpers, planted faults, attacks, pages, what is not installed.
-OTHER_TESTS = {"support", "assurance", "redteam", "docs", "papers"}
-NOT_INSTALLED = {"papers", "experiments", "benchmarks", "tests"}
+# Folders of tests without counterpart in the package: helpers, planted faults, attacks, GPUs, pages, what is not
+# installed.
+OTHER_TESTS = {"support", "assurance", "redteam", "gpu", "docs", "papers"}
+NOT_INSTALLED = {"papers", "experiments", "examples", "benchmarks", "tests"}
 CATCH_ALL = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base_utils"}
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml"}
 UNSAFE_CALLS = {("torch", "load"), ("torch", "save"), ("pickle", "load"), ("pickle", "loads"), ("np", "save")}

@@ -38,6 +38,7 @@ _PUBLIC = {
     "mechanisms.pca": ("PrivatePCA", "private_pca"),
     "nn.lipschitz.certified_radius": ("certified_accuracy", "certify"),
     "sampling.buckets": ("PaddedBuckets",),
+    "sampling.loading": ("OwnRecords",),
     "sampling.schemes": ("BallsInBins", "Poisson", "TruncatedPoisson"),
     "sampling.users": ("Users",),
     "ranks": ("Alone", "Ranks"),

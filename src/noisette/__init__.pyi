@@ -55,6 +55,7 @@ from noisette.ranks import Ranks as Ranks
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.privatize import privatize as privatize
 from noisette.sampling.buckets import PaddedBuckets as PaddedBuckets
+from noisette.sampling.loading import OwnRecords as OwnRecords
 from noisette.sampling.schemes import BallsInBins as BallsInBins
 from noisette.sampling.schemes import Poisson as Poisson
 from noisette.sampling.schemes import TruncatedPoisson as TruncatedPoisson

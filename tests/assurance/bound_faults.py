@@ -14,7 +14,7 @@ from torch import Tensor
 from noisette.clipping import norms as clipping_norms
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.norms import ClippedSum, Clipping, Group, Sums, clipping_factors, group_of
+from noisette.clipping.norms import ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.rules import registry
@@ -174,11 +174,11 @@ def last_use_alone(patch: pytest.MonkeyPatch) -> None:
 def multiplied_by_zero(patch: pytest.MonkeyPatch) -> None:
     """A gradient that is not a number gets the factor zero instead of being cut out."""
 
-    def weighted_sums(forms: dict[str, Any], clipping: Clipping, weights: Tensor) -> Sums:
-        rows, group = weights.nan_to_num(0.0).unbind(), group_of(clipping.groups)
-        return {name: form.weighted_sum(rows[group[name]]) for name, form in forms.items()}
+    def of(clipping: Clipping, norms: Tensor) -> Weights:
+        weights = clipping.factors(norms).nan_to_num(0.0)
+        return Weights(weights.unbind(), group_of(clipping.groups), None)
 
-    patch.setattr("noisette.clipping.norms._weighted_sums", weighted_sums)
+    patch.setattr(Weights, "of", of)
 
 
 def last_piece_alone(patch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,9 @@ def first_bound(patch: pytest.MonkeyPatch) -> None:
     """The bound of the first batch stays that of the graph."""
     first: list[float] = []
 
-    def limits(groups: list[Group], examples: float) -> torch.Tensor:
+    def limits(groups: list[Group], examples: float, device: torch.device) -> torch.Tensor:
         first.append(groups[0].bound)
-        return limits_of([replace(group, bound=first[0]) for group in groups], examples)
+        return limits_of([replace(group, bound=first[0]) for group in groups], examples, device)
 
     patch.setattr(captured_step, "limits_of", limits)
 

@@ -11,11 +11,13 @@ import clipless_faults
 import coupling_faults
 import ledger_faults
 import loop_faults
+import memory_faults
 import noise_faults
 import oracle_faults
 import preflight_faults
 import price_faults
 import ranks_faults
+import records_faults
 import rounding_faults
 import sampling_faults
 import seal_faults
@@ -25,10 +27,12 @@ import vectorized_faults
 
 GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS + batches_faults.MUTANTS,
+    "Drawing and loading of records": records_faults.MUTANTS,
     "Loops, optimizers and collation": loop_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Captured steps": capture_faults.MUTANTS,
+    "Memory": memory_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
     "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,

@@ -22,7 +22,7 @@ class Coins:
         words[:] = self._words[start : start + words.size]
 
 
-@pytest.mark.parametrize("rate", [1e-9, 1e-4, 256 / 60_000, 0.3, 0.5, 1 - 1e-9])
+@pytest.mark.parametrize("rate", [1 / 16, 0.1, 0.3, 0.5, 1 - 1e-9])
 def test_a_record_is_drawn_where_its_coin_of_64_bits_is_below_the_rate(rate: float) -> None:
     limit = int(Fraction(rate) * 2**64)
     coins = Coins([0, limit - 1, limit, limit + 1, 2**64 - 1])

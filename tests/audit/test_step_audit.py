@@ -38,14 +38,14 @@ from noisette.audit import (
     audit_bound,
 )
 from noisette.clipping.accumulator import Accumulator
-from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
 from noisette.clipping.norms import ClippedSum, Engine
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.score_clipping import ScoreClipping
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 
-ENGINES = [BookKeeping(), TwoPass(), PerExampleLoop(), MultiLoss(), Vmap()]
+ENGINES = [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop(), MultiLoss(), Vmap()]
 BOUND, EXPECTED, ALPHA = 0.7, (512 + 100) / 2, 1e-9
 
 
@@ -96,7 +96,7 @@ def test_every_clipping_rule_is_the_documented_mechanism(rule) -> None:
     assert audit.certified_mu > 0.5
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), Vmap()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses(), Vmap()], ids=lambda e: type(e).__name__)
 def test_public_batch_norm_is_the_documented_mechanism(engine: Engine) -> None:
     audit = audit_bound(clipping(engine), noise_multiplier=1.0, canary_model=BehindPublicNorm())
     assert_consistent(audit)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from noisette.bench import results
-from noisette.bench.cell import Settings
+from noisette.bench.cell import Cell, Settings
 from noisette.bench.experiments import EXPERIMENTS
+from noisette.bench.methods import METHODS
+from noisette.bench.precision import PRECISIONS
 from noisette.bench.report import measure
+from noisette.bench.step_time import step_times
 
 MakeReport = Callable[..., dict[str, Any]]
 
@@ -22,7 +26,7 @@ SETTINGS = Settings(rounds=2, threads=1, device="cpu")
 def test_a_report_holds_hardware_seconds_and_ratios() -> None:
     experiment = EXPERIMENTS["targets"].only(["mlp"], ["BookKeeping"], [4], None)
     parts: list[float] = []
-    report = measure("targets", experiment, SETTINGS, parts.append)
+    report = list(measure("targets", experiment, SETTINGS, parts.append))[-1]
     assert json.loads(json.dumps(report)) == report
     assert report["hardware"]["threads"] == 1
     assert report["hardware"]["versions"]["torch"]
@@ -39,10 +43,34 @@ def test_ratios_are_to_each_plain_training_that_was_measured(monkeypatch: pytest
     rows = {"plain": {"seconds": 2.0}, "plain-compiled": {"seconds": 1.0}, "compiled": {"seconds": 3.0}}
     monkeypatch.setattr("noisette.bench.experiments.step_times", lambda *_: rows)
     experiment = EXPERIMENTS["targets"].only(["mlp"], None, None, None)
-    first, _ = measure("targets", experiment, SETTINGS, lambda part: None)["cells"]
+    first, _ = list(measure("targets", experiment, SETTINGS, lambda part: None))[-1]["cells"]
     assert (first["target"], first["target_compiled"]) == (1.1, 1.0)
     assert first["methods"]["plain"] == {"seconds": 2.0, "ratio": 1.0, "ratio_compiled": 2.0}
     assert first["methods"]["compiled"] == {"seconds": 3.0, "ratio": 1.5, "ratio_compiled": 3.0}
+
+
+def test_there_is_a_report_after_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.bench.experiments.step_times", lambda *_: {"plain": {"seconds": 2.0}})
+    reports = list(measure("fig5", EXPERIMENTS["fig5"], SETTINGS, lambda part: None))
+    assert [len(report["cells"]) for report in reports] == [1, 2, 3, 4, 5]
+
+
+def test_the_precision_of_steps_is_that_of_autocast(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, a_report: MakeReport
+) -> None:
+    seen: list[bool] = []
+
+    def method(*_: object) -> Callable[[], None]:
+        return lambda: seen.append(torch.is_autocast_enabled("cpu"))
+
+    monkeypatch.setitem(METHODS, "watched", method)
+    for dtype in PRECISIONS:
+        step_times(Cell("mlp", 2), ["watched"], Settings(1, 1, "cpu", dtype=dtype), lambda part: None)
+    assert len(seen) > 2
+    assert seen == sorted(seen)
+    assert {*seen} == {False, True}
+    results.write(a_report("fig5", dtype="bfloat16"), tmp_path)
+    assert "autocast to bfloat16" in (tmp_path / "bench.html").read_text()
 
 
 def test_compiled_code_of_earlier_runs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,8 +84,8 @@ def test_compiled_code_of_earlier_runs_is_not_used(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("NOISETTE_CACHE", raising=False)
     monkeypatch.setattr("noisette.bench.experiments.step_times", rows)
     experiment = EXPERIMENTS["targets"].only(["cnn"], ["nxBP"], None, None)
-    measure("targets", experiment, SETTINGS, lambda part: None)
-    measure("targets", experiment, SETTINGS, lambda part: None)
+    list(measure("targets", experiment, SETTINGS, lambda part: None))
+    list(measure("targets", experiment, SETTINGS, lambda part: None))
     folders = [environment["TORCHINDUCTOR_CACHE_DIR"] for environment in seen]
     assert len({*folders, "/mine"}) == 3
     assert all(environment["NOISETTE_CACHE"].startswith(tempfile.gettempdir()) for environment in seen)
@@ -77,7 +105,7 @@ def test_without_plain_training_there_are_no_ratios(monkeypatch: pytest.MonkeyPa
     rows = {"plain": {"error": "no memory"}, "nxBP": {"seconds": 1.0, "each": [1.0]}}
     monkeypatch.setattr("noisette.bench.experiments.step_times", lambda *_: rows)
     experiment = EXPERIMENTS["targets"].only(["mlp"], ["nxBP"], [4], None)
-    report = measure("targets", experiment, SETTINGS, lambda part: None)
+    [report] = measure("targets", experiment, SETTINGS, lambda part: None)
     assert "ratio" not in report["cells"][0]["methods"]["nxBP"]
 
 

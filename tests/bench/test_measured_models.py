@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
 
 from noisette.bench.cell import Cell
-from noisette.bench.models import MODELS
+from noisette.bench.large_models import VOCABULARY, bert_base, gpt2, vit_small
+from noisette.bench.methods import METHODS
+from noisette.bench.models import MODELS, Model
 
 # Trainable numbers of the published architectures; norms with a scale and a shift for each channel.
 PARAMETERS = {
@@ -32,7 +38,30 @@ def test_models_have_as_many_parameters_as_the_published_ones(name: str, paramet
         assert sum(p.numel() for p in MODELS[name].build().parameters()) == parameters
 
 
-@pytest.mark.parametrize("name", MODELS)
+LARGE = {"vit-small": 22_050_664, "bert-base": 109_483_778, "gpt2": 124_439_808}
+
+
+@pytest.mark.parametrize(("name", "parameters"), LARGE.items())
+def test_models_of_transformers_have_their_size(name: str, parameters: int) -> None:
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        assert sum(p.numel() for p in MODELS[name].build().parameters()) == parameters
+
+
+@pytest.mark.parametrize("method", ["plain", "BookKeeping", "TwoPass"])
+@pytest.mark.parametrize("build", [partial(vit_small, 24, 1, 32), partial(bert_base, 24, 1), partial(gpt2, 24, 1)])
+def test_models_of_transformers_take_private_steps_of_finite_weights(
+    build: Callable[[], nn.Module], method: str
+) -> None:
+    pytest.importorskip("transformers")
+    words = VOCABULARY.get({bert_base: "bert", gpt2: "gpt2"}.get(build.func, ""))
+    model = Model("small", build, (7,) if words else (3, 32, 32), 2, words, (7,) if build.func is gpt2 else ())
+    trained = model.build()
+    METHODS[method](trained, *model.data(2, None, "cpu"))()
+    assert all(p.isfinite().all() for p in trained.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in LARGE])
 def test_models_score_each_class_of_their_own_data(name: str) -> None:
     device = "cpu" if name.startswith("lipschitz") else "meta"  # where weights are projected as they are made
     with torch.device(device):

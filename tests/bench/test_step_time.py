@@ -159,3 +159,30 @@ def test_the_memory_limit_applies_in_its_block_only() -> None:
         with pytest.raises(RuntimeError, match="allocate"):
             torch.empty(inside, dtype=torch.uint8)
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_on_a_gpu_the_growth_of_its_memory_is_a_result(
+    monkeypatch: pytest.MonkeyPatch, wait: Callable[[float], None]
+) -> None:
+    held, most, waited = [100, 100], [100], [0]
+
+    def step() -> None:
+        most[0] = max(most[0], held[0] + 23)
+        wait(1.0)
+
+    def reset() -> None:
+        most[0] = held[0]
+
+    fake = {
+        "synchronize": lambda device: waited.append(1),
+        "reset_peak_memory_stats": reset,
+        "max_memory_allocated": lambda: most[0],
+    }
+    for name, function in fake.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    timer = step_time._Timer(lambda: step, "cuda")
+    timer.start()
+    for _ in range(3):
+        timer.measure()
+    assert timer.row() == {"seconds": 1.0, "each": [1.0, 1.0], "ready": 2.0, "bytes": 23}
+    assert sum(waited) == 8

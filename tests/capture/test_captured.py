@@ -138,3 +138,29 @@ def test_an_error_of_the_graph_is_no_error_of_the_step() -> None:
     captured._ways = [module._Way("compiled", fails)]
     assert captured(function, constants, [X]) is None
     assert "no such instruction" in warnings[0]
+
+
+def test_the_time_of_a_call_is_known_when_the_device_has_done_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that has work for two seconds before a call, and for three after it."""
+    clock, work = Clock(), [0.0]
+
+    def wait_for(device: torch.device) -> None:
+        clock.now, work[0] = clock.now + work[0], 0.0
+
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "wait_for", wait_for)
+    function, captured = Scaled(), captured_with([])
+    assert captured(function, constants, [X]) is not None
+    [way] = captured._ways
+    inner = way.call
+
+    def on_gpu(given: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        work[0] += 3.0
+        return inner(given, inputs)
+
+    way.call = on_gpu
+    for _ in range(12):
+        work[0] = 2.0
+        captured(function, constants, [X])
+    assert way.seconds == [3.0] * module._SAMPLES
+    assert work[0] == 2.0 + 3.0, "later calls do not wait"

@@ -120,6 +120,7 @@ OPTIONS = {
         "--seconds",
         "--threads",
         "--device",
+        "--dtype",
         "--fastdp",
         "--out",
     },

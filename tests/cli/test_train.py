@@ -196,7 +196,7 @@ def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--lr", -1], "lr > 0"),
         (["--max-grad-norm", 0], "max_grad_norm > 0"),
         (["--clipping", "global"], "clipping to be one of flat, per-layer"),
-        (["--engine", "ghost"], "engine to be one of book-keeping, two-pass"),
+        (["--engine", "ghost"], "engine to be one of book-keeping, two-pass, two-passes"),
         (["--classes", 3], "takes no declaration"),
         (["--epsilon", -1, "--delta", 2], "delta=2"),
         (["--epochs", "many"], "--epochs"),

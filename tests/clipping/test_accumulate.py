@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from engine_check import ENGINES, TOLERANCE, Watched, cast
 from model_cases import CASES, Case, Forward
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, MultiLoss, TwoPass, Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, TwoPass, TwoPasses, Vmap
 from noisette.clipping.norms import Engine
 from oracle import example_gradients
 
@@ -444,7 +444,7 @@ def test_each_example_has_a_mask_of_its_own_and_its_gradient_has_it_too() -> Non
     model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 1, bias=False)).double()
     x = torch.ones(6, 40, dtype=torch.float64)
     masks: list[Tensor] = []
-    for engine in (BookKeeping(), TwoPass(), MultiLoss()):
+    for engine in (BookKeeping(), TwoPass(), TwoPasses(), MultiLoss()):
         torch.manual_seed(3)
         _, sums = accumulated(model, lambda m, x: m(x).sum(), x, bound=1e6, engine=engine)
         masks.append(sums["1.weight"])

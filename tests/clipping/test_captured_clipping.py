@@ -23,7 +23,7 @@ from noisette import (
     PerLayerClipping,
 )
 from noisette.clipping.captured_step import CaptureWarning
-from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
 from noisette.clipping.norms import ClippingRule, Engine
 
 RULES: dict[str, Callable[[], ClippingRule]] = {
@@ -34,7 +34,7 @@ RULES: dict[str, Callable[[], ClippingRule]] = {
     "adaptive": lambda: AdaptiveClip(0.3),
     "custom": lambda: CustomClipping(lambda norms: 0.3 / (1 + norms), 0.3),
 }
-ENGINES: list[Engine] = [BookKeeping(), TwoPass()]
+ENGINES: list[Engine] = [BookKeeping(), TwoPass(), TwoPasses()]
 
 
 def net() -> nn.Module:

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from engine_check import ENGINES, NOT_FOR_VMAP
 from model_cases import CASES, Case, Forward, Scaling, cross_entropy, mlp, parameter, squares
 from noisette import MissingRuleError, PrivacyError
-from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
-rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=lambda e: type(e).__name__)
+rule_engines = pytest.mark.parametrize(
+    "engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__
+)
 
 
 def clipped(model: nn.Module, losses: Callable[[], Tensor], engine: Engine | None = None) -> Tensor:

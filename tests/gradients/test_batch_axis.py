@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from engine_check import check, check_thoroughly, measured
 from model_cases import Case, Forward, Inputs, floats, ids, parameter, squares
 from noisette import MissingRuleError, PerExampleClip
-from noisette.clipping.engines import BookKeeping, TwoPass
+from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
 from noisette.gradients.batch_axis import secret_order
 from oracle import clipped_sum
 
@@ -206,8 +206,8 @@ def of_lengths(b: int) -> Inputs:
 def test_packing_by_length_changes_the_order() -> None:
     case = Case("packed by length", packed_by_length, of_lengths)
     for b in (7, 1, 2):
-        check(case, BookKeeping(), TwoPass(), b=b, dtype=torch.float64)
-    check(case, BookKeeping(), TwoPass(), b=6, dtype=torch.float32)
+        check(case, BookKeeping(), TwoPass(), TwoPasses(), b=b, dtype=torch.float64)
+    check(case, BookKeeping(), TwoPass(), TwoPasses(), b=6, dtype=torch.float32)
 
 
 def test_order_of_one_batch_is_not_that_of_the_next() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import wrap_torch_function
 
 import noisette
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
 from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import MissingRuleError
@@ -69,13 +69,13 @@ def data(b: int) -> Tensor:
     return torch.randn(b, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 1
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()])
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()])
 def test_a_torch_operation_without_rule_is_refused(engine: Engine) -> None:
     with pytest.raises(MissingRuleError):
         clipped(Hinge().double(), engine, data(3))
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()])
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()])
 def test_a_wrapped_operation_without_rule_is_refused(engine: Engine) -> None:
     with pytest.raises(MissingRuleError):
         clipped(Gated(gated).double(), engine, data(3))
@@ -90,7 +90,7 @@ def test_two_passes_keep_one_example_within_the_bound(operation) -> None:
     assert torch.cat([g.flatten() for g in sums.values()]).norm() <= 1.0
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()])
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()])
 def test_a_rule_of_the_user_gives_the_gradient(engine: Engine) -> None:
     model = Gated(gated_with_rule).double()
     truth = clipped(model, PerExampleLoop(), data(3))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, privatize
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
 from noisette.validation import Call, prove
 from oracle import clipped_sum
 
@@ -201,7 +201,7 @@ def test_clipped_sum_is_the_oracles(make, loss, inputs) -> None:
     norms = clipped_sum(model, loss, piece, 1.0).norms
     for bound in (float(norms.median()), float(norms.min()) / 100):
         truth = clipped_sum(model, loss, piece, bound)
-        for engine in (BookKeeping(), TwoPass(), PerExampleLoop()):
+        for engine in (BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop()):
             clip = PerExampleClip(model, bound, engine=engine)
             clip.backward(loss(model, **piece))
             [total] = clip.pop_sums()

@@ -17,10 +17,10 @@ from torch.utils.checkpoint import checkpoint
 from engine_check import check, measured
 from model_cases import Case, Forward, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
 from noisette.validation import Call, prove
 
-WITH_RULES = [BookKeeping(), TwoPass()]
+WITH_RULES = [BookKeeping(), TwoPass(), TwoPasses()]
 every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, PerExampleLoop()], ids=lambda e: type(e).__name__)
 
 

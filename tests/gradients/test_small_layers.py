@@ -14,14 +14,16 @@ from torch.nn.utils import parametrizations, parametrize, prune
 from engine_check import check, measured
 from model_cases import Case, Forward, floats, ids, parameter, squares
 from noisette import MissingRuleError, PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
 from noisette.clipping.norms import Engine
 from oracle import clipped_sum
 
 every_engine = pytest.mark.parametrize(
-    "engine", [BookKeeping(), TwoPass(), PerExampleLoop()], ids=lambda e: type(e).__name__
+    "engine", [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop()], ids=lambda e: type(e).__name__
 )
-rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=lambda e: type(e).__name__)
+rule_engines = pytest.mark.parametrize(
+    "engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__
+)
 
 
 def class_token(m: Forward, x: Tensor) -> Tensor:
@@ -340,5 +342,5 @@ def test_argument_that_a_rule_does_not_know_is_refused() -> None:
 
 def test_numpys_name_of_the_axis_is_understood() -> None:
     model = Forward(lambda m, x: torch.cat([m.p.expand(len(x), -1), x], axis=1), p=parameter(2))
-    for engine in (BookKeeping(), TwoPass()):
+    for engine in (BookKeeping(), TwoPass(), TwoPasses()):
         check(Case("axis", lambda: model, floats(6)), engine, b=3, dtype=torch.float64)

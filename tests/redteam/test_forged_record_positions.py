@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, TwoPass
+from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
 from noisette.clipping.norms import Engine
 from noisette.gradients import batch_axis
 from oracle import clipped_sum
@@ -118,7 +118,7 @@ def batch(b: int = B, *, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Te
     return torch.randn(b, T, 4, dtype=dtype), torch.randint(1, T + 1, (b,)), torch.ones(b, dtype=dtype)
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("name", MODELS)
 def test_forged_gradients_leave_the_others_where_they_are(name: str, engine: Engine) -> None:
     torch.manual_seed(0)

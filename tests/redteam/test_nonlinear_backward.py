@@ -13,7 +13,7 @@ from noisette import PerExampleClip, engines
 from noisette.errors import PrivacyError
 
 F = nn.functional
-GRAPHS = [engines.BookKeeping(), engines.TwoPass(), engines.MultiLoss(), engines.PerExampleLoop()]
+GRAPHS = [engines.BookKeeping(), engines.TwoPass(), engines.TwoPasses(), engines.MultiLoss(), engines.PerExampleLoop()]
 by_engine = pytest.mark.parametrize("engine", [*GRAPHS, engines.Vmap()], ids=lambda e: type(e).__name__)
 
 

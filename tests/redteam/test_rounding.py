@@ -19,7 +19,14 @@ from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.validation import Call
 from noisette.validation.additivity import check_additivity
 
-ENGINES = [engines.BookKeeping(), engines.TwoPass(), engines.MultiLoss(), engines.PerExampleLoop(), engines.Vmap()]
+ENGINES = [
+    engines.BookKeeping(),
+    engines.TwoPass(),
+    engines.TwoPasses(),
+    engines.MultiLoss(),
+    engines.PerExampleLoop(),
+    engines.Vmap(),
+]
 by_name = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
 
@@ -49,7 +56,9 @@ def orders(b: int, d: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("engine", [engines.BookKeeping(), engines.TwoPass()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize(
+    "engine", [engines.BookKeeping(), engines.TwoPass(), engines.TwoPasses()], ids=lambda e: type(e).__name__
+)
 @pytest.mark.parametrize("b", [256, 4096])
 @pytest.mark.parametrize("order", ["equal", "big before small", "big half before small half", "pairs that cancel"])
 def test_one_example_moves_a_large_sum_by_at_most_the_bound(order: str, b: int, engine, dtype: torch.dtype) -> None:
@@ -106,7 +115,7 @@ def test_norms_of_real_sizes_are_those_of_double_precision(name: str) -> None:
     for i in range(2):
         [alone] = [clipped_sum(model, x[i : i + 1], torch.full((1,), 1e3), 1.0, engines.BookKeeping())]
         slack = 1 - float(alone.norm())
-        assert 0 <= slack <= 1e-6 + 64 * 2**-24 + 1.2e-6
+        assert 0 <= slack <= 1e-6 + 3 * 64 * 2**-24 + 1.2e-6
 
 
 def test_preflight_accepts_a_feed_forward_block_of_real_size() -> None:

@@ -18,7 +18,12 @@ import noisette
 from noisette import PerExampleClip, PrivacyError, privatize
 from small_loop import C, X, Y, losses, small_model, small_run
 
-ENGINES = [noisette.engines.BookKeeping(), noisette.engines.TwoPass(), noisette.engines.MultiLoss()]
+ENGINES = [
+    noisette.engines.BookKeeping(),
+    noisette.engines.TwoPass(),
+    noisette.engines.TwoPasses(),
+    noisette.engines.MultiLoss(),
+]
 
 
 class TimeFirst(nn.Module):

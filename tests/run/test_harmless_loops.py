@@ -21,6 +21,7 @@ from small_loop import C, X, Y, clipped_mean, flat, losses, process, small_model
 ENGINES = [
     noisette.engines.BookKeeping(),
     noisette.engines.TwoPass(),
+    noisette.engines.TwoPasses(),
     noisette.engines.MultiLoss(),
     noisette.engines.PerExampleLoop(),
     noisette.engines.Vmap(),

@@ -154,7 +154,12 @@ def test_frozen_parameters_stay() -> None:
 
 @pytest.mark.parametrize(
     "engine",
-    [noisette.engines.BookKeeping(), noisette.engines.TwoPass(), noisette.engines.PerExampleLoop()],
+    [
+        noisette.engines.BookKeeping(),
+        noisette.engines.TwoPass(),
+        noisette.engines.TwoPasses(),
+        noisette.engines.PerExampleLoop(),
+    ],
     ids=lambda e: type(e).__name__,
 )
 def test_record_that_is_not_a_number_changes_nothing_at_all(engine) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from noisette import PerExampleClip, privatize
+from noisette import PerExampleClip, PrivateRun, privatize
+from noisette.clipping.engines import BookKeeping
+from noisette.clipping.norms import ClippedSum
+from noisette.gradients.per_example import LocatedRecording
 from ranks_loop import RECORDS, Course
 
 WORDS, LENGTH, WIDTH = 11, 5, 6
@@ -70,6 +77,7 @@ def take_steps(
     dtype: torch.dtype = torch.float64,
     expected: float | None = None,
     size: Any = 3,
+    loss: Callable[..., Tensor] = text_loss,
 ) -> Course:
     torch.manual_seed(2)
     model = sharded(Transformer().to(dtype), kind)
@@ -91,13 +99,101 @@ def take_steps(
         for batch in run.batches():
             course.indices.append(batch.indices.tolist())
             for x in batch.microbatches(size):
-                run.accumulate(text_loss, x)
+                run.accumulate(loss, x)
             optimizer.step()
             course.grads.append({name: whole(p.grad) for name, p in clip.parameters.items() if p.grad is not None})
         course.weights = {name: whole(p.detach()) for name, p in clip.parameters.items()}
         course.epsilon = run.epsilon(delta=1e-3)
         course.events = str(run.ledger.events)
     return course
+
+
+def start_and_save(folder: Path, steps: int) -> int:
+    """Take some steps of a sharded run and save it; the ledger is on disk."""
+    torch.manual_seed(2)
+    model = sharded(Transformer().double(), "fsdp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    run = privatize(
+        PerExampleClip(model, 0.3),
+        optimizer,
+        texts(),
+        sampling_rate=0.2,
+        expected_batch_size=12.0,
+        steps=STEPS,
+        noise_multiplier=1.1,
+        ledger=folder / "ledger.jsonl",
+    )
+    with run:
+        for batch in run.batches():
+            for x in batch.microbatches(3):
+                run.accumulate(text_loss, x)
+            optimizer.step()
+            model(texts()[:2, :-1])  # leaves whole parameters at the root
+            if run.steps_taken == steps:
+                run.save(folder / "checkpoint")
+                break
+        return run.steps_taken
+
+
+def restored(folder: Path) -> dict[str, Any]:
+    """The weights and the optimizer's state of a run that goes on; then the rest of its steps."""
+    torch.manual_seed(5)
+    model = sharded(Transformer().double(), "fsdp")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    with PrivateRun.resume(folder / "checkpoint", PerExampleClip(model, 0.3), optimizer, texts()) as run:
+        found = {name: whole(p.detach()) for name, p in run.bound.parameters.items()}
+        for k, values in enumerate(optimizer.state.values()):
+            found |= {f"{k} {name}": whole(value) for name, value in values.items()}
+        for batch in run.batches():
+            for x in batch.microbatches(3):
+                run.accumulate(text_loss, x)
+            optimizer.step()
+        assert run.steps_spent == STEPS
+    return found
+
+
+def refused(what: str) -> None:
+    """Ask for something that a sharded model cannot do."""
+    torch.manual_seed(2)
+    model = Transformer()
+    if what == "mixed precision":
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    elif what == "FSDP1":
+        model = FullyShardedDataParallel(model, use_orig_params=True, device_id=torch.device("cpu"))
+    elif what == "tensor parallel":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(model.blocks[0].linear1, mesh, ColwiseParallel())
+    else:
+        fully_shard(model)
+    clip = PerExampleClip(model, 1.0)
+    if what == "losses of a batch":
+        clip.backward(model(texts()[:2, :-1]).mean((1, 2)))
+
+
+def run_out_once() -> Course:
+    """Memory runs out once, on rank 1 alone, in a microbatch of several examples."""
+    whole_sum, ran_out = BookKeeping.clipped_sum, []
+
+    def clipped_sum(self: BookKeeping, forward: LocatedRecording, *args: Any) -> ClippedSum:
+        if not ran_out and len(forward.losses) > 1 and dist.is_initialized() and dist.get_rank() == 1:
+            ran_out.append(1)
+            raise torch.OutOfMemoryError("planted")
+        return whole_sum(self, forward, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BookKeeping, "clipped_sum", clipped_sum)
+        course = take_steps(size="auto")
+    assert not dist.is_initialized() or dist.get_rank() != 1 or ran_out
+    return course
+
+
+def spoilt(word: int) -> Course:
+    """Texts that begin with one word have gradients that are not finite."""
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return text_loss(model, x) / (x[:, 0] != word).double().squeeze()
+
+    return take_steps(loss=loss)
 
 
 def whole(tensor: Any) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from model_cases import CASES, Case, Forward, attention, cnn, mlp, parameter, recurrent
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, Vmap
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses, Vmap
 from noisette.validation import Call, prove
 from noisette.validation.deterministic import DisableRandomness
 
-ENGINES = [BookKeeping(), TwoPass(), PerExampleLoop()]
+ENGINES = [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop()]
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 
 

@@ -54,3 +54,10 @@ def _of(generator: Any) -> _Seeded:
 def _drawn(generator: torch.Generator) -> int:
     drawn = torch.empty((), dtype=torch.int64, device=generator.device).random_(0, _BITS, generator=generator)
     return int(drawn)
+
+
+def generator_apart() -> torch.Generator:
+    """A generator whose seed is drawn from torch's global one now; later use leaves the global one alone."""
+    generator = torch.Generator()
+    generator.manual_seed(_drawn(torch.default_generator))
+    return generator

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
+import torch
 from torch import Tensor, nn
 
 from noisette.bench.models import MODELS
@@ -23,6 +24,7 @@ class Settings:
         device: ``"cpu"`` or ``"cuda"``.
         seconds: after which the rounds of a cell end, once there are three; ``None``: never.
         fastdp: folder of a checkout of fastDP.
+        dtype: ``"float32"``, or ``"bfloat16"`` for autocast to it.
     """
 
     rounds: int
@@ -30,6 +32,7 @@ class Settings:
     device: str
     seconds: float | None = None
     fastdp: Path | None = None
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ class Cell:
         return MODELS[self.name].title
 
     def model(self, device: str) -> nn.Module:
-        """A fresh model."""
-        return MODELS[self.name].build().to(device)
+        """A fresh model, whose weights are drawn on the device."""
+        with torch.device(device):
+            return MODELS[self.name].build().to(device)
 
     def data(self, device: str) -> tuple[Tensor, Tensor]:
         """A random batch."""

@@ -124,6 +124,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         _ALL,
         unit="bytes",
     ),
+    "large": Experiment(
+        "Models that are fine-tuned",
+        "One private step of models of the sizes that are fine-tuned on a GPU, against one plain step.",
+        (Cell("resnet18", 64, image=224), Cell("vit-small", 32), Cell("bert-base", 32), Cell("gpt2", 8)),
+        ("plain", "plain-compiled", "compiled", "captured", "BookKeeping", "TwoPass", *_OPACUS),
+    ),
     "clipless": Experiment(
         "Without clipping",
         "Time per example as the batch grows (figure 5 of Bethune et al.): a Lipschitz bound against clipping.",

@@ -1,4 +1,4 @@
-"""Peak memory of a step in a fresh process, in addition to the model and the batch, and a limit on memory."""
+"""Peak memory of a step in addition to the model and the batch, in a fresh process or on a GPU; a limit on memory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import torch
 from noisette.bench import peer_fastdp
 from noisette.bench.cell import Cell, Settings, failure
 from noisette.bench.methods import METHODS
+from noisette.bench.precision import in_precision
 from noisette.bench.private import uncaptured_is_an_error
 from noisette.bench.sgd import Step
 
@@ -30,16 +31,28 @@ def peak_memory(
     cell: Cell, methods: Sequence[str], settings: Settings, advance: Callable[[float], None]
 ) -> dict[str, dict[str, Any]]:
     """Peak bytes of each method, or the error of a method that fails."""
+    measure = _in_this_process if settings.device == "cuda" else _in_fresh_process
     rows = {}
     for name in methods:
-        rows[name] = _in_fresh_process(cell, name, settings)
+        rows[name] = measure(cell, name, settings)
         advance(1 / len(methods))
     return rows
 
 
+def _in_this_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
+    """On a GPU, where torch itself knows what is in use."""
+    try:
+        return {"bytes": growth(cell, method, settings.device, settings.dtype)}
+    except Exception as error:  # a method that cannot train a model has its error as a result
+        return failure(error)
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, Any]:
     request = {"name": cell.name, "batch": cell.batch, "image": cell.image, "method": method}
-    request |= {"device": settings.device, "threads": settings.threads}
+    request |= {"device": settings.device, "threads": settings.threads, "dtype": settings.dtype}
     request |= {"fastdp": str(settings.fastdp) if settings.fastdp else None}
     # Freed blocks are returned to the system at once, so that the peak counts memory in use only.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
@@ -52,21 +65,22 @@ def _in_fresh_process(cell: Cell, method: str, settings: Settings) -> dict[str, 
     return {"error": (done.stderr.splitlines() or ["no message"])[-1][:240]}
 
 
-def growth(cell: Cell, method: str, device: str) -> int:
+def growth(cell: Cell, method: str, device: str, dtype: str = "float32") -> int:
     """Bytes by which the memory of this process, or on the GPU, grows at most during a few steps of a method.
 
     What compiling needs for a moment does not count; what the first steps leave behind does.
     """
     few = replace(cell, batch=2)
-    _take(_FIRST, METHODS[method](few.model(device), *few.data(device)))  # loads code, whose memory does not count
-    step = METHODS[method](cell.model(device), *cell.data(device))
+    loads_code = METHODS[method](few.model(device), *few.data(device))  # and its memory does not count
+    _take(_FIRST, in_precision(dtype, device, loads_code))
+    step = in_precision(dtype, device, METHODS[method](cell.model(device), *cell.data(device)))
     gc.collect()
-    before = _reset_peak(device)
+    before = reset_peak(device)
     _take(_FIRST, step)
     gc.collect()
-    _reset_peak(device)
+    reset_peak(device)
     _take(_STEPS, step)
-    return _peak(device) - before
+    return peak(device) - before
 
 
 def _take(steps: int, step: Step) -> None:
@@ -74,16 +88,16 @@ def _take(steps: int, step: Step) -> None:
         step()
 
 
-def _reset_peak(device: str) -> int:
+def reset_peak(device: str) -> int:
     """Reset the peak to the memory in use, and return it."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     else:
         Path("/proc/self/clear_refs").write_text("5")
-    return _peak(device)
+    return peak(device)
 
 
-def _peak(device: str) -> int:
+def peak(device: str) -> int:
     """The most bytes in use since the last reset."""
     return torch.cuda.max_memory_allocated() if device == "cuda" else 1024 * kibibytes("self/status", "VmHWM")
 
@@ -125,7 +139,7 @@ def main() -> None:
     try:
         with memory_limit(device), uncaptured_is_an_error():
             cell = Cell(request["name"], request["batch"], request["image"])
-            result = {"bytes": growth(cell, request["method"], device)}
+            result = {"bytes": growth(cell, request["method"], device, request["dtype"])}
     except Exception as error:  # a method that cannot train a model has its error as a result
         result = failure(error)
     print(json.dumps(result))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import models
+from noisette.bench.large_models import VOCABULARY, bert_base, gpt2, vit_small
 from noisette.models.blocks import normalised, sequence
 from noisette.models.resnets import residual_blocks
 from noisette.models.vggs import vgg_features
@@ -41,11 +42,14 @@ class Model:
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]  # of one example
     classes: int = 10
+    words: int | None = None  # examples are numbers of words below it
+    labels: tuple[int, ...] = ()  # shape of one example's
 
     def data(self, batch: int, image: int | None, device: str) -> tuple[Tensor, Tensor]:
         """A batch of inputs and labels; ``image`` is the width in pixels for models of colour images of any size."""
-        shape = (3, image, image) if image else self.shape
-        return torch.randn(batch, *shape, device=device), torch.randint(0, self.classes, (batch,), device=device)
+        shape = (batch, 3, image, image) if image else (batch, *self.shape)
+        inputs = torch.randint(0, self.words, shape) if self.words else torch.randn(shape)
+        return inputs.to(device), torch.randint(0, self.classes, (batch, *self.labels)).to(device)
 
 
 def mlp(depth: int = 2) -> nn.Module:
@@ -157,6 +161,9 @@ MODELS: dict[str, Model] = {
     "lipschitz-dense": Model("Lipschitz MLP", lipschitz_dense, (784,)),
     "lipschitz-mixer": Model("Lipschitz mixer", lipschitz_mixer, (1, 28, 28)),
     "lipschitz-conv": Model("Lipschitz CNN", lipschitz_conv, (1, 28, 28)),
+    "vit-small": Model("ViT-S/16", vit_small, (3, 224, 224), 1000),
+    "bert-base": Model("BERT-base, 128 tokens", bert_base, (128,), 2, words=VOCABULARY["bert"]),
+    "gpt2": Model(*("GPT-2, 256 tokens", gpt2, (256,), VOCABULARY["gpt2"]), words=VOCABULARY["gpt2"], labels=(256,)),
     **{f"mlp-{depth}": Model(f"MLP, {depth} hidden layers", partial(mlp, depth), (784,)) for depth in (4, 6, 8)},
     **{f"resnet{depth}": Model(f"ResNet-{depth}", partial(resnet, depth), _CIFAR) for depth in (18, 34, 50, 101)},
     **{f"vgg{depth}": Model(f"VGG-{depth}", partial(vgg, depth), _CIFAR) for depth in (11, 13, 16, 19)},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,21 @@ Report = dict[str, Any]
 _PACKAGES = ("torch", "opacus", "numpy", "noisette")
 
 
-def measure(name: str, experiment: Experiment, settings: Settings, advance: Callable[[float], None]) -> Report:
-    """Measure all cells. ``advance`` is called with each part of a cell that is done, as a fraction of the cell."""
+def measure(
+    name: str, experiment: Experiment, settings: Settings, advance: Callable[[float], None]
+) -> Iterator[Report]:
+    """Measure all cells: the report so far, after each of them.
+
+    ``advance`` is called with each part of a cell that is done, as a fraction of the cell.
+    """
+    cells: list[Report] = []
     with uncaptured_is_an_error(), empty_compile_caches(settings.threads):
-        cells = [_measured(cell, experiment, settings, advance) for cell in experiment.cells]
+        for cell in experiment.cells:
+            cells.append(_measured(cell, experiment, settings, advance))
+            yield _report(name, experiment, settings, cells)
+
+
+def _report(name: str, experiment: Experiment, settings: Settings, cells: list[Report]) -> Report:
     return {
         "experiment": name,
         "title": experiment.title,
@@ -31,9 +42,10 @@ def measure(name: str, experiment: Experiment, settings: Settings, advance: Call
         "unit": experiment.unit,
         "axis": experiment.axis,
         "hardware": hardware(settings.threads, settings.device),
+        "dtype": settings.dtype,
         "rounds": settings.rounds,
         "seconds": settings.seconds,
-        "cells": cells,
+        "cells": list(cells),
     }
 
 

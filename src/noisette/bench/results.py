@@ -104,8 +104,9 @@ def _machine(report: Report) -> str:
         hardware["processor"] if hardware["device"] == "cpu" else f"{hardware['device']}, {hardware['processor']}"
     )
     threads = f"{hardware['threads']} thread{'s' if hardware['threads'] > 1 else ''}"
+    lower = [] if report.get("dtype", "float32") == "float32" else [f"autocast to {report['dtype']}"]
     rounds = [_rounds(report)] if report["unit"] == "seconds" else []
-    return ", ".join([processor, threads, *rounds, f"Python {hardware['python']}", *versions])
+    return ", ".join([processor, threads, *lower, *rounds, f"Python {hardware['python']}", *versions])
 
 
 def _rounds(report: Report) -> str:

@@ -6,14 +6,17 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from noisette._internal.waiting import wait_for
 from noisette.bench.cell import Cell, Settings, failure
-from noisette.bench.memory import memory_limit
+from noisette.bench.memory import memory_limit, peak, reset_peak
 from noisette.bench.methods import METHODS
-from noisette.bench.sgd import Step
+from noisette.bench.precision import in_precision
+from noisette.bench.sgd import Method, Step
 
 READY_STEPS = 2  # noisette takes one step as it is, and captures and compiles in the next
 WARM_UP = 1  # turns after them
@@ -28,6 +31,8 @@ def step_times(
 ) -> dict[str, dict[str, Any]]:
     """Median seconds per step of each method, and those of each turn; or the error of a method that fails.
 
+    On a GPU also the bytes by which the memory in use grows at most in the last turn.
+
     Each method is made and takes its first two steps, timed apart: what is compiled is compiled then. Then comes a turn
     that only warms up. A turn is one step, or as many as fit in 0.05 seconds. A method slower than 20 seconds a step is
     measured once.
@@ -36,10 +41,12 @@ def step_times(
     torch.compiler.reset()  # after compiling for several models torch would stop compiling the same code
     torch.manual_seed(0)
     inputs, targets = cell.data(settings.device)
-    timers = {
-        name: _Timer(lambda make=METHODS[name]: make(cell.model(settings.device), inputs, targets), settings.device)
-        for name in methods
-    }
+
+    def made(method: Method) -> Step:
+        step = method(cell.model(settings.device), inputs, targets)
+        return in_precision(settings.dtype, settings.device, step)
+
+    timers = {name: _Timer(partial(made, METHODS[name]), settings.device) for name in methods}
     share = 1 / (1 + WARM_UP + settings.rounds)
     with memory_limit(settings.device):
         for timer in timers.values():
@@ -75,6 +82,7 @@ class _Timer:
         self._step: Step | None = None
         self._ready = 0.0
         self._seconds: list[float] = []  # per step, of each turn
+        self._bytes = 0  # by which the memory in use on the GPU grows at most in a turn
         self._error: dict[str, str] | None = None
 
     def start(self) -> None:
@@ -104,7 +112,8 @@ class _Timer:
         if self._error:
             return self._error
         measured = self._seconds[-1:] if self._is_slow() else self._seconds[WARM_UP:]
-        return {"seconds": statistics.median(measured), "each": measured, "ready": self._ready}
+        row = {"seconds": statistics.median(measured), "each": measured, "ready": self._ready}
+        return row | ({"bytes": self._bytes} if self._device == "cuda" else {})
 
     def _fail(self, error: Exception) -> None:
         self._error, self._step = failure(error), None
@@ -124,12 +133,14 @@ class _Timer:
         return self._timed(turn) / steps
 
     def _timed(self, run: Callable[[], None]) -> float:
+        before = reset_peak(self._device) if self._device == "cuda" else 0
         self._wait()
         start = time.perf_counter()
         run()
         self._wait()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self._bytes = peak(self._device) - before if self._device == "cuda" else 0
+        return seconds
 
     def _wait(self) -> None:
-        if self._device == "cuda":
-            torch.cuda.synchronize()
+        wait_for(torch.device(self._device))

@@ -33,19 +33,26 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class Precision(StrEnum):
+    """The precision in which steps are computed."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
 @plain_errors()
 def bench(
     *,
     experiments: Annotated[
-        str, option("A,B,..", "targets, fig5, fig6, fig7, fig8, fig9, memory, clipless, clipless-memory.")
+        str, option("A,B,..", "targets, fig5, fig6, fig7, fig8, fig9, memory, large, clipless, clipless-memory.")
     ] = "targets,memory",
     models: Annotated[
         str | None,
         _of_experiment(
             "A,B,..",
             "Only these models: mlp, mlp-4, mlp-6, mlp-8, cnn, rnn, lstm, gru, transformer, resnet18-cifar, "
-            "vgg16-cifar, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19, lipschitz-dense, "
-            "lipschitz-mixer, lipschitz-conv.",
+            "vgg16-cifar, resnet18, resnet34, resnet50, resnet101, vgg11, vgg13, vgg16, vgg19, vit-small, "
+            "bert-base, gpt2, lipschitz-dense, lipschitz-mixer, lipschitz-conv.",
         ),
     ] = None,
     methods: Annotated[
@@ -53,7 +60,7 @@ def bench(
         _of_experiment(
             "A,B,..",
             "Only these methods, and always plain: plain-compiled, compiled, captured, BookKeeping, TwoPass, "
-            "MultiLoss, PerExampleLoop, Vmap, Clipless, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
+            "TwoPasses, MultiLoss, PerExampleLoop, Vmap, Clipless, nxBP, Opacus-hooks, fastDP-MixOpt, ...",
         ),
     ] = None,
     batch: Annotated[str | None, _of_experiment("N,N,..", "Batch sizes, in examples.")] = None,
@@ -70,6 +77,7 @@ def bench(
     device: Annotated[
         Device | None, typer.Option(help="Device of the steps.", show_default="cuda if there is one")
     ] = None,
+    dtype: Annotated[Precision, typer.Option(help="Precision of the steps: bfloat16 by autocast.")] = Precision.FLOAT32,
     fastdp: Annotated[
         Path | None,
         option("DIR", "Checkout of the fast-differential-privacy repository, to be measured too.", default="none"),
@@ -80,7 +88,7 @@ def bench(
 
     Plain training is measured eager and compiled by torch.compile, and each ratio says which of them it is to. Opacus
     is measured where it is installed. Writes one JSON file and one figure for each experiment, and bench.html with all
-    of them. The experiments follow Lee & Kifer 2020. Ctrl-C keeps the completed experiments.
+    of them, after each model. The experiments follow Lee & Kifer 2020. Ctrl-C keeps what is completed.
     """
     checks.count(rounds=rounds)
     if threads is not None:
@@ -91,13 +99,13 @@ def bench(
     images = None if image is None else whole_numbers("image", image, "32,64", least=32)
     has_fastdp = _find_fastdp(fastdp)
     chosen = _experiments(experiments, models, methods, batches, images, fastdp=has_fastdp)
-    settings = _settings(rounds, threads, device, seconds, fastdp)
+    settings = _settings(rounds, threads, device, seconds, fastdp, dtype)
     out.mkdir(parents=True, exist_ok=True)
     keep_freed_memory()
     try:
         _run(chosen, settings, out)
     except KeyboardInterrupt:
-        typer.echo(f"Stopped. The completed experiments are in {out}.", err=True)
+        typer.echo(f"Stopped. What is completed is in {out}.", err=True)
         raise typer.Exit(INTERRUPTED) from None
     Console(soft_wrap=True).print(f"report  {out / 'bench.html'}")
 
@@ -159,7 +167,12 @@ def _known(kind: str, given: Sequence[str] | None, valid: Collection[str]) -> No
 
 
 def _settings(
-    rounds: int, threads: int | None, device: Device | None, seconds: float | None, fastdp: Path | None
+    rounds: int,
+    threads: int | None,
+    device: Device | None,
+    seconds: float | None,
+    fastdp: Path | None,
+    dtype: Precision,
 ) -> Settings:
     import torch
 
@@ -171,7 +184,7 @@ def _settings(
     if threads is not None:
         torch.set_num_threads(threads)
     chosen = device or (Device.CUDA if has_cuda else Device.CPU)
-    return Settings(rounds, torch.get_num_threads(), chosen, seconds, fastdp)
+    return Settings(rounds, torch.get_num_threads(), chosen, seconds, fastdp, dtype)
 
 
 def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -> None:
@@ -181,8 +194,9 @@ def _run(experiments: Mapping[str, Experiment], settings: Settings, out: Path) -
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for name, experiment in experiments.items():
             task = progress.add_task(f"{name}, {len(experiment.cells)} models and sizes", total=len(experiment.cells))
-            report = measure(name, experiment, settings, partial(progress.advance, task))
-            write(report, out)
+            report: Report = {}
+            for report in measure(name, experiment, settings, partial(progress.advance, task)):  # it grows
+                write(report, out)
             progress.remove_task(task)
             _show(report)
 

@@ -2,38 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
+from noisette.errors import PrivacyError
 from noisette.gradients.rules.forms import AT_LEAST_SINGLE
+
+_PIECE = 2**20  # elements that are converted to double precision at a time, on a processor
 
 
 class Accumulator:
     """Sums by parameter name, added to microbatch by microbatch.
 
-    The microbatches of a batch are added in double precision, so that their order and number hardly matter. A sum is
-    never rounded to half precision, whatever the dtype of its parameter.
+    The microbatches of a batch are added in double precision, so that their order and number hardly matter, in one
+    tensor for each parameter that is kept for the next batches. What leaves is rounded once, to single precision or to
+    that of a parameter in double precision.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}  # a tensor of ``_doubles``, or what the only microbatch so far gave
+        self._doubles: dict[str, Tensor] = {}  # written anew in each batch
+        self._is_whole = True  # no addition ended half-way
 
     def __bool__(self) -> bool:
         return bool(self._sums)
 
     def add(self, sums: Mapping[str, Tensor]) -> None:
         """Add the sums of one microbatch, all of them or, where memory runs out, none."""
-        held = {name: self._sums[name].double() for name in sums if name in self._sums}
+        self._check_whole()
+        missing = [name for name in sums if name in self._sums and self._sums[name] is not self._doubles.get(name)]
+        made = {name: _double_like(sums[name]) for name in missing if not _fits(self._doubles.get(name), sums[name])}
+        scratch = _scratch(sums)
         single = {name: sum.to(AT_LEAST_SINGLE.get(sum.dtype, sum.dtype)) for name, sum in sums.items()}
-        # The memory is allocated, so nothing can fail from here on.
-        self._sums |= {name: held[name].add_(sum) if name in held else sum for name, sum in single.items()}
+        # The memory is allocated, so nothing can fail from here on but for an interrupt.
+        self._is_whole = False
+        self._doubles |= made
+        for name in missing:
+            self._sums[name] = self._doubles[name].copy_(self._sums[name])
+        for name, sum in single.items():
+            if name in self._sums:
+                _add_in_pieces(self._sums[name], sum, scratch)
+            else:
+                self._sums[name] = sum
+        self._is_whole = True
 
     def pop_sums(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The sums of these parameters, zeros where there is none; then start again from nothing."""
-        sums, self._sums = self._sums, {}
-        return {
-            name: sums[name] if name in sums else torch.zeros_like(p, dtype=AT_LEAST_SINGLE.get(p.dtype, p.dtype))
-            for name, p in parameters.items()
-        }
+        """The sums of these parameters, zeros where there is none; then start again from nothing.
+
+        They are in single precision, or in double precision for a parameter that is, and share no memory with what
+        the accumulator keeps.
+        """
+        self._check_whole()
+        popped = {name: self._rounded(name, p) for name, p in parameters.items()}
+        self._sums = {}
+        return popped
+
+    def _rounded(self, name: str, parameter: Tensor) -> Tensor:
+        dtype = AT_LEAST_SINGLE.get(parameter.dtype, parameter.dtype)
+        if name not in self._sums:
+            return torch.zeros_like(parameter, dtype=dtype)
+        return self._sums[name].to(dtype, copy=self._sums[name] is self._doubles.get(name))
+
+    def _check_whole(self) -> None:
+        """Check that no addition was interrupted; the sums start again from nothing where one was."""
+        if not self._is_whole:
+            self._sums, self._is_whole = {}, True
+            raise PrivacyError(
+                "the sum of this batch holds a part of a microbatch, because adding it was interrupted; begin the "
+                "batch anew"
+            )
+
+
+def _double_like(sum: Tensor) -> Tensor:
+    return torch.empty_like(sum, dtype=torch.float64)
+
+
+def _fits(held: Tensor | None, sum: Tensor) -> bool:
+    """Whether a tensor of an earlier batch can hold this sum; not if the model was moved since."""
+    return held is not None and held.shape == sum.shape and held.device == sum.device
+
+
+def _scratch(sums: Mapping[str, Tensor]) -> Tensor | None:
+    """Memory for the pieces of these sums; ``None`` where an addition converts without any, as on a GPU."""
+    rows = [_rows(sum) * sum[:1].numel() if sum.dim() else 1 for sum in sums.values() if not sum.is_cuda]
+    return torch.empty(max(rows), dtype=torch.float64) if rows else None
+
+
+def _rows(sum: Tensor) -> int:
+    """So many rows of the sum are added at a time."""
+    return min(len(sum), max(1, _PIECE // max(1, sum[:1].numel())))
+
+
+def _add_in_pieces(total: Tensor, sum: Tensor, scratch: Tensor | None) -> None:
+    """Add a sum to one in double precision, without memory of its own: a mixed addition would copy the whole sum."""
+    if scratch is None or sum.is_cuda or not sum.dim():
+        total.add_(sum)
+        return
+    for to, piece in _pieces(total, sum):
+        to.add_(scratch[: piece.numel()].view(piece.shape).copy_(piece))
+
+
+def _pieces(total: Tensor, sum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    if not sum.numel():
+        return
+    yield from zip(total.split(_rows(sum)), sum.split(_rows(sum)), strict=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal.tensor_tree import leaves, structure
+from noisette._internal.waiting import wait_for
 from noisette.capture.captured import Captured
 from noisette.capture.comparison import tolerance_of
 from noisette.capture.graph import Graph
@@ -24,7 +25,7 @@ from noisette.capture.python_state import PythonState
 from noisette.capture.rows import is_real, padded, padded_size
 from noisette.capture.schedule import Schedule
 from noisette.capture.sizes import CapturedSizes
-from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of
+from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of, may_wait
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.rules.autotune import few_operations
 from noisette.gradients.vectorized import Loss, Microbatch
@@ -112,13 +113,14 @@ class CapturedSteps:
         chosen = None if kind is None else kind.captured.choose(rows)
         if kind is not None and chosen is not None:
             start = time.perf_counter()
-            limits = limits_of(groups, examples)
+            limits = limits_of(groups, examples, microbatch.tensors[0].device)
             if (found := self._by_graph(kind, chosen, loss, microbatch, groups, limits, public)) is not None:
                 kind.captured.spent(rows, time.perf_counter() - start, chosen[0])
                 return found
         start = time.perf_counter()
         found = self._step(loss, microbatch, clipping_of(groups, examples), public)
-        if kind is not None:
+        if kind is not None:  # its time decides whether a graph is worth while
+            wait_for(microbatch.tensors[0].device)
             kind.captured.spent(rows, time.perf_counter() - start, None)
         return found
 
@@ -145,7 +147,7 @@ class CapturedSteps:
 
         def function(limits: Tensor, real: Tensor, *tensors: Tensor) -> list[Tensor]:
             masked = _MaskedFactors(groups, limits, real)
-            clipping = Clipping([group.names for group in groups], masked, are_finite=True)
+            clipping = Clipping([group.names for group in groups], masked, are_finite=may_wait(device))
             with few_operations():
                 clipped = self._step(loss, microbatch.with_tensors(tensors), clipping, public)
             traced.names, traced.outside = tuple(clipped.sums), tuple(self._outside.used())
@@ -153,9 +155,9 @@ class CapturedSteps:
 
         self._check_outside(traced, public)
         _refresh_public_statistics(self._model)
-        inputs = [limits.to(device), is_real(b, size, device), *rows]
+        inputs = [limits, is_real(b, size, device), *rows]
         outputs = captured(function, lambda graph: self._constants(traced, graph), inputs)
-        if outputs is None or not bool(outputs[-1]):
+        if outputs is None or (may_wait(device) and not bool(outputs[-1])):
             return None
         *sums, norms, _ = outputs
         return ClippedSum(dict(zip(traced.names, _apart(sums), strict=True)), norms[:, :b])
@@ -228,7 +230,10 @@ class CapturedSteps:
 
 
 class _MaskedFactors:
-    """Clipping factors in a graph: zero for rows that count for nothing, and for gradients that are not finite."""
+    """Clipping factors in a graph: zero for rows that count for nothing, and for gradients that are not finite.
+
+    Where the host does not wait to learn of the latter, their factors stay, for the graph to leave them out.
+    """
 
     def __init__(self, groups: Sequence[Group], limits: Tensor, real: Tensor) -> None:
         self._groups = groups
@@ -240,7 +245,8 @@ class _MaskedFactors:
         factors = factors_within(self._limits, self._groups, norms)
         finite = factors.isfinite()
         self.all_finite = finite.all()
-        return torch.where(finite & self._real, factors, 0)
+        counts = finite & self._real if may_wait(norms.device) else self._real
+        return torch.where(counts, factors, 0)
 
 
 def _refresh_public_statistics(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ multiplied with 0.2, one of norm 0.5 stays as it is. The computation is in :func
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
 from noisette.gradients.rules import ExampleGradients
-from noisette.gradients.rules.forms import AT_LEAST_SINGLE, weighted_sums
+from noisette.gradients.rules.forms import AT_LEAST_SINGLE, weighted_sum_in_blocks
 
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
 Sums = dict[str, Tensor]  # by name of the parameter
@@ -39,8 +39,9 @@ def slack_of(dtype: torch.dtype, examples: float = EXAMPLES) -> float:
     the direction of every rounding. Adding blocks of m examples, and the blocks in double precision, as the sums of
     clipped gradients are, makes it C + 2 m u n C, with m at most 256. Both need all roundings of all elements to have
     one direction with the example and the opposite one without. Orders chosen for the purpose (big before small, pairs
-    that cancel, equal gradients) reach a tenth of u n C above C at n = 256, and half of it at n = 4096. The slack is u
-    for each example that is expected.
+    that cancel, equal gradients) reach a tenth of u n C above C at n = 256, and half of it at n = 4096. The slack for
+    these additions is u for each example that is expected. The sum of a batch is rounded once more when it leaves
+    double precision, which moves neighbouring sums apart by 2 u n C at most: 2 u more for each example.
 
     It must not depend on how many examples the batch has. That number is private, and where it changed the factors, one
     more example would change those of all n others by u, and the sum by u n C: as much as the slack itself.
@@ -50,7 +51,7 @@ def slack_of(dtype: torch.dtype, examples: float = EXAMPLES) -> float:
         examples: expected in a batch, a public number.
     """
     single = AT_LEAST_SINGLE.get(dtype, dtype)
-    return _NORM_SLACK[single] + torch.finfo(single).eps / 2 * examples
+    return _NORM_SLACK[single] + 3 * torch.finfo(single).eps / 2 * examples
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,37 @@ def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = E
     Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
     Source: Lee & Kifer 2020, eq. 2.
     """
-    return factors_within(limits_of(groups, examples).to(norms.device), groups, norms)
+    return factors_within(limits_of(groups, examples, norms.device), groups, norms)
 
 
-def limits_of(groups: Sequence[Group], examples: float) -> Tensor:
-    """The bound of each group in double precision, (groups, 2), less the slack of single and of double precision."""
-    slacks = [slack_of(dtype, examples) for dtype in (torch.float32, torch.float64)]
-    return torch.tensor([[group.bound * (1 - slack) for slack in slacks] for group in groups], dtype=torch.float64)
+_CPU = torch.device("cpu")
+_LIMITS: dict[Hashable, Tensor] = {}  # the last ones, so that no microbatch but the first copies them to a GPU
+_MOST_LIMITS = 64
+
+
+def limits_of(groups: Sequence[Group], examples: float, device: torch.device = _CPU) -> Tensor:
+    """The bound of each group in double precision, (groups, 2), less the slack of single and of double precision.
+
+    The tensor is shared: nobody may write into it.
+    """
+    bounds = tuple([group.bound for group in groups])
+    key = (bounds, examples, device)
+    if key not in _LIMITS:
+        slacks = [slack_of(dtype, examples) for dtype in (torch.float32, torch.float64)]
+        with torch.inference_mode(mode=False):
+            made = torch.tensor([[bound * (1 - slack) for slack in slacks] for bound in bounds], dtype=torch.float64)
+            made = made.to(device)
+        if type(made) is not Tensor:
+            return made  # of a mode that only traces
+        while len(_LIMITS) >= _MOST_LIMITS:
+            _LIMITS.pop(next(iter(_LIMITS)))
+        _LIMITS[key] = made
+    return _LIMITS[key]
+
+
+def may_wait(device: torch.device) -> bool:
+    """Whether the host may read what the device has computed: a GPU would have nothing to do while it waits."""
+    return device.type == "cpu"
 
 
 def factors_within(limits: Tensor, groups: Sequence[Group], norms: Tensor) -> Tensor:
@@ -207,19 +232,49 @@ def factors_within(limits: Tensor, groups: Sequence[Group], norms: Tensor) -> Te
 def clip_and_sum(found: PerExampleGradients, losses: Tensor, clipping: Clipping) -> ClippedSum:
     """The clipped sum of per-example gradients; ``found.forms`` is used up."""
     norms = group_norms(found.squared_norms, clipping.groups, losses)
-    return ClippedSum(_weighted_sums(found.forms, clipping, clipping.factors(norms)), norms)
+    return ClippedSum(_weighted_sums(found.forms, clipping, norms), norms)
 
 
-def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, weights: Tensor) -> Sums:
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the examples in the sum of each parameter; one without a finite weight is left out.
+
+    Where the host may wait for the weights, such an example is cut out. Otherwise another one takes its place, with the
+    weight zero: zero times a gradient that is not a number would not be zero.
+    """
+
+    rows: Sequence[Tensor]  # for each group the weights of the kept examples
+    group: Mapping[str, int]  # the number of each parameter's group
+    kept: Tensor | None  # indices of the kept examples; all of them for ``None``
+    some: Tensor | None = None  # whether any example is finite; ``None`` where that does not matter
+
+    @classmethod
+    def of(cls, clipping: Clipping, norms: Tensor) -> Weights:
+        """The weights that clip gradients with these norms, (groups, b)."""
+        weights, group = clipping.factors(norms), group_of(clipping.groups)
+        if clipping.are_finite:
+            return cls(weights.unbind(), group, None)
+        if not may_wait(weights.device):
+            finite = weights.isfinite().all(0)
+            places = torch.arange(len(finite), device=finite.device)
+            kept = torch.where(finite, places, finite.to(torch.uint8).argmax())
+            return cls(torch.where(finite, weights, 0).unbind(), group, kept, finite.any())
+        if math.isfinite(weights.sum()):
+            return cls(weights.unbind(), group, None)
+        kept = weights.isfinite().all(0).nonzero().flatten()
+        return cls(weights[:, kept].unbind(), group, kept)
+
+    def sum_of(self, name: str, form: ExampleGradients) -> Tensor:
+        """The weighted sum of a parameter's gradients."""
+        total = weighted_sum_in_blocks(form, self.rows[self.group[name]], self.kept)
+        return total if self.some is None else torch.where(self.some, total, 0)
+
+
+def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, norms: Tensor) -> Sums:
     """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
-    group = group_of(clipping.groups)
     with torch.no_grad():
-        kept = None
-        if not clipping.are_finite and not math.isfinite(weights.sum()):
-            kept = weights.isfinite().all(0).nonzero().flatten()
-            weights = weights[:, kept]
-        rows = weights.unbind()
-        return weighted_sums(forms, {name: rows[group[name]] for name in forms}, kept)
+        weights = Weights.of(clipping, norms)
+        return {name: weights.sum_of(name, forms.pop(name)) for name in list(forms)}  # frees each before the next
 
 
 def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:

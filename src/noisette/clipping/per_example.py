@@ -136,6 +136,11 @@ class PerExampleClip:
             MissingRuleError: an operation uses a parameter in a way that has no rule.
         """
         self._check_open()
+        if self._shards:
+            raise PrivacyError(
+                "losses of a sharded model are computed while its ranks exchange weights, which cannot be recorded: "
+                "give the loss of one example to run.accumulate(loss, *batch), or each rank the whole model"
+            )
         recording = self._tape.pop()
         if losses.dim() != 1 or not losses.requires_grad:
             check_one_per_example(losses)
@@ -165,6 +170,14 @@ class PerExampleClip:
     def before_first_batch(self) -> None:
         """Remember which tensors exist, so that a vectorised loss uses no other from outside."""
         self._outside.before_first_batch()
+
+    def before_batch(self) -> None:
+        """Called before the first records of a batch are read."""
+        self.reshard()
+
+    def reshard(self) -> None:
+        """Leave each rank its shards alone, where the model is sharded and was called since."""
+        self._shards.reshard()
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,11 @@ from noisette.gradients.derived_weights import to_parameters
 from noisette.gradients.rule_check import check_custom_rule
 from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name, placed
 from noisette.gradients.rules.forms import AT_LEAST_SINGLE
+from noisette.gradients.rules.linear import linear_in_brain_floats, linear_weight
 from noisette.gradients.rules.registry import Match, OperandMatch, match
 from noisette.gradients.tape import Recording, Use
+
+Take = Callable[[str, ExampleGradients], None]  # name of a parameter, its gradients
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,28 @@ def per_example_gradients(
         MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
         PrivacyError: the losses depend on a parameter otherwise than through the recorded forward pass.
     """
+    forms: dict[str, ExampleGradients] = {}
+    squared_norms: dict[str, Tensor] = {}
+
+    def take(name: str, form: ExampleGradients) -> None:
+        if keep:
+            forms[name] = form = compact(form)
+        squared_norms[name] = form.squared_norms()
+
+    held = [forward]
+    del forward
+    give_each(held.pop(), parameters, take, retain_graph=retain_graph)
+    return PerExampleGradients(forms, squared_norms)
+
+
+def give_each(
+    forward: LocatedRecording, parameters: Mapping[str, Tensor], take: Take, *, retain_graph: bool = False
+) -> None:
+    """Give the per-example gradients of one parameter after another, as they come by in one backward pass.
+
+    Arguments and errors are those of :func:`per_example_gradients`; ``take`` is called with a parameter's name and its
+    gradients, which need no memory afterwards unless it keeps them.
+    """
     if uncovered := forward.graph.uncovered:
         raise PrivacyError(
             f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
@@ -75,7 +100,7 @@ def per_example_gradients(
             "engine=noisette.engines.PerExampleLoop() needs no recording."
         )
     losses, graph = forward.losses, forward.graph
-    collector = GradientCollector(forward, parameters, keep)
+    collector = GradientCollector(forward, parameters, take)
     del forward  # from here on the collector alone holds the uses, and drops each one after its visit
     if collector.uses:
         with user_hooks_disabled(parameters.values()):
@@ -84,7 +109,6 @@ def per_example_gradients(
                 losses, cotangent, collector.uses, graph, collector.receive, retain_graph=retain_graph
             )
             collector.finish()
-    return PerExampleGradients(collector.forms, collector.squared_norms)
 
 
 @contextmanager
@@ -101,20 +125,19 @@ def user_hooks_disabled(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 class GradientCollector:
-    """Collects the gradients of each parameter over its uses, and completes it when the last one has arrived."""
+    """Collects the gradients of each parameter over its uses, and gives them away when the last one has arrived."""
 
-    def __init__(self, forward: LocatedRecording, parameters: Mapping[str, Tensor], keep: bool) -> None:
+    def __init__(self, forward: LocatedRecording, parameters: Mapping[str, Tensor], take: Take) -> None:
         recorded = forward.recording.uses
         self.uses: dict[int, Use] = dict(enumerate(recorded))
-        self.forms: dict[str, ExampleGradients] = {}
-        self.squared_norms: dict[str, Tensor] = {}
-        self._keep = keep
+        self._take = take
         self._derived = forward.recording.derived
         self._examples = forward.examples
         self._names = {id(p): name for name, p in parameters.items()}
         self._problems: list[str] = []
         # Gradients that have not arrived yet. A parameter that other weights are derived from is completed last.
         self._awaited = Counter([id(weight) for use in recorded for weight in use.weights])
+        self._uses = self._awaited.copy()
         self._late = {id(p) for weight in self._derived.values() for p in weight.parents} if self._derived else set()
         self._arrived: dict[int, list[tuple[Tensor, ExampleGradients]]] = {}
 
@@ -130,7 +153,7 @@ class GradientCollector:
         found = match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:
             try:
-                forms = _apply_rule(use, examples, dy, found, operand)
+                forms = _apply_rule(use, examples, dy, found, operand, self._are_only_uses(operand))
                 self._add(operand, forms, None if examples is None else examples.order)
             except ValueError as error:
                 self._problems += [
@@ -142,10 +165,12 @@ class GradientCollector:
             self._awaited[key] -= 1
             if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
                 forms = [form for _, form in self._arrived.pop(key)]
-                name, form = self._names[key], forms[0] if len(forms) == 1 else add(forms)
-                if self._keep:
-                    self.forms[name] = form = compact(form)
-                self.squared_norms[name] = form.squared_norms()
+                self._take(self._names[key], forms[0] if len(forms) == 1 else add(forms))
+
+    def _are_only_uses(self, operand: OperandMatch) -> bool:
+        """Whether each weight is a parameter with this use alone, so that its gradient is the sum of nothing else."""
+        keys = [id(weight) for weight in operand.weights]
+        return all(key in self._names and key not in self._late and self._uses[key] == 1 for key in keys)
 
     def _add(self, operand: OperandMatch, forms: Any, order: Tensor | None) -> None:
         """Keep the gradients of an operand, in the order of the losses, until its weights are complete.
@@ -179,10 +204,7 @@ class GradientCollector:
             left = [pair for arrived in self._arrived.values() for pair in arrived]
             with torch.no_grad():
                 for parameter, form in to_parameters(left, self._derived):
-                    name, held = self._names[id(parameter)], compact(form) if self._keep else form
-                    self.squared_norms[name] = held.squared_norms()
-                    if self._keep:
-                        self.forms[name] = held
+                    self._take(self._names[id(parameter)], form)
 
     def _name(self, weight: Tensor) -> str:
         """The name of a weight in a message."""
@@ -192,7 +214,9 @@ class GradientCollector:
         return f"a weight derived from {', '.join(self._names[id(p)] for p in parents)}"
 
 
-def _apply_rule(use: Use, examples: Examples | None, dy: Any, found: Match, operand: OperandMatch) -> Any:
+def _apply_rule(
+    use: Use, examples: Examples | None, dy: Any, found: Match, operand: OperandMatch, is_only_use: bool
+) -> Any:
     """The gradients of one operand: a form, or a list of forms for a list operand.
 
     Raises:
@@ -206,6 +230,8 @@ def _apply_rule(use: Use, examples: Examples | None, dy: Any, found: Match, oper
         raise ValueError(f"its rule does not know {', '.join(found.unknown)}")
     # An autocast forward pass has left the weights' precision; rules compute in it, or in single precision.
     dtype = AT_LEAST_SINGLE.get(operand.weights[0].dtype, operand.weights[0].dtype)
+    if is_only_use and operand.rule is linear_weight and linear_in_brain_floats(examples, dy, found.arguments):
+        return operand.rule(examples, dy, **found.arguments)
     dy, arguments = _cast(dy, dtype), {name: _cast(value, dtype) for name, value in found.arguments.items()}
     if operand.third_party:
         check_custom_rule(operand.rule, examples, dy, use, operand.name, found.arguments)

@@ -42,6 +42,36 @@ def from_local(part: Tensor, like: Tensor) -> Tensor:
     )
 
 
+def whole(tensor: Any) -> Any:
+    """A sharded tensor put together from all ranks, which all call this; anything else as it is."""
+    if not isinstance(tensor, Tensor) or not is_sharded(tensor):
+        return tensor
+    sharded: Any = tensor
+    return sharded.full_tensor()
+
+
+def part_of(complete: Tensor, like: Tensor) -> Tensor:
+    """What of a whole tensor this rank holds, sharded as another one; all of it if that one is not sharded."""
+    if not is_sharded(like):
+        return complete
+    sharded: Any = like
+    part = complete.to(like.device)
+    for axis, placement in enumerate(sharded.placements):
+        if placement.is_shard():
+            first, last = _rows_held(like, axis)
+            part = part.narrow(placement.dim, first, last - first)
+    return from_local(part.contiguous(), like)
+
+
+def _rows_held(p: Tensor, axis: int) -> tuple[int, int]:
+    """The first and the last entry, along the dimension that an axis of the mesh divides, that this rank holds."""
+    sharded: Any = p
+    size = p.shape[sharded.placements[axis].dim]
+    chunk = -(-size // sharded.device_mesh.size(axis))
+    first = min(size, chunk * sharded.device_mesh.get_local_rank(axis))
+    return first, min(size, first + chunk)
+
+
 def landed(total: Tensor, p: Tensor) -> Tensor:
     """This rank's part of the sum of all ranks' sums for a sharded parameter.
 
@@ -78,10 +108,9 @@ def elements_held(p: Tensor) -> tuple[int, int, int] | None:
                 f"a parameter of shape {tuple(p.shape)} is divided as {sharded.placements}; use fully_shard on a mesh "
                 "with one axis that shards, and replicate along the others"
             )
-        size, inner = p.shape[placement.dim], math.prod(p.shape[placement.dim + 1 :])
-        chunk = -(-size // sharded.device_mesh.size(axis))
-        first = min(size, chunk * sharded.device_mesh.get_local_rank(axis))
-        found = first * inner, (min(size, first + chunk) - first) * inner, size * inner
+        inner = math.prod(p.shape[placement.dim + 1 :])
+        first, last = _rows_held(p, axis)
+        found = first * inner, (last - first) * inner, p.shape[placement.dim] * inner
     return found
 
 
@@ -98,8 +127,7 @@ class Shards:
     def __init__(self, root: nn.Module) -> None:
         self._root = root
         self._modules: list[Any] = [m for m in root.modules() if _is_a(m, "FSDPModule")]
-        for module in self._modules:
-            module.reshard()  # a call of the model may have left the root unsharded
+        self.reshard()
         named = dict(canonical_parameters(root))
         if problems := _problems(root, named, self._modules):
             raise PrivacyError("the model cannot be trained privately as it is sharded:\n  " + "\n  ".join(problems))
@@ -110,6 +138,11 @@ class Shards:
 
     def __bool__(self) -> bool:
         return bool(self._modules)
+
+    def reshard(self) -> None:
+        """Leave each rank its shards alone; a call of the model may have left whole parameters at the root."""
+        for module in self._modules:
+            module.reshard()
 
     def held(self, names: Iterator[str] | Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters with these names as the optimizer has them."""
@@ -136,8 +169,7 @@ class Shards:
             for registered, before in hooks:
                 registered.clear()
                 registered.update(before)
-            for module in self._modules:
-                module.reshard()
+            self.reshard()
 
     def land(self, sums: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The sums of one microbatch with those of sharded parameters added up over the ranks: this rank's parts.

@@ -17,7 +17,7 @@ from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.gaussian import parts_of
 from noisette.run import checkpoint_file
-from noisette.run.model_state import capture_state, check_fits, restore_state
+from noisette.run.model_state import check_fits, restore_state
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class SavedRun:
         cls,
         folder: Path,
         bound: GradientBound,
-        optimizer: Optimizer,
         *,
         terms: RunParameters,
         steps_taken: int,
         ledger: Ledger,
+        learned: Mapping[str, Any],
         extras: Mapping[str, Any],
     ) -> None:
         """Write the checkpoint of a run whose ledger is a file, in place of an older one.
@@ -76,7 +76,7 @@ class SavedRun:
             head=head,
             trained=list(bound.parameters),
             bound=bound.state(),
-            learned=capture_state(bound.model, optimizer),
+            learned=learned,
             extras=extras,
         )
         content = {known.name: getattr(saved, known.name) for known in fields(cls)}

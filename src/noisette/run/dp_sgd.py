@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -34,8 +34,9 @@ from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
 from noisette.ranks.shards import is_sharded, local
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
+from noisette.sampling.fetching import fetch_of
 from noisette.sampling.joint_batch import JointBatch
-from noisette.sampling.loading import records_of
+from noisette.sampling.loading import Collate, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
 from noisette.sampling.schemes import sampler_of, user_records
@@ -73,6 +74,7 @@ class DpSgdRun(ABC):
         steps: int,
         separability: Literal["asserted"] | None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
         ranks: AnyRanks = Alone(),  # noqa: B008 - it has no state
@@ -89,7 +91,7 @@ class DpSgdRun(ABC):
         self.separability = separability
         self.steps_taken = self._first_step = steps_taken
         self.steps_lost = steps_lost
-        self._records = records_of(dataset)
+        self._records = records_of(dataset, collate_fn)
         by_user = user_records(event, users, dataset, self._records.size, key)
         if isinstance(event, UserLevel) and by_user is not None:
             self._records = by_user.of(self._records, event.records)
@@ -122,6 +124,10 @@ class DpSgdRun(ABC):
     def _commit_step(self) -> None:
         """Account for a release before its noise is drawn; from here on it cannot be taken back."""
 
+    @abstractmethod
+    def _steps_reserved(self) -> int:
+        """How many steps are accounted for, from that of the current batch on; later batches may be drawn within."""
+
     @property
     def noise_multiplier(self) -> float:
         """Standard deviation of the noise in units of the sensitivity."""
@@ -141,21 +147,56 @@ class DpSgdRun(ABC):
         """How many times the work of this object so far is still to come."""
         return self.steps_left / max(1, self.steps_taken - self._first_step)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(
+        self, workers: int = 0, to: torch.device | str | None = None, ahead: int = 1
+    ) -> Generator[Batch, None, None]:
         """Line 1: the batches that remain, drawn as declared: Poisson batches
         unless others were. Each may be empty, and each needs one step. Of several ranks, each gets a part of each.
 
+        Args:
+            workers: processes that load records; with 0 a thread does. Their script needs
+                ``if __name__ == "__main__":``, and the data set must be picklable.
+            to: a device that microbatches are copied to, on a stream of its own.
+            ahead: microbatches that the thread, or each process, loads ahead. They may belong to later steps that are
+                in the ledger by then, so with a ledger in memory to none.
+
+        Guarantee: no batch is drawn before its step is in the ledger, and no process gets the key.
+
         Raises:
             PrivacyError: a batch was left without ``optimizer.step()``.
+            TypeError, ValueError: ``workers`` or ``ahead`` is not a whole number of at least 0.
+            RuntimeError: a loading process died; the step is not released.
         """
+        fetch = fetch_of(self._records.gather, workers=workers, ahead=ahead, to=to)
         self.bound.before_first_batch()
-        while self.steps_left:
+        drawn: dict[int, Batch] = {}  # those ahead, by their steps
+
+        def later(step: int) -> Iterator[Batch]:
+            while (step := step + 1) < self.steps_taken + self._steps_reserved():
+                if step not in drawn:
+                    drawn[step] = batch_of(step)
+                yield drawn[step]
+
+        def batch_of(step: int) -> Batch:
+            batch = self._batch_of(self._drawn(step))
+            batch.fetch, batch.later = fetch, lambda: later(step)
+            return batch
+
+        try:
+            while self.steps_left:
+                self._check_step_taken()
+                self._reserve_step()
+                step = self.steps_taken
+                self._batch = drawn.pop(step, None) or batch_of(step)
+                yield self._batch
             self._check_step_taken()
-            self._reserve_step()
-            drawn = self._ranks.share(self._sampler.indices(step=self.steps_taken))
-            self._batch = self._batch_of(drawn)
-            yield self._batch
-        self._check_step_taken()
+        finally:
+            fetch.close()
+
+    def _drawn(self, step: int) -> np.ndarray:
+        """Indices of the records of a step's batch that this process loads."""
+        whole = self._sampler.indices(step=step)
+        return self._ranks.share(whole) if self._records.own is None else self._records.held(whole)
 
     def _batch_of(self, drawn: np.ndarray) -> Batch:
         """The batch with these records."""

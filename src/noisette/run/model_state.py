@@ -7,17 +7,22 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
+from noisette.ranks.shards import part_of, whole
 from noisette.ranks.wrappers import canonical_name, canonical_parameters
 
 
 def capture_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """Weights, buffers and the optimizer's state, and the facts that :func:`check_fits` compares."""
+    """Weights, buffers and the optimizer's state, and the facts that :func:`check_fits` compares.
+
+    Sharded tensors are put together, for which all ranks call this.
+    """
     return {
-        "weights": _weights(model),
+        "weights": {name: whole(value) for name, value in _weights(model).items()},
         "optimizer": type(optimizer).__name__,
         "groups": _names_of_groups(model, optimizer),
-        "state": optimizer.state_dict(),
+        "state": tree_map(whole, optimizer.state_dict()),
     }
 
 
@@ -50,8 +55,23 @@ def restore_state(state: Mapping[str, Any], model: nn.Module, optimizer: Optimiz
         ValueError: they are not like them; nothing is changed then.
     """
     check_fits(state, model, optimizer)
-    optimizer.load_state_dict(state["state"])
-    model.load_state_dict({name: state["weights"][canonical_name(model, name)] for name in model.state_dict()})
+    optimizer.load_state_dict(_in_parts(state["state"], optimizer))
+    weights = state["weights"]
+    own = model.state_dict()
+    model.load_state_dict({name: part_of(weights[canonical_name(model, name)], like) for name, like in own.items()})
+
+
+def _in_parts(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The state of an optimizer with what has the shape of a sharded parameter sharded like it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def of(p: Tensor, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: part_of(value, p) if isinstance(value, Tensor) and value.shape == p.shape else value
+            for name, value in values.items()
+        }
+
+    return {**state, "state": {k: of(parameters[int(k)], values) for k, values in state["state"].items()}}
 
 
 def _weights(model: nn.Module) -> dict[str, Any]:

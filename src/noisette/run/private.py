@@ -24,7 +24,9 @@ from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.first_call import ValidateOnFirstCall
+from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import digests_of, facts_of, ledger_on_ranks
+from noisette.sampling.loading import Collate
 from noisette.sampling.users import Users
 from noisette.validation import check_no_batch_norm
 from noisette.validation.optimizer import check_optimizer
@@ -53,6 +55,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None = None,
         example: object = None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
         steps_taken: int = 0,
         steps_lost: int = 0,
         extras: Mapping[str, Any] = MappingProxyType({}),
@@ -71,6 +74,7 @@ class PrivateRun(DpSgdRun):
             steps=terms.steps,
             separability=separability,
             users=users,
+            collate_fn=collate_fn,
             steps_taken=steps_taken,
             steps_lost=steps_lost,
             ranks=ranks,
@@ -107,6 +111,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None,
         example: object,
         users: Users | None,
+        collate_fn: Collate | None = None,
         saved: SavedRun | None = None,
     ) -> Self:
         """The run on all of its ranks, with one key, or on none; a new one, or one that goes on from a checkpoint.
@@ -131,6 +136,7 @@ class PrivateRun(DpSgdRun):
                     separability=separability,
                     example=example,
                     users=users,
+                    collate_fn=collate_fn,
                     steps_taken=taken,
                     steps_lost=lost,
                     extras={} if saved is None else saved.extras,
@@ -191,15 +197,18 @@ class PrivateRun(DpSgdRun):
             OSError: the files cannot be written; the older checkpoint stays.
         """
         folder = Path(folder)
+        if isinstance(self.bound, PerExampleClip):
+            self.bound.reshard()
         if self._ranks.size > 1:
             self._ranks.check_equal(lambda: digests_of(self.bound.model))
         with self._ranks.unanimous(f"the checkpoint after step {self.steps_taken}"):
             self._seal.before_saving()
+            learned = capture_state(self.bound.model, self.optimizer)
             if self._ranks.rank == 0:
-                self._write(folder, self.extras if extras is None else extras)
+                self._write(folder, learned, self.extras if extras is None else extras)
         self._saved_in = folder
 
-    def _write(self, folder: Path, extras: Mapping[str, Any]) -> None:
+    def _write(self, folder: Path, learned: Mapping[str, Any], extras: Mapping[str, Any]) -> None:
         if self.ledger.path is None:
             raise ValueError(
                 "a run whose ledger is in memory cannot be resumed, because what it spent is forgotten with the "
@@ -213,10 +222,10 @@ class PrivateRun(DpSgdRun):
         SavedRun.write(
             folder,
             self.bound,
-            self.optimizer,
             terms=self.terms,
             steps_taken=self.steps_taken,
             ledger=self.ledger,
+            learned=learned,
             extras=extras,
         )
 
@@ -233,6 +242,7 @@ class PrivateRun(DpSgdRun):
         separability: Literal["asserted"] | None = None,
         example: object = None,
         users: Users | None = None,
+        collate_fn: Collate | None = None,
         ranks: AnyRanks | None = None,
     ) -> Self:
         """Resume a run from its checkpoint, with the steps that remain and with fresh secret randomness.
@@ -253,6 +263,7 @@ class PrivateRun(DpSgdRun):
                 lies on a file system that all share.
             users: as for :func:`privatize`, with the same ids. How batches are drawn is that of the checkpoint; a pass
                 over the data that was under way is not continued, a new one begins.
+            collate_fn: as for :func:`privatize`.
 
         Guarantee: that of :func:`privatize`, for everything that all processes of the run released together.
 
@@ -288,6 +299,7 @@ class PrivateRun(DpSgdRun):
                 separability=separability,
                 example=example,
                 users=users,
+                collate_fn=collate_fn,
                 saved=saved,
             )
             undone.callback(run._remove_hooks)
@@ -339,6 +351,9 @@ class PrivateRun(DpSgdRun):
                 self.ledger.reserve(self.terms.event, lease, run=self._recorded)
             self._reserved = lease
             self._own_entries += 1
+
+    def _steps_reserved(self) -> int:
+        return self._reserved
 
     def _commit_step(self) -> None:
         self.ledger.commit(self.terms.event, run=self._recorded)

@@ -22,6 +22,7 @@ from noisette.mechanisms.gaussian import parts_of
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.private import PrivateRun
 from noisette.run.ranks_agree import ledger_on_ranks
+from noisette.sampling.loading import Collate
 from noisette.sampling.schemes import Poisson, ReleaseOf, Sampling, releases
 from noisette.sampling.users import Users
 from noisette.validation import Call, check_no_batch_norm, check_worst_case
@@ -48,6 +49,7 @@ def privatize(
     example: object = None,
     sampling: Sampling = Poisson(),  # noqa: B008 - it is frozen
     users: Users | None = None,
+    collate_fn: Collate | None = None,
     ranks: AnyRanks | None = None,
 ) -> PrivateRun:
     """Attach differentially private training to your own model and optimizer.
@@ -58,7 +60,8 @@ def privatize(
         bound: what bounds one example, such as ``PerExampleClip(model, max_grad_norm=1.0)``.
         optimizer: any optimizer of the same trainable parameters whose ``step`` takes no closure.
         dataset: a tensor, a tuple or dictionary of tensors with the records on their first axis, a list of records,
-            :class:`PaddedBuckets`, or anything with ``len`` and indexing.
+            :class:`PaddedBuckets`, or anything with ``len`` and indexing, such as a ``datasets.Dataset``. Arrays in
+            mapped files are read row by row. :class:`OwnRecords` where each of several processes holds other records.
         expected_batch_size: the constant that the noised sum is divided by, in examples.
         sampling_rate: probability in (0, 1] that a record is in a step's batch.
         steps: number of logical steps.
@@ -83,6 +86,9 @@ def privatize(
             at most a fixed size, or ``BallsInBins()`` for passes in which each record is in one batch.
         users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
             Records or users are sampled, whichever costs less at the same expected batch size.
+        collate_fn: makes a microbatch of a list of records, as for a ``DataLoader``; the function of torch unless
+            given. The form in which it hands out a record must not depend on the other ones: use
+            :class:`PaddedBuckets` where sequences differ in length.
         ranks: the processes that share the work: all of torch's default process group unless given, or this process
             alone where there is none. Each one calls this function with the same arguments.
 
@@ -163,6 +169,7 @@ def privatize(
                 separability=separability,
                 example=example,
                 users=users,
+                collate_fn=collate_fn,
             )
         undone.pop_all()
     if noise_multiplier is not None:

@@ -55,7 +55,7 @@ def blank(records: Records) -> Any:
     Raises:
         PrivacyError: this rank has no record whose shape it could take.
     """
-    if not records.size:
+    if not (records.size if records.own is None else len(records.own)):
         raise PrivacyError("a rank of a sharded model has no record at all; divide the records so that each has some")
     return tree_map(_zeros, records.gather(np.arange(1)))
 

@@ -1,10 +1,9 @@
-"""Loading of records: how a data set's records are gathered into one microbatch, and prepared ahead."""
+"""Loading of records: how a data set's records are gathered into one microbatch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,64 +12,112 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from noisette.sampling.buckets import PaddedBuckets
+from noisette.sampling.mapped_file import MappedFile
 
 Gather = Callable[[np.ndarray], Any]  # indices of records -> one collated microbatch
-
-
-class Prefetch:
-    """Fetches the microbatch that probably follows while the current one is processed, one at a time."""
-
-    def __init__(self, gather: Gather, helper: ThreadPoolExecutor) -> None:
-        self._gather = gather
-        self._helper = helper
-        self._part = np.arange(0)
-        self._upcoming: Future[Any] | None = None
-
-    def __call__(self, part: np.ndarray, following: np.ndarray) -> Any:
-        """The microbatch with these indices; those that ``following`` names are fetched next."""
-        if self._upcoming is None and not len(following):
-            return self._gather(part)
-        if self._upcoming is None or not np.array_equal(self._part, part):
-            self._upcoming = self._helper.submit(self._gather, part)
-        ready = self._upcoming.result()
-        self._part, self._upcoming = following, self._helper.submit(self._gather, following) if len(following) else None
-        return ready
+Collate = Callable[[list[Any]], Any]  # records -> one collated microbatch
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a data set: how many there are, and how some of them are fetched as one microbatch."""
+    """The records of a data set: how many there are, and how some of them are fetched as one microbatch.
 
-    size: int
+    ``gather`` can be pickled if the data set can. It is all that a loading process gets.
+    """
+
+    size: int  # that batches are drawn from
     gather: Gather
     buckets: np.ndarray | None = None  # the bucket of each record, if a microbatch may hold one bucket only
     check_batch: Callable[[np.ndarray], None] | None = None  # refuses records that no batch may have together
+    own: range | None = None  # the records that this process holds, where every process holds others
+
+    def held(self, indices: np.ndarray) -> np.ndarray:
+        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them.
+
+        All of them, unchanged, where ``own`` is ``None``: processes that hold the same records share them out.
+        """
+        if self.own is None:
+            return indices
+        first, end = np.searchsorted(indices, (self.own.start, self.own.stop))
+        return indices[first:end] - self.own.start
 
 
-def records_of(dataset: Any) -> Records:
+class OwnRecords:
+    """The part of a data set that this process holds, where each of several processes holds another part.
+
+    Every process draws the same batch of all records, and loads the records of it that it holds.
+
+    Args:
+        dataset: the records of this process, in any form that :func:`noisette.privatize` takes.
+        first: the place of its first record among all of them.
+        of: the number of records of all processes together. It is as private as the length of a data set: nothing
+            public is computed from it.
+
+    Guarantee: none by itself. That of the run holds where each record is held by one process, at the place that
+    ``first`` tells: parts that overlap count records twice.
+
+    Raises:
+        TypeError, ValueError: the numbers are not whole, or this part ends beyond all records.
+
+    >>> OwnRecords(torch.zeros(3, 2), first=4, of=10)
+    OwnRecords(first=4)
+    """
+
+    def __init__(self, dataset: Any, *, first: int, of: int) -> None:
+        for name, value in (("first", first), ("of", of)):
+            if type(value) is not int:
+                raise TypeError(f"expected {name} to be a whole number, got a {type(value).__name__}")
+        self._dataset = dataset
+        self._records = records_of(dataset)
+        if first < 0 or first + self._records.size > of:
+            raise ValueError(
+                f"records {first} to {first + self._records.size} are not a part of {of} records; give first, the "
+                "place of the first record that this process holds, and of, the number of records of all processes"
+            )
+        self._of = of
+        self._own = range(first, first + self._records.size)
+
+    def __repr__(self) -> str:
+        return f"OwnRecords(first={self._own.start})"
+
+    @property
+    def known_by(self) -> Any:
+        """The records, by which a resumed run recognises the data set."""
+        return self._dataset
+
+    def records(self, collate_fn: Collate | None) -> Records:
+        """How they are drawn and loaded."""
+        return replace(records_of(self._dataset, collate_fn), size=self._of, own=self._own)
+
+
+def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
     """How the records of a data set are loaded.
 
     Tensors and arrays, alone or as the columns of a tuple, a dictionary or a ``TensorDataset``, are gathered in one
-    indexing call. Any other data set with ``len`` and indexing, such as a list of records, has its examples fetched and
-    collated as a ``DataLoader`` would.
+    indexing call; of arrays in a mapped file (``np.memmap``) these rows alone are read. Any other data set with ``len``
+    and indexing, such as a list of records, has its examples fetched and collated as a ``DataLoader`` would, by
+    ``collate_fn`` if it is given.
 
     Raises:
-        TypeError: the data set cannot be indexed, so no Poisson batch can be drawn from it.
+        TypeError: the data set cannot be indexed, so no Poisson batch can be drawn from it; a column is no tensor or
+            array; or there is a ``collate_fn`` for columns, which have no records to collate.
         ValueError: its columns differ in length, or a list may stand for records or for columns.
     """
+    if isinstance(dataset, OwnRecords):
+        return dataset.records(collate_fn)
     if isinstance(dataset, PaddedBuckets):
-        return Records(len(dataset), dataset.collate, dataset.buckets)
-    if isinstance(dataset, TensorDataset):
+        padded = _Collated(dataset, collate_fn) if collate_fn else dataset.collate
+        return Records(len(dataset), padded, dataset.buckets)
+    if isinstance(dataset, TensorDataset) and collate_fn is None:
         dataset = dataset.tensors
-    if isinstance(dataset, Tensor | np.ndarray):
-        return Records(len(dataset), _column(dataset))
-    if isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
-        columns = [_column(column) for column in dataset]
-        return Records(_common_length(dataset), lambda at: tuple(column(at) for column in columns))
-    if isinstance(dataset, Mapping):
-        named = {name: _column(column) for name, column in dataset.items()}
-        length = _common_length(list(dataset.values()))
-        return Records(length, lambda at: {name: column(at) for name, column in named.items()})
+    columns = _columns_of(dataset)
+    if columns is not None:
+        if collate_fn is not None:
+            raise TypeError(
+                "collate_fn makes a microbatch of a list of records, and these are columns: give a list of records, a "
+                "TensorDataset, or another data set with __len__ and __getitem__"
+            )
+        return Records(_common_length(columns), _Rows(dataset))
     if isinstance(dataset, list) and _are_tensors(dataset):
         _refuse_columns(dataset)
     # A table of pandas is indexed by column.
@@ -79,11 +126,17 @@ def records_of(dataset: Any) -> Records:
             f"a {type(dataset).__name__} has no length and index by record, so its records cannot be drawn one by one; "
             "pass a data set with __len__ and __getitem__ (not a DataLoader: it has a sampler of its own)"
         )
-    return Records(len(dataset), _collated(dataset))
+    return Records(len(dataset), _Collated(dataset, collate_fn or _collate))
 
 
 def each_record(dataset: Any) -> Iterator[Any]:
-    """The records one by one; of columns, the rows, each in the form of the data set."""
+    """The records one by one; of columns, the rows, each in the form of the data set.
+
+    Raises:
+        TypeError: other processes hold some of them.
+    """
+    if isinstance(dataset, OwnRecords):
+        raise TypeError("users of OwnRecords are given as a list of ids, one for each record of all processes")
     if isinstance(dataset, Mapping):
         columns = {name: torch.as_tensor(column) for name, column in dataset.items()}
         yield from ({name: column[i] for name, column in columns.items()} for i in range(records_of(dataset).size))
@@ -119,9 +172,67 @@ def _refuse_columns(tensors: list[Any]) -> None:
         )
 
 
-def _column(values: Tensor | np.ndarray) -> Gather:
-    tensor = torch.as_tensor(values)
-    return lambda at: tensor[torch.as_tensor(at, device=tensor.device)]
+def _columns_of(dataset: Any) -> list[Tensor | np.ndarray] | None:
+    """The columns of a data set that has its records in columns.
+
+    Raises:
+        TypeError: a dictionary holds something else.
+    """
+    if isinstance(dataset, Tensor | np.ndarray):
+        return [dataset]
+    if isinstance(dataset, tuple) and dataset and _are_tensors(dataset):
+        return list(dataset)
+    if not isinstance(dataset, Mapping):
+        return None
+    for name, column in dataset.items():
+        if not isinstance(column, Tensor | np.ndarray):
+            raise TypeError(
+                f"{name!r} of the data set is a {type(column).__name__}, not a column: give tensors or arrays by name, "
+                "or of several data sets (a DatasetDict) the one to train on"
+            )
+    return list(dataset.values())
+
+
+class _Rows:
+    """Rows of one column, or of each column of a tuple or a dictionary."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = dict(columns) if isinstance(columns, Mapping) else columns
+
+    def __getstate__(self) -> Any:
+        return _each(self._columns, MappedFile.of)  # a process that loads records maps the file itself
+
+    def __setstate__(self, columns: Any) -> None:
+        self._columns = _each(columns, lambda column: column.array() if isinstance(column, MappedFile) else column)
+
+    def __call__(self, at: np.ndarray) -> Any:
+        return _each(self._columns, lambda column: _rows(column, at))
+
+
+def _each(columns: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(columns, dict):
+        return {name: change(column) for name, column in columns.items()}
+    return tuple(map(change, columns)) if isinstance(columns, tuple) else change(columns)
+
+
+def _rows(column: Any, at: np.ndarray) -> Tensor:
+    if isinstance(column, np.ndarray):
+        return torch.as_tensor(np.asarray(column)[at])
+    return column[torch.as_tensor(at, device=column.device)]
+
+
+class _Collated:
+    """Records of a data set that is indexed by record, collated."""
+
+    def __init__(self, dataset: Any, collate: Collate) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __call__(self, at: np.ndarray) -> Any:
+        fetch_many = getattr(self._dataset, "__getitems__", None)
+        if fetch_many is not None:
+            return self._collate(fetch_many(at.tolist()))
+        return self._collate([self._dataset[index] for index in at.tolist()])
 
 
 def _common_length(columns: Sequence[Sized]) -> int:
@@ -129,13 +240,6 @@ def _common_length(columns: Sequence[Sized]) -> int:
     if len(lengths) != 1:
         raise ValueError(f"the columns of the data set differ in length: {sorted(lengths)}")
     return lengths.pop()
-
-
-def _collated(dataset: Any) -> Gather:
-    fetch_many = getattr(dataset, "__getitems__", None)
-    if fetch_many is not None:
-        return lambda at: _collate(fetch_many(at.tolist()))
-    return lambda at: _collate([dataset[index] for index in at.tolist()])
 
 
 def _collate(records: list[Any]) -> Any:

@@ -6,8 +6,8 @@ The size of a batch is private and random; it may be zero. Nothing public is com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +15,9 @@ import numpy as np
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.errors import PrivacyError
-from noisette.sampling.loading import Prefetch, Records
+from noisette.sampling.fetching import Fetch, Parts, Thread
+from noisette.sampling.gaps import DENSEST, records_at_gaps
+from noisette.sampling.loading import Records
 from noisette.sampling.microbatch_size import MicrobatchSize
 
 _CHUNK = 2**20  # records whose inclusion is drawn at once
@@ -25,7 +27,10 @@ _CHUNK = 2**20  # records whose inclusion is drawn at once
 class PoissonSampler:
     """Includes each of ``size`` records in a step's batch independently with probability ``sampling_rate``.
 
-    Guarantee: inclusion is independent across records and steps, from 64 bits of the secret key's keystream each.
+    Below a rate of 1/16 the gaps between the records of a batch are drawn, in time proportional to the batch.
+
+    Guarantee: inclusion is independent across records and steps, from the secret key's keystream. Its probability is
+    the sampling rate: exactly where gaps are drawn, and otherwise at most 2^-64 below it, never above.
     Source: Abadi et al. 2016, algorithm 1 and section 3.1 (lots).
 
     >>> len(PoissonSampler(size=5, sampling_rate=1.0, key=SecretKey()).indices(step=0))
@@ -41,6 +46,8 @@ class PoissonSampler:
 
     def indices(self, *, step: int) -> np.ndarray:
         """Indices of the records in this step's batch, ascending; possibly none."""
+        if self.sampling_rate < DENSEST:
+            return records_at_gaps(self.size, self.sampling_rate, self.key, purpose="sampling", step=step)
         width = int(self.sampling_rate * 2**64)
         return drawn_records(self.size, self.key, purpose="sampling", step=step, width=width)
 
@@ -107,6 +114,8 @@ class Batch:
     current: int | None = None  # number of examples in the microbatch that awaits its backward pass
     bounded: int = 0  # number of examples that went through backward
     size: MicrobatchSize | None = None  # chooses the size of the microbatch under way
+    fetch: Fetch | None = None  # of the run; a thread of its own unless given
+    later: Callable[[], Iterator[Batch]] = lambda: iter(())  # the next batches, of steps that are paid for
 
     def __post_init__(self) -> None:
         self._buckets = np.zeros(len(self.indices), dtype=np.int64)  # of each example, ascending
@@ -120,12 +129,13 @@ class Batch:
 
         A microbatch has the form in which the data set returns its examples, collated. An empty batch has none. Where
         the records have buckets (:class:`~noisette.PaddedBuckets`), a microbatch holds records of one bucket. The next
-        microbatch is loaded while the current one is processed.
+        microbatch is loaded while the current one is processed; more of them as ``run.batches`` is told.
 
         With ``"auto"`` the size starts at one example and doubles while twice the memory of the last microbatch is
-        free; it is kept for the next batches. Where memory runs out in ``run.backward``, nothing of the microbatch is
-        counted and the same examples come again in halves. Where it runs out in your own call of the model, catch the
-        error and call ``microbatches("auto")`` again, which continues with half the size where it stopped.
+        free; it is kept for the next batches. Until it is settled, what was loaded ahead in another size is dropped.
+        Where memory runs out in ``run.backward``, nothing of the microbatch is counted and the same examples come again
+        in halves. Where it runs out in your own call of the model, catch the error and call ``microbatches("auto")``
+        again, which continues with half the size where it stopped.
 
         Raises:
             TypeError, ValueError: ``size`` is neither a whole number of at least one nor ``"auto"``.
@@ -142,23 +152,33 @@ class Batch:
         if self.records.check_batch is not None:
             self.records.check_batch(self.indices)
         self.before_each()
-        with ThreadPoolExecutor(max_workers=1) as helper:  # its thread starts with the first prefetch
-            fetch = Prefetch(self.records.gather, helper)
-            while start < len(self.indices):
-                chosen, end = self._size_and_end(sizes, start)
-                _, following = self._size_and_end(sizes, end)
-                microbatch = fetch(self.indices[start:end], self.indices[end:following])
-                self.size = chosen
-                chosen.begin()
-                self.current = end - start
-                yield microbatch
-                self.before_each()
-                if self.current is None and self.bounded == start:
-                    continue  # memory ran out: the same examples again, fewer at once
-                self.check_bounded(end)
-                chosen.end(end - start)
-                start = end
+        fetch = self.fetch or Fetch(Thread(self.records.gather))
+        while start < len(self.indices):
+            chosen, end = self._size_and_end(sizes, start)
+            microbatch = fetch(self.indices[start:end], partial(self._planned, sizes, start))
+            self.size = chosen
+            chosen.begin()
+            self.current = end - start
+            yield microbatch
+            self.before_each()
+            if self.current is None and self.bounded == start:
+                continue  # memory ran out: the same examples again, fewer at once
+            self.check_bounded(end)
+            chosen.end(end - start)
+            start = end
         self.current = None
+
+    def _planned(self, sizes: MicrobatchSize, start: int) -> Parts:
+        """The microbatches that probably follow, from this place on: those of this batch and of later ones."""
+        yield from self._parts(sizes, start)
+        for batch in self.later():
+            yield from batch._parts(sizes, 0)
+
+    def _parts(self, sizes: MicrobatchSize, start: int) -> Parts:
+        while start < len(self.indices):
+            _, end = self._size_and_end(sizes, start)
+            yield self.indices[start:end]
+            start = end
 
     def _size_and_end(self, sizes: MicrobatchSize, start: int) -> tuple[MicrobatchSize, int]:
         """What chooses the size of the microbatch from ``start`` on, and where it ends: within its bucket."""

@@ -112,8 +112,12 @@ class UserRecords:
         """The kept records, those of one user together."""
         self.counts = np.minimum(counts, most_records)
         """How many records each user keeps."""
+        self.first = np.cumsum(self.counts) - self.counts
+        """Where the records of each user begin in ``by_user``."""
         self.kept = np.zeros(len(users), dtype=bool)
         self.kept[self.by_user] = True
+        self.in_order = np.flatnonzero(self.kept)
+        """The kept records in the order of the data set."""
 
     def of(self, records: Records, most_in_batch: int) -> Records:
         """The records of the data set, from which no batch has others than the kept ones.
@@ -123,7 +127,10 @@ class UserRecords:
             most_in_batch: the most records of one user in a batch.
         """
 
-        def check_batch(at: np.ndarray) -> None:
+        first = 0 if records.own is None else records.own.start
+
+        def check_batch(held: np.ndarray) -> None:
+            at = held + first
             most = int(np.unique(self.users[at], return_counts=True)[1].max(initial=0))
             if not self.kept[at].all() or most > most_in_batch:
                 raise PrivacyError(
@@ -144,7 +151,7 @@ class KeptRecordsSampler:
 
     def indices(self, *, step: int) -> np.ndarray:
         """Indices of the records in this step's batch, ascending; possibly none."""
-        kept = np.flatnonzero(self.records.kept)
+        kept = self.records.in_order
         return kept[PoissonSampler(len(kept), self.sampling_rate, self.key).indices(step=step)]
 
 
@@ -165,9 +172,8 @@ class UserSampler:
         users = PoissonSampler(len(counts), self.sampling_rate, self.key).indices(step=step)
         words = np.empty(len(users), dtype=np.uint64)
         self.key.fill(words, purpose="record of a user", name="", step=step)
-        first = np.cumsum(counts) - counts
         # The remainder is uniform but for one part in 2^64 / count; no guarantee depends on which record it is.
-        chosen = first[users] + (words % counts[users].astype(np.uint64)).astype(np.int64)
+        chosen = self.records.first[users] + (words % counts[users].astype(np.uint64)).astype(np.int64)
         return np.sort(self.records.by_user[chosen])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -57,3 +58,35 @@ def test_where_operations_are_few_the_choice_is_another_one() -> None:
     with few_operations():
         assert fastest("key", {"slow": lambda: None, "quick": lambda: time.sleep(0.02)}, CPU) == "slow"
     assert fastest("key", {"slow": lambda: None, "quick": lambda: time.sleep(0.02)}, CPU) == "quick"
+
+
+def test_a_gpu_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock of a GPU, simulated: each candidate takes its time there, and first some more."""
+    now, started = [0.0], {"slow": 0, "quick": 0}
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at: float | None = None
+
+        def record(self, stream: object) -> None:
+            assert stream == "the stream"
+            self.at = now[0]
+
+        def synchronize(self) -> None:
+            assert self.at is not None
+
+        def elapsed_time(self, end: Event) -> float:
+            assert self.at is not None
+            assert end.at is not None
+            return end.at - self.at
+
+    def candidate(name: str, milliseconds: float) -> None:
+        started[name] += 1
+        now[0] += milliseconds + (100 if name == "quick" and started[name] == 1 else 0)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the stream")
+    plans = {name: partial(candidate, name, milliseconds) for name, milliseconds in [("slow", 9), ("quick", 3)]}
+    assert fastest("of a gpu", plans, torch.device("cuda")) == "quick"
+    assert started == {"slow": 2, "quick": 5}

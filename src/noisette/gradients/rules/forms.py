@@ -8,7 +8,7 @@ Axes: b example, t position within an example, o output feature, i input feature
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
 from itertools import combinations
@@ -179,9 +179,12 @@ def compact(form: ExampleGradients) -> ExampleGradients:
 def _(form: Outer) -> ExampleGradients:
     """Written out if that saves work and takes little more memory than the factors, which are released."""
     (_, t, o), i = form.left.shape, form.right.shape[2]
-    if t < _MIN_POSITIONS_TO_KEEP or o * i > _KEEP_EXPLICIT * t * (o + i):
-        return form
-    return Dense(form.explicit())
+    return Dense(form.explicit()) if writing_out_pays(t, o * i, t * (o + i)) else form
+
+
+def writing_out_pays(positions: int, explicit: int, factors: int) -> bool:
+    """Whether an explicit gradient saves work and takes little more memory than its factors, both in elements."""
+    return positions >= _MIN_POSITIONS_TO_KEEP and explicit <= _KEEP_EXPLICIT * factors
 
 
 @dataclass(frozen=True)
@@ -353,30 +356,13 @@ def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
     return merged[0] if len(merged) == 1 else Total(tuple(merged))
 
 
-def weighted_sums(
-    forms: dict[str, ExampleGradients], weights: Mapping[str, Tensor], kept: Tensor | None
-) -> dict[str, Tensor]:
-    """The weighted sum of each form, by name; ``forms`` is used up.
-
-    Args:
-        forms: the gradients of b examples for each parameter.
-        weights: for each form the weights of the examples, or of the kept ones.
-        kept: the indices of the examples to be added up; all of them for ``None``.
-    """
-    sums: dict[str, Tensor] = {}
-    for name in list(forms):
-        form = forms.pop(name)  # its memory is free before the next sum is computed
-        sums[name] = _sum_in_blocks(form, weights[name], kept)
-    return sums
-
-
-def _sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
+def weighted_sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
     """The weighted sum over blocks of examples; the blocks are added up in double precision.
 
     Args:
         form: the gradients of b examples.
         weights: of the kept examples.
-        kept: as in :func:`weighted_sums`.
+        kept: the indices of the examples to be added up; all of them for ``None``.
     """
     if len(weights) <= EXAMPLES_IN_A_BLOCK:
         return (form if kept is None else form.select(kept)).weighted_sum(weights)

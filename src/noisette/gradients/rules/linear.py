@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from noisette.gradients.rules.arithmetic import unbroadcast
+from noisette.gradients.rules.brain_floats import BrainOuter
 from noisette.gradients.rules.contraction import factor_gradients
 from noisette.gradients.rules.examples import Examples
 from noisette.gradients.rules.forms import Dense, ExampleGradients, Outer
@@ -23,11 +24,20 @@ def linear_weight(
     examples: Examples, dy: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> ExampleGradients:
     """G = sum_t dy_t x_t^T."""
+    if dy.dtype is torch.bfloat16:  # not cast
+        return BrainOuter(examples.sequences(dy), examples.sequences(input))
     if weight.dim() == 2 and _is_one_row_each(examples, dy):
         return Outer(dy.unsqueeze(1), input.conj().unsqueeze(1))
     if weight.dim() != 2 or examples.axis == dy.dim() - 1:
         return factor_gradients(examples, dy, _LINEAR[weight.dim()], [input.conj(), weight], 1)
     return Outer(examples.sequences(dy), examples.sequences(input.conj()))
+
+
+def linear_in_brain_floats(examples: Examples, dy: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether the rule of the weight takes the factors in bfloat16, in which the pass has computed them."""
+    bf16 = isinstance(dy, Tensor) and dy.dtype is arguments["input"].dtype is torch.bfloat16
+    single = arguments["weight"].dim() == 2 and arguments["weight"].dtype is torch.float32
+    return bf16 and single and examples.axis < dy.dim() - 1
 
 
 @rule(F.linear, operand="input")

@@ -1,0 +1,125 @@
+"""Faults of what saves memory and waiting: sums of other gradients than the norms, half-added sums, lost digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from noisette.clipping import norms
+from noisette.clipping.accumulator import Accumulator
+from noisette.clipping.engines import two_passes
+from noisette.clipping.norms import Clipping, Weights
+from planted import Mutant
+
+_SUMS = "clipping/test_accumulator.py"
+_READS = "clipping/test_no_host_sync.py"
+_PASSES = "clipping/engines/test_two_passes.py"
+
+
+def adds_as_it_goes(patch: pytest.MonkeyPatch) -> None:
+    """Memory is found missing after a part of the sums was added."""
+
+    def add(self: Accumulator, sums: Mapping[str, Tensor]) -> None:
+        for name, sum in sums.items():
+            whole_add(self, {name: sum})
+
+    whole_add = Accumulator.add
+    patch.setattr(Accumulator, "add", add)
+
+
+def weights_of_zero(patch: pytest.MonkeyPatch) -> None:
+    """Where the host does not wait, an example that is not finite is multiplied by zero."""
+    whole = Weights.of
+
+    def of(clipping: Clipping, norms: Tensor) -> Weights:
+        return replace(whole(clipping, norms), kept=None)
+
+    patch.setattr(Weights, "of", of)
+
+
+def any_limits(patch: pytest.MonkeyPatch) -> None:
+    """Bounds are kept by their number alone, so that those of the first clip stay for good."""
+    first: dict[int, Tensor] = {}
+    whole = norms.limits_of
+    patch.setattr(norms, "limits_of", lambda groups, *rest: first.setdefault(len(groups), whole(groups, *rest)))
+
+
+def two_terms(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("noisette.gradients.rules.brain_floats._TERMS", 2)
+
+
+def gives_away_its_memory(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Accumulator, "_rounded", lambda self, name, parameter: self._sums.get(name, parameter))
+
+
+def never_interrupted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Accumulator, "_check_whole", lambda self: None)
+
+
+def adds_in_single_precision(patch: pytest.MonkeyPatch) -> None:
+    def add(total: Tensor, sum: Tensor, scratch: Any) -> None:
+        total.copy_((total.float() + sum).double())
+
+    patch.setattr("noisette.clipping.accumulator._add_in_pieces", add)
+
+
+MUTANTS = [
+    Mutant(
+        "the second pass is not compared with the first",
+        "gradients of other random numbers are added up by factors that do not fit them",
+        lambda patch: patch.setattr(two_passes, "_check_repeated", lambda norms, again: None),
+        (f"{_PASSES}::test_a_second_pass_of_larger_gradients_is_refused",),
+    ),
+    Mutant(
+        "two passes through a backward pass of the user",
+        "a hook gives small gradients to the norms and large ones to the sum",
+        lambda patch: patch.setattr(two_passes, "may_be_nonlinear", lambda forward: False),
+        (f"{_PASSES}::test_a_hook_does_not_run_twice",),
+    ),
+    Mutant(
+        "a sum is added to tensor by tensor while memory is sought",
+        "half a microbatch stays, and is added once more by the next attempt",
+        adds_as_it_goes,
+        (f"{_SUMS}::test_nothing_is_added_where_memory_runs_out",),
+    ),
+    Mutant(
+        "a half-added microbatch is released",
+        "examples count in some parameters and, tried again, twice in others",
+        never_interrupted,
+        (f"{_SUMS}::test_an_interrupted_addition_is_never_released",),
+    ),
+    Mutant(
+        "sums that leave share memory with those of the next batch",
+        "the next batch writes into gradients that were released, or noise into its sum",
+        gives_away_its_memory,
+        (f"{_SUMS}::test_memory_is_kept_and_never_given_away",),
+    ),
+    Mutant(
+        "microbatches are added in single precision",
+        "the sum depends on the order of the records by more than the slack",
+        adds_in_single_precision,
+        (f"{_SUMS}::test_sums_are_rounded_once",),
+    ),
+    Mutant(
+        "an example that is not finite is multiplied by zero on a GPU",
+        "one record makes the whole sum not a number",
+        weights_of_zero,
+        (f"{_READS}::test_an_example_that_is_not_finite_adds_nothing",),
+    ),
+    Mutant(
+        "the bounds on the device are those of another clip",
+        "gradients are clipped to another bound than the noise is made for",
+        any_limits,
+        ("clipping/engines/test_engines.py::test_batches_of_one_and_two",),
+    ),
+    Mutant(
+        "weighted factors are split into two terms",
+        "where positions cancel, the error of the sum exceeds the gradient",
+        two_terms,
+        ("gradients/rules/test_brain_floats.py::test_terms_hold_all_digits",),
+    ),
+]

@@ -1,0 +1,143 @@
+"""Faults of gaps between records, of loading ahead, and of records that each process holds."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from noisette.run.private import PrivateRun
+from noisette.sampling import fetching, gaps, loading
+from planted import Mutant
+
+_GAPS = "sampling/test_gaps.py"
+_FETCHING = "sampling/test_fetching.py"
+_OWN = "sampling/test_own_records.py"
+
+_at_gaps = gaps.records_at_gaps
+
+
+def more_often(patch: pytest.MonkeyPatch) -> None:
+    """One gap in 2^16 thresholds falls a little short: the mark between two gaps is moved by a word."""
+    certain = gaps._certain_gaps
+
+    def rounded(words: np.ndarray, rate: float, size: int) -> np.ndarray:
+        found = certain(words, rate, size)
+        nearest = np.floor(np.log((words.astype(float) + 0.5) * 2.0**-64) / np.log1p(-rate)).clip(0, size) + 1
+        return np.where(found == 0, np.maximum(1, nearest - 1), found).astype(np.int64)
+
+    patch.setattr(gaps, "_certain_gaps", rounded)
+
+
+def by_chunk(patch: pytest.MonkeyPatch) -> None:
+    """Every chunk of words begins at the first word of the stream."""
+
+    class FromTheFirst:
+        def __init__(self, key: Any) -> None:
+            self.key = key
+
+        def fill(self, words: np.ndarray, *, start: int = 0, **stream: Any) -> None:
+            self.key.fill(words, **stream)
+
+    patch.setattr(
+        "noisette.sampling.poisson.records_at_gaps",
+        lambda size, rate, key, **stream: _at_gaps(size, rate, FromTheFirst(key), **stream),  # pyright: ignore[reportArgumentType]
+    )
+
+
+def one_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Gaps of the largest whole number below: the first record is never left out by a gap of one."""
+    certain = gaps._certain_gaps
+    patch.setattr(gaps, "_certain_gaps", lambda words, rate, size: np.maximum(1, certain(words, rate, size) - 1))
+
+
+def key_for_processes(patch: pytest.MonkeyPatch) -> None:
+    """Processes get the bytes of a key, to draw for themselves."""
+    make = fetching.WorkerRecords.__init__
+
+    def init(self: Any, gather: Any) -> None:
+        make(self, gather)
+        self.secret = os.urandom(32)
+
+    patch.setattr(fetching.WorkerRecords, "__init__", init)
+
+
+def beyond_the_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PrivateRun, "_steps_reserved", lambda self: self.steps_left)
+
+
+def all_held(patch: pytest.MonkeyPatch) -> None:
+    """A process loads what others hold as well, at the places of its own records."""
+
+    def held(self: loading.Records, indices: np.ndarray) -> np.ndarray:
+        return indices if self.own is None else np.unique(indices % len(self.own))
+
+    patch.setattr(loading.Records, "held", held)
+
+
+def stale_plan(patch: pytest.MonkeyPatch) -> None:
+    """What was loaded ahead is handed out whatever is asked for."""
+    whole = fetching.Fetch.__call__
+
+    def call(self: fetching.Fetch, part: np.ndarray, plan: Any) -> Any:
+        return whole(self, self._planned[0] if self._planned else part, plan)
+
+    patch.setattr(fetching.Fetch, "__call__", call)
+
+
+def global_seeds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fetching, "generator_apart", lambda: None)
+
+
+MUTANTS = [
+    Mutant(
+        "gaps are rounded where a word does not decide",
+        "records come more often than is paid for, where no count shows it",
+        more_often,
+        (f"{_GAPS}::test_words_at_a_threshold_are_decided_by_further_bits",),
+    ),
+    Mutant(
+        "gaps are one too short",
+        "a rate far above the one that is priced",
+        one_too_early,
+        (f"{_GAPS}::test_every_record_and_every_pair", f"{_GAPS}::test_the_gap_is_that_of_the_formula"),
+    ),
+    Mutant(
+        "gaps begin anew with every chunk",
+        "records at equal places of two chunks enter together",
+        by_chunk,
+        (f"{_GAPS}::test_how_many_words_are_drawn_at_once_does_not_matter",),
+    ),
+    Mutant(
+        "loading processes get a secret",
+        "who reads their memory or their pipes knows batches and noise",
+        key_for_processes,
+        (f"{_FETCHING}::test_processes_get_no_key",),
+    ),
+    Mutant(
+        "batches are drawn ahead beyond the lease",
+        "a crash hides a batch that was drawn",
+        beyond_the_lease,
+        (f"{_FETCHING}::test_batches_are_drawn_ahead_within_the_ledger",),
+    ),
+    Mutant(
+        "each process loads the records of the others as its own",
+        "records enter more often than is paid for",
+        all_held,
+        (f"{_OWN}::test_parts_make_the_whole_batch",),
+    ),
+    Mutant(
+        "what was loaded ahead is handed out for something else",
+        "records enter twice, or in a batch that did not draw them",
+        stale_plan,
+        (f"{_FETCHING}::test_another_plan_drops_what_was_ahead",),
+    ),
+    Mutant(
+        "loading processes draw seeds from the global generator",
+        "its state, which is saved, tells how many plans a batch took",
+        global_seeds,
+        (f"{_FETCHING}::test_the_global_generator_does_not_see_how_often_processes_begin_anew",),
+    ),
+]

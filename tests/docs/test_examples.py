@@ -1,0 +1,126 @@
+"""The examples run, also on two ranks, and so does the script of the page on several GPUs."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import noisette
+from noisette import Ledger
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+PAGE = ROOT / "docs" / "how-to" / "several-gpus.md"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def run_here(script: Path, *arguments: str) -> None:
+    """Run a script in this process, which has imported everything already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script), *arguments])
+        runpy.run_path(str(script), run_name="__main__")
+
+
+def on_two_ranks(script: Path, *arguments: str, folder: Path) -> str:
+    """What two processes of torchrun print."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "NOISETTE_COMPILE": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    done = subprocess.run(
+        [*TORCHRUN, str(script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def releases(ledger: Path) -> int:
+    return sum(Ledger.read(ledger).events.values())
+
+
+def test_a_run_of_two_ranks_is_finished_by_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = EXAMPLES / "train_on_ranks.py"
+    printed = on_two_ranks(script, "--out", "run", "--wrap", "--steps", "24", "--stop-after", "13", folder=tmp_path)
+    assert re.fullmatch(r"steps 13, epsilon \d\.\d\d, accuracy \d\.\d\d, weights \d+\.\d+\n", printed)
+    run_here(script, "--out", str(tmp_path / "run"), "--steps", "24")
+    said = capsys.readouterr().out
+    found = re.match(r"steps (\d+), epsilon (\d\.\d\d), accuracy (\d\.\d\d)", said)
+    assert found, said
+    steps, epsilon, accuracy = int(found[1]), float(found[2]), float(found[3])
+    assert steps == 24 - 3, "steps 11 to 13 were after the checkpoint"
+    assert epsilon <= 3.0
+    assert accuracy > 0.5
+    assert releases(tmp_path / "run" / "ledger.jsonl") == 24
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    run_here(EXAMPLES / "lora_llama.py", "--steps", "8")
+    assert_learned(capsys.readouterr().out)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_weights_of_a_llama(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    if not hasattr(noisette.engines, "TwoPasses"):
+        pytest.skip("there is no engine TwoPasses yet")
+    run_here(EXAMPLES / "full_fine_tuning.py", "--steps", "8")
+    assert_learned(capsys.readouterr().out)
+
+
+def assert_learned(said: str) -> None:
+    epsilon = re.search(r"epsilon (\d\.\d\d)", said)
+    loss = re.search(r"loss of a text: (\d\.\d+) before, (\d\.\d+) after", said)
+    assert epsilon, said
+    assert loss, said
+    assert 0 < float(epsilon[1]) <= 8.0
+    assert float(loss[2]) < float(loss[1])
+
+
+@pytest.mark.parametrize("name", ["lora_llama", "full_fine_tuning"])
+def test_the_sizes_of_examples_are_those_they_name(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    if name == "lora_llama":
+        pytest.importorskip("peft")
+    sizes = runpy.run_path(str(EXAMPLES / f"{name}.py"))["SIZES"]
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes["1b"], tie_word_embeddings=True))
+    assert sum(p.numel() for p in model.parameters()) == 1_235_814_400
+
+
+def test_the_script_of_the_page_prints_the_same_on_one_and_on_two_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [block] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    [stated] = re.findall(r"print\(.*\)  # (.*)", block)
+    script = tmp_path / "train.py"
+    script.write_text(block)
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    run_here(script)
+    assert capsys.readouterr().out == f"{stated}\n"
+    assert on_two_ranks(script, folder=tmp_path / "two") == f"{stated}\n"
+    assert releases(tmp_path / "one" / "ledger.jsonl") == releases(tmp_path / "two" / "ledger.jsonl") == 20
+
+
+def test_links_of_the_page_lead_somewhere() -> None:
+    links = re.findall(r"\]\((\.\./[^)#]+)\)", PAGE.read_text())
+    assert len(links) >= 3
+    assert all((PAGE.parent / link).exists() for link in links)

@@ -1,0 +1,68 @@
+"""Compares what an engine computes on a device with single examples in double precision on the processor."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from engine_check import NOT_FOR_VMAP, SLACK, cast, measured
+from model_cases import Case, Inputs
+from noisette import PerExampleClip
+from noisette.clipping.engines import Vmap
+from noisette.clipping.norms import Engine
+from oracle import Clipped, Loss, example_gradients
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # a GPU adds up in an order of its own
+CLIPPED = 0.3  # a bound by which about half of the examples are clipped, of the cases with inputs of size one
+
+
+def on(device: torch.device, inputs: Inputs) -> Inputs:
+    return tuple(x.to(device) for x in inputs)
+
+
+def assert_close(sums: dict[str, Tensor], truth: Clipped, bound: float, tolerance: float) -> None:
+    scale = float(truth.norms.clamp(max=bound).norm())  # not the sum's own, in which examples may cancel
+    assert sums.keys() == truth.sums.keys()
+    for name, expected in truth.sums.items():
+        assert float((sums[name].double().cpu() - expected).norm()) <= tolerance * scale, name
+
+
+def check_on(device: torch.device, case: Case, engines: Sequence[Engine], dtype: torch.dtype, b: int = 5) -> None:
+    """Norms and sums of ``backward`` on the device are the oracle's, with some examples clipped."""
+    model, inputs = case.model().to(dtype), cast(case.inputs(b), dtype)
+    gradients = example_gradients(model, case.loss, inputs)
+    bound = float(torch.tensor(gradients.norms).median()) + 1e-3
+    truth = gradients.clipped(bound * (1 - SLACK[dtype]))
+    model = copy.deepcopy(model).to(device)
+    for engine in engines:
+        if isinstance(engine, Vmap) and case.name in NOT_FOR_VMAP:
+            continue
+        norms, sums = measured(model, case.loss, on(device, inputs), bound, engine)
+        torch.testing.assert_close(norms.cpu(), truth.norms, rtol=TOLERANCE[dtype], atol=1e-13)
+        assert all(g.device.type == device.type for g in sums.values()), engine
+        assert_close(sums, truth, bound, TOLERANCE[dtype])
+
+
+def accumulated(clip: PerExampleClip, loss: Loss, inputs: Inputs) -> dict[str, Tensor]:
+    """The clipped sum of one microbatch by ``accumulate``."""
+    clip.accumulate(loss, *inputs)
+    [total] = clip.pop_sums()
+    return dict(zip(clip.parameters, total.grads, strict=True))
+
+
+def both_ways(
+    device: torch.device, model: nn.Module, loss: Loss, inputs: Inputs, dtype: torch.dtype, *engines: Engine
+) -> None:
+    """``backward`` and ``accumulate`` on the device give the oracle's clipped sum."""
+    case = Case("model", lambda: model, lambda b: inputs, loss)
+    check_on(device, case, engines, dtype)
+    model, inputs = model.to(dtype), cast(inputs, dtype)
+    gradients = example_gradients(model, loss, inputs)
+    bound = float(torch.tensor(gradients.norms).median()) + 1e-3
+    truth = gradients.clipped(bound * (1 - SLACK[dtype]))
+    clip = PerExampleClip(copy.deepcopy(model).to(device), bound, capture="eager")
+    assert_close(accumulated(clip, loss, on(device, inputs)), truth, bound, TOLERANCE[dtype])
+    clip.close()
