@@ -92,3 +92,15 @@ def test_each_rank_has_a_key_of_its_own_only_alone() -> None:
 def test_principal_components_are_those_of_one_process(rows: int) -> None:
     truth = alone(components, rows)
     assert [outcome.value for outcome in on_ranks(3, components, rows, known_key=True)] == [truth] * 3
+
+
+def test_ranks_that_hold_other_records_make_the_same_run() -> None:
+    truth = alone(take_steps)
+    for outcome in on_ranks(3, partial(take_steps, own=0), known_key=True):
+        assert max(differences(outcome.value, truth)) < 1e-15
+
+
+def test_a_record_that_two_ranks_hold_is_refused() -> None:
+    for outcome in on_ranks(2, partial(take_steps, own=1)):
+        assert outcome.error == "PrivacyError"
+        assert "without overlaps" in outcome.text

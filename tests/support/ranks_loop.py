@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from noisette import AdaptiveClip, Ledger, PerExampleClip, PrivateRun, Ranks, private_pca, privatize
+from noisette import AdaptiveClip, Ledger, OwnRecords, PerExampleClip, PrivateRun, Ranks, private_pca, privatize
 from noisette.ranks.wrappers import canonical_name
 
 RECORDS, STEPS = 60, 5
@@ -68,11 +68,16 @@ def take_steps(
     momentum: float = 0.9,
     expected: float | None = None,
     spoilt: bool = False,
+    own: float | None = None,
 ) -> Course:
     """Train for some steps, and return what they released."""
     data = records(dtype)
     if spoilt:  # a record in three has a gradient that is not finite
         data[0][::3] = float("nan")
+    if own is not None and dist.is_initialized():  # each rank holds a part; ``own`` of a record more than its own
+        size, rank = dist.get_world_size(), dist.get_rank()
+        first, end = rank * RECORDS // size, min(RECORDS, (rank + 1) * RECORDS // size + int(own))
+        data = OwnRecords((data[0][first:end], data[1][first:end]), first=first, of=RECORDS)
     model = wrapped(network(dtype), kind)
     clip = PerExampleClip(model, clipping=AdaptiveClip(0.1)) if adaptive else PerExampleClip(model, 0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=momentum)

@@ -47,6 +47,10 @@ class Alone:
         """The numbers themselves."""
         return dict(numbers)
 
+    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """The numbers of this process."""
+        return [numbers]
+
     def check_equal(self, facts: Callable[[], Mapping[str, object]]) -> None:
         """Nothing to compare with."""
 

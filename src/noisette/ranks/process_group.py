@@ -116,13 +116,22 @@ class Ranks:
         Raises:
             PrivacyError: a rank does not answer, refuses, or is at another phase.
         """
+        told = self.of_all(phase, numbers)
+        return {name: max(of_rank[name] for of_rank in told) for name in numbers}
+
+    def of_all(self, phase: str, numbers: Mapping[str, float]) -> list[Mapping[str, float]]:
+        """The numbers of each rank.
+
+        Raises:
+            PrivacyError: a rank does not answer, refuses, or is at another phase.
+        """
         messages = self._exchanged(Message(phase, numbers=numbers))
         try:
             raise_if_any_refuses(messages)
         except Exception as error:
             self._is_broken, self._shared = True, error
             raise
-        return {name: max(message.numbers[name] for message in messages) for name in numbers}
+        return [message.numbers for message in messages]
 
     def check_equal(self, facts: Callable[[], Mapping[str, object]]) -> None:
         """Check that the facts that this function returns are the same on all ranks.

@@ -25,7 +25,7 @@ from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.model_state import capture_state
-from noisette.run.ranks_agree import digests_of, facts_of, ledger_on_ranks
+from noisette.run.ranks_agree import check_own_records, digests_of, facts_of, ledger_on_ranks
 from noisette.sampling.loading import Collate
 from noisette.sampling.users import Users
 from noisette.validation import check_no_batch_norm
@@ -144,6 +144,7 @@ class PrivateRun(DpSgdRun):
                     ranks=ranks,
                 )
             ranks.check_equal(run._facts)
+            check_own_records(run._records, ranks)
             run._lease = int(ranks.largest("the lease", {"steps": run._lease})["steps"])
         except BaseException:
             if run is not None:

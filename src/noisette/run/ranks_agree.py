@@ -16,6 +16,7 @@ from noisette.accounting import Ledger
 from noisette.errors import PrivacyError
 from noisette.ranks import AnyRanks
 from noisette.ranks.wrappers import canonical_name
+from noisette.sampling.loading import Records
 
 
 def ledger_on_ranks(
@@ -58,6 +59,27 @@ def ledger_on_ranks(
     if given.events != mirror.events:
         raise PrivacyError(f"the ledger of rank {ranks.rank} has other releases than that of rank 0")
     return given, None
+
+
+def check_own_records(records: Records, ranks: AnyRanks) -> None:
+    """Check that the ranks hold every record once, or share all of them.
+
+    Raises:
+        PrivacyError: some hold records of their own and others do not, or a record is held twice or by none.
+    """
+    if ranks.size == 1:
+        return
+    own = range(0) if records.own is None else records.own
+    spans = ranks.of_all("the records", {"own": records.own is not None, "first": own.start, "end": own.stop})
+    if not any(span["own"] for span in spans):
+        return
+    held = sorted((span["first"], span["end"]) for span in spans if span["first"] < span["end"])
+    ends = [0, *(end for _, end in held)]
+    if not all(span["own"] for span in spans) or [first for first, _ in held] + [records.size] != ends:
+        raise PrivacyError(
+            "each record of OwnRecords is held by exactly one rank: give every rank OwnRecords(dataset, first=..., "
+            "of=...) with the place of its first record, without overlaps or gaps"
+        )
 
 
 def facts_of(model: nn.Module, optimizer: Optimizer, settings: Mapping[str, object]) -> dict[str, object]:

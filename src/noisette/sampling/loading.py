@@ -82,8 +82,8 @@ class OwnRecords:
 
     @property
     def known_by(self) -> Any:
-        """The records, by which a resumed run recognises the data set."""
-        return self._dataset
+        """The number of all records: a resumed run may divide them among another number of processes."""
+        return np.array([self._of])
 
     def records(self, collate_fn: Collate | None) -> Records:
         """How they are drawn and loaded."""
