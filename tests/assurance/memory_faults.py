@@ -52,10 +52,6 @@ def two_terms(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.gradients.rules.brain_floats._TERMS", 2)
 
 
-def gives_away_its_memory(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Accumulator, "_rounded", lambda self, name, parameter: self._sums.get(name, parameter))
-
-
 def never_interrupted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Accumulator, "_check_whole", lambda self: None)
 
@@ -93,16 +89,10 @@ MUTANTS = [
         (f"{_SUMS}::test_an_interrupted_addition_is_never_released",),
     ),
     Mutant(
-        "sums that leave share memory with those of the next batch",
-        "the next batch writes into gradients that were released, or noise into its sum",
-        gives_away_its_memory,
-        (f"{_SUMS}::test_memory_is_kept_and_never_given_away",),
-    ),
-    Mutant(
         "microbatches are added in single precision",
         "the sum depends on the order of the records by more than the slack",
         adds_in_single_precision,
-        (f"{_SUMS}::test_sums_are_rounded_once",),
+        (f"{_SUMS}::test_sums_are_in_double_precision",),
     ),
     Mutant(
         "an example that is not finite is multiplied by zero on a GPU",

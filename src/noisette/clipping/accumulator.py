@@ -17,13 +17,12 @@ class Accumulator:
     """Sums by parameter name, added to microbatch by microbatch.
 
     The microbatches of a batch are added in double precision, so that their order and number hardly matter, in one
-    tensor for each parameter that is kept for the next batches. What leaves is rounded once, to single precision or to
-    that of a parameter in double precision.
+    tensor for each parameter. A sum is never rounded to half precision, whatever the dtype of its parameter.
     """
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}  # a tensor of ``_doubles``, or what the only microbatch so far gave
-        self._doubles: dict[str, Tensor] = {}  # written anew in each batch
+        self._doubles: dict[str, Tensor] = {}  # of this batch
         self._is_whole = True  # no addition ended half-way
 
     def __bool__(self) -> bool:
@@ -33,7 +32,7 @@ class Accumulator:
         """Add the sums of one microbatch, all of them or, where memory runs out, none."""
         self._check_whole()
         missing = [name for name in sums if name in self._sums and self._sums[name] is not self._doubles.get(name)]
-        made = {name: _double_like(sums[name]) for name in missing if not _fits(self._doubles.get(name), sums[name])}
+        made = {name: _double_like(sums[name]) for name in missing}
         scratch = _scratch(sums)
         single = {name: sum.to(AT_LEAST_SINGLE.get(sum.dtype, sum.dtype)) for name, sum in sums.items()}
         # The memory is allocated, so nothing can fail from here on but for an interrupt.
@@ -49,26 +48,18 @@ class Accumulator:
         self._is_whole = True
 
     def pop_sums(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The sums of these parameters, zeros where there is none; then start again from nothing.
-
-        They are in single precision, or in double precision for a parameter that is, and share no memory with what
-        the accumulator keeps.
-        """
+        """The sums of these parameters, zeros where there is none; then start again from nothing."""
         self._check_whole()
-        popped = {name: self._rounded(name, p) for name, p in parameters.items()}
-        self._sums = {}
-        return popped
-
-    def _rounded(self, name: str, parameter: Tensor) -> Tensor:
-        dtype = AT_LEAST_SINGLE.get(parameter.dtype, parameter.dtype)
-        if name not in self._sums:
-            return torch.zeros_like(parameter, dtype=dtype)
-        return self._sums[name].to(dtype, copy=self._sums[name] is self._doubles.get(name))
+        sums, self._sums, self._doubles = self._sums, {}, {}
+        return {
+            name: sums[name] if name in sums else torch.zeros_like(p, dtype=AT_LEAST_SINGLE.get(p.dtype, p.dtype))
+            for name, p in parameters.items()
+        }
 
     def _check_whole(self) -> None:
         """Check that no addition was interrupted; the sums start again from nothing where one was."""
         if not self._is_whole:
-            self._sums, self._is_whole = {}, True
+            self._sums, self._doubles, self._is_whole = {}, {}, True
             raise PrivacyError(
                 "the sum of this batch holds a part of a microbatch, because adding it was interrupted; begin the "
                 "batch anew"
@@ -77,11 +68,6 @@ class Accumulator:
 
 def _double_like(sum: Tensor) -> Tensor:
     return torch.empty_like(sum, dtype=torch.float64)
-
-
-def _fits(held: Tensor | None, sum: Tensor) -> bool:
-    """Whether a tensor of an earlier batch can hold this sum; not if the model was moved since."""
-    return held is not None and held.shape == sum.shape and held.device == sum.device
 
 
 def _scratch(sums: Mapping[str, Tensor]) -> Tensor | None:

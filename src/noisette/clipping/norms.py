@@ -39,9 +39,8 @@ def slack_of(dtype: torch.dtype, examples: float = EXAMPLES) -> float:
     the direction of every rounding. Adding blocks of m examples, and the blocks in double precision, as the sums of
     clipped gradients are, makes it C + 2 m u n C, with m at most 256. Both need all roundings of all elements to have
     one direction with the example and the opposite one without. Orders chosen for the purpose (big before small, pairs
-    that cancel, equal gradients) reach a tenth of u n C above C at n = 256, and half of it at n = 4096. The slack for
-    these additions is u for each example that is expected. The sum of a batch is rounded once more when it leaves
-    double precision, which moves neighbouring sums apart by 2 u n C at most: 2 u more for each example.
+    that cancel, equal gradients) reach a tenth of u n C above C at n = 256, and half of it at n = 4096. The slack is u
+    for each example that is expected.
 
     It must not depend on how many examples the batch has. That number is private, and where it changed the factors, one
     more example would change those of all n others by u, and the sum by u n C: as much as the slack itself.
@@ -51,7 +50,7 @@ def slack_of(dtype: torch.dtype, examples: float = EXAMPLES) -> float:
         examples: expected in a batch, a public number.
     """
     single = AT_LEAST_SINGLE.get(dtype, dtype)
-    return _NORM_SLACK[single] + 3 * torch.finfo(single).eps / 2 * examples
+    return _NORM_SLACK[single] + torch.finfo(single).eps / 2 * examples
 
 
 @dataclass(frozen=True)
