@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
@@ -272,6 +271,12 @@ MUTANTS = [
         ),
     ),
     Mutant(
+        "a kernel that ignores windows",
+        "the difference of two shards has none",
+        kernel_without_windows,
+        ("mechanisms/test_launch_table.py::test_each_tile_of_each_run_is_touched_once",),
+    ),
+    Mutant(
         "one key for all processes",
         "noise can be computed again, and a resumed run repeats it",
         one_key_for_all,
@@ -288,15 +293,3 @@ MUTANTS = [
         ("mechanisms/test_gaussian.py::test_several_sums_share_one_mechanism",),
     ),
 ]
-if find_spec("triton") is not None:
-    MUTANTS.append(
-        Mutant(
-            "a kernel that ignores windows",
-            "the difference of two shards has none",
-            kernel_without_windows,
-            (
-                "mechanisms/test_triton_noise.py::test_values_are_those_of_the_processor",
-                "mechanisms/test_triton_noise.py::test_a_tensor_in_parts",
-            ),
-        )
-    )

@@ -66,7 +66,7 @@ def test_nothing_is_compiled_unasked(capture: str, made: list[StandIn]) -> None:
 
 
 def test_a_short_run_compiles_nothing(made: list[StandIn]) -> None:
-    source = CompiledNoise(schedule_of("auto"), lambda: 100.0)
+    source = CompiledNoise(schedule_of("auto"), lambda: 50.0)
     assert [source(torch.float32, 10**5) for _ in range(40)] == [None] * 40
     assert not made
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from noisette.mechanisms.launch_table import end_of, table_of
+from noisette.mechanisms import launch_table
 from noisette.mechanisms.noise_tiles import TILE, Part
 from noisette.mechanisms.window import Window
 
@@ -24,7 +24,7 @@ PARTS = [
 
 def touched(parts: list[Part], tiles_of_program: int) -> Counter[tuple[int, int, int]]:
     """Part, run and tile of each slot of each program, as the kernel finds them."""
-    rows, owners = table_of(parts, tiles_of_program)
+    rows, owners = launch_table.table_of(parts, tiles_of_program)
     slots: Counter[tuple[int, int, int]] = Counter()
     for program, owner in enumerate(owners.tolist()):
         _, start, _, stride, tiles, first = rows[owner].tolist()
@@ -50,4 +50,4 @@ def test_each_tile_of_each_run_is_touched_once(tiles_of_program: int) -> None:
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_the_end_is_that_of_the_last_element(part: Part) -> None:
     *_, (_, first, length) = part.window.segments(part.size)
-    assert end_of(part) == (first + length - 1) // TILE + 1
+    assert launch_table.end_of(part) == (first + length - 1) // TILE + 1

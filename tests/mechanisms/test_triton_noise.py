@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,20 +32,24 @@ KEY = SecretKey(bytes(range(32)))
 CPU = torch.device("cpu")
 
 
+def loaded(name: str) -> ModuleType:
+    """The module of the kernel, loaded once more: whether it is interpreted is settled when it is loaded."""
+    found = importlib.util.find_spec("noisette.mechanisms.triton_noise")
+    assert found is not None
+    assert found.origin is not None
+    spec = importlib.util.spec_from_file_location(name, found.origin)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def kernel() -> Iterator[ModuleType]:
-    """The module of the kernel, loaded once more so that it is interpreted."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        found = importlib.util.find_spec("noisette.mechanisms.triton_noise")
-        assert found is not None
-        assert found.origin is not None
-        spec = importlib.util.spec_from_file_location("interpreted_noise", found.origin)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        yield module
+        yield loaded("interpreted_noise")
 
 
 def noised(
@@ -162,3 +167,21 @@ def test_the_kernel_is_compiled_without_fused_operations(kernel: ModuleType, mon
     monkeypatch.setattr(kernel, "_noise", Launcher())
     noised(kernel, sums(a=5), {}, step=0, std=1.0, divisor=1.0)
     assert asked["enable_fp_fusion"] is False
+
+
+def test_it_compiles_for_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The interpreter takes Python that the compiler refuses. Nothing is fused, and nothing in double precision."""
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    numbers = {"step0": "i32", "step1": "i32", "step2": "i32", "std": "fp32", "divisor": "fp32"}
+    tables = {"pointers": "*i64", "table": "*i64", "keys": "*i32", "owners": "*i32"}
+    constants = {"tiles": 16, "lanes": 128}
+    source = triton.compiler.ASTSource(
+        fn=loaded("compiled_noise_kernel")._noise,
+        signature={**tables, **numbers, **dict.fromkeys(constants, "constexpr")},
+        constexprs=constants,
+    )
+    target = triton.backends.compiler.GPUTarget("cuda", 90, 32)
+    text = triton.compile(source, target=target, options={"enable_fp_fusion": False, "num_warps": 4}).asm["ptx"]
+    expected = {"fma.": 0, ".f64": 0, "div.rn.f32": 48, "sqrt.rn.f32": 16, "div.full": 0, "sqrt.approx": 0}
+    assert {word: text.count(word) for word in expected} == expected

@@ -149,7 +149,7 @@ def _computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     out = func(*tree_map(_raw, args), **raw)
     if name in _RESHAPED:
         return _reshaped(func, args)
-    if name.endswith("_") and not name.startswith("_foreach"):
+    if name.endswith("_") and not name.startswith(("_foreach", "__")):  # ``__and__`` is not in place
         return args[0]
     if not (_names_device(target) if target is not None else ours):
         return out

@@ -18,7 +18,7 @@ from noisette._internal.keystream import SecretKey
 from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass
 from noisette.mechanisms.device_noise import DeviceNoise, device_noise
 from noisette.mechanisms.eager_noise import EagerPass, is_faithful
-from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, WORDS, Bits, Part, TileBuffers
+from noisette.mechanisms.noise_tiles import TILE, TILES_AT_ONCE, Bits, Part, TileBuffers
 from noisette.mechanisms.window import WHOLE, Window
 
 # The compiled pass always computes all tiles of the buffers. Up to this number the eager one takes less time.
@@ -43,8 +43,8 @@ class GaussianNoise:
             is there. Up to then, and where there is none, noise is computed by one operation after another.
 
     Guarantee: values are independent across names, steps and elements, as far as the cipher is secure. The same key,
-    step, name and element give the same value to the bit, whether a tensor is filled at once or in parts, and whether
-    the pass is compiled or not.
+    step, name and element give the same value to the bit: whether a tensor is filled at once or in parts, whether the
+    pass is compiled or not, and on every processor and GPU.
 
     >>> noise = GaussianNoise(SecretKey(bytes(32)))
     >>> whole, part = torch.zeros(1000), torch.zeros(100)
@@ -102,7 +102,7 @@ class GaussianNoise:
         buffers, bits, eager = self._tools_for(first.dtype)
         compiled = self._compiled_for(first, sum([part.size for part in parts]))
         for group in buffers.groups(parts):
-            streams = [(bits.words[stream.words], stream.name, stream.tile * WORDS) for stream in group.streams]
+            streams = [(bits.words[place], name, start) for place, name, start in group.words]
             self._key.fill_each(streams, purpose="noise", step=step)
             one_pass: Pass = eager if compiled is None or group.tiles < _FEWEST_COMPILED_TILES else compiled
             if group.is_whole:

@@ -130,6 +130,7 @@ class TileGroup:
 
     Attributes:
         streams: the tiles, those together that follow each other.
+        words: for each stream: where its words are among those of the group, its name, and its first word.
         tiles: the number of tiles.
         is_whole: whether the group is one stretch that uses every value of the buffer. Then the elements of the tensor
             have its layout.
@@ -137,6 +138,7 @@ class TileGroup:
 
     def __init__(self, sums: Tensor, stretches: Sequence[Stretch]) -> None:
         self.streams = _streams(stretches)
+        self.words = [(stream.words, stream.name, stream.tile * WORDS) for stream in self.streams]
         self.tiles = stretches[-1].place + stretches[-1].tiles
         self.is_whole = stretches[0].numel == sums.numel()
         self._shape = sums.shape

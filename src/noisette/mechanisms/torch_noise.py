@@ -5,7 +5,7 @@ Many small operations, one after the other, so for a GPU: on a processor a libra
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from noisette.mechanisms.noise_tiles import PAIRS, WORDS, Part, Stream, TileBuff
 
 _TILES_AT_ONCE = 2**14  # 4 million values: their operations take longer than it takes to start them
 _BLOCKS = WORDS // 8  # of the cipher in a tile
-_CONSTANTS = np.frombuffer(b"expand 32-byte k", dtype=np.int32)
+_CONSTANTS = b"expand 32-byte k"
 
 
 class TorchNoise:
@@ -37,7 +37,7 @@ class TorchNoise:
         # In the memory of the device: a GPU multiplies by the reciprocal of a number that the host divides by.
         numbers = [torch.tensor(number, dtype=torch.float64, device=self._device) for number in (std, divisor)]
         for group in self._buffers.groups(parts):
-            words = torch.cat([self._words(stream, step) for stream in group.streams]).view(-1, 3 * PAIRS)
+            words = self._words(group.streams, step).view(-1, 3 * PAIRS)
             radii, angles = words[:, : 2 * PAIRS].contiguous().view(torch.int64), words[:, 2 * PAIRS :]
             sums = self._buffers.sums[: group.tiles]
             pieces = group.pieces_of(flat)
@@ -45,27 +45,38 @@ class TorchNoise:
             noised_quotient(radii, angles, sums[:, 0], sums[:, 1], *numbers)
             group.scatter(pieces)
 
-    def _words(self, stream: Stream, step: int) -> Tensor:
-        """The words of a stream's tiles, 32 bits each, shape (blocks, 16)."""
-        end = stream.tile + stream.tiles
-        secret = self._key.stream_key(purpose="noise", name=stream.name, end=end * WORDS)
-        counters = torch.arange(stream.tile * _BLOCKS, end * _BLOCKS, device=self._device)
-        return chacha20_blocks(secret, counters, step)
+    def _words(self, streams: Sequence[Stream], step: int) -> Tensor:
+        """The words of the tiles of these streams, 32 bits each, shape (blocks, 16); the host sends once for all."""
+        nonce = bytes(4) + step.to_bytes(12, "little")
+        ends = [(stream.tile + stream.tiles) * WORDS for stream in streams]
+        secrets = [
+            self._key.stream_key(purpose="noise", name=stream.name, end=end)
+            for stream, end in zip(streams, ends, strict=True)
+        ]
+        states = [np.frombuffer(_CONSTANTS + secret + nonce, np.int32) for secret in secrets]
+        # Of each stream: its state, its number of blocks, and by how much their counters lie above their places.
+        numbers = [
+            [*state, s.tiles * _BLOCKS, (s.tile - s.place) * _BLOCKS] for state, s in zip(states, streams, strict=True)
+        ]
+        sent = torch.tensor(np.array(numbers, dtype=np.int64), device=self._device)
+        blocks = sum(stream.tiles for stream in streams) * _BLOCKS
+        each = sent.repeat_interleave(sent[:, 16], 0, output_size=blocks).t()
+        counters = torch.arange(blocks, device=self._device) + each[17]
+        return chacha20_blocks(each[:16].to(torch.int32), counters)
 
 
-def chacha20_blocks(secret: bytes, counters: Tensor, step: int) -> Tensor:
-    """The blocks of a ChaCha20 keystream (RFC 8439) with these counters.
+def chacha20_blocks(states: Tensor, counters: Tensor) -> Tensor:
+    """The blocks of ChaCha20 keystreams (RFC 8439).
 
     Args:
-        secret: the key, 32 bytes.
+        states: the words of constants, key and nonce, as signed integers of 32 bits, shape (16, blocks); the counter is
+            filled in.
         counters: below 2^32, shape (blocks,).
-        step: the nonce.
 
     Returns:
         Words as signed integers of 32 bits, shape (blocks, 16).
     """
-    words = np.concatenate([_CONSTANTS, np.frombuffer(secret + bytes(4) + step.to_bytes(12, "little"), np.int32)])
-    first = torch.tensor(words, device=counters.device)[:, None].repeat(1, len(counters))
+    first = states.contiguous()
     first[12] = (counters - ((counters >> 31) << 32)).to(torch.int32)  # the same bits, with a sign
     a, b, c, d = (row.clone() for row in first.view(4, 4, -1))
     for _ in range(10):
