@@ -235,8 +235,8 @@ class Ranks:
             self._is_broken = True
             raise PrivacyError(
                 f"rank {self.rank} met no answer at {phase}: another rank has ended, cannot be "
-                f"reached, or did not come within {self._timeout:g} seconds. Steps that were reserved stay spent; start "
-                f"the run again from its checkpoint ({error})"
+                f"reached, or did not come within {self._timeout:g} seconds. Steps that were reserved stay spent; "
+                f"start the run again from its checkpoint ({error})"
             ) from error
 
 

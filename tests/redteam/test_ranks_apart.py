@@ -1,0 +1,51 @@
+"""Ranks that differ, which would move a sum by more than its bound or noise it with another one; and harmless loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ranks_attacks
+from process_group import on_ranks
+from ranks_attacks import DIFFERENT, HARMLESS, PATIENCE, STEPS
+
+
+@pytest.mark.parametrize(
+    ("named", "work"),
+    [pytest.param(named, work, id=work.__name__) for named, works in DIFFERENT.items() for work in works],
+)
+def test_ranks_that_differ_release_nothing(named: str, work: Callable[[], None]) -> None:
+    for outcome in on_ranks(2, work):
+        assert outcome.error == "PrivacyError", outcome
+        assert named in outcome.text
+
+
+def test_ranks_go_on_from_one_checkpoint(tmp_path: Path) -> None:
+    for outcome in on_ranks(2, ranks_attacks.another_checkpoint, tmp_path):
+        assert outcome.error == "PrivacyError"
+        assert "checkpoint" in outcome.text
+
+
+def test_the_key_comes_from_rank_0_however_a_group_is_ordered() -> None:
+    keys = {outcome.value for outcome in on_ranks(3, ranks_attacks.key_of_unsorted_ranks)}
+    assert len(keys) == 1
+    assert keys != {bytes(32)}
+
+
+def test_an_error_in_a_release_keeps_nobody_waiting() -> None:
+    for outcome in on_ranks(2, ranks_attacks.error_in_a_release):
+        assert outcome.value < PATIENCE
+
+
+@pytest.mark.parametrize("work", HARMLESS, ids=lambda work: work.__name__)
+def test_harmless_loops_train(work: Callable[[], int]) -> None:
+    for outcome in on_ranks(2, work):
+        assert outcome.value % STEPS == 0
+        assert outcome.value
+
+
+def test_an_error_that_all_ranks_meet_together_does_not_end_the_run(tmp_path: Path) -> None:
+    for outcome in on_ranks(2, ranks_attacks.an_error_that_all_survive, tmp_path):
+        assert outcome.value == STEPS

@@ -1,0 +1,212 @@
+"""What an adversary made ranks do differently, or wrongly, and loops that are harmless."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun, Ranks, Users, privatize
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+from ranks_loop import RECORDS, TERMS, loss, network, records
+from ranks_loop import STEPS as STEPS
+
+PATIENCE = 8.0
+
+
+def other() -> bool:
+    return dist.get_rank() == 1
+
+
+def start(clip: PerExampleClip, optimizer: Any = None, data: Any = None, **given: Any) -> PrivateRun:
+    optimizer = optimizer or torch.optim.SGD(clip.model.parameters(), lr=0.1)
+    declared = TERMS | {"sampling_rate": 0.3, "expected_batch_size": 18.0, "ranks": Ranks(timeout=PATIENCE)} | given
+    return privatize(clip, optimizer, records() if data is None else data, **declared)
+
+
+def take(run: PrivateRun, model: nn.Module | None = None) -> None:
+    for batch in run.batches():
+        for x, y in batch.microbatches(5):
+            if model is None:
+                run.accumulate(loss, x, y)
+            else:
+                run.backward(F.cross_entropy(model(x), y, reduction="none"))
+        run.optimizer.step()
+
+
+def order_of_records() -> None:
+    x, y = records()
+    take(start(PerExampleClip(network(), 0.5), data=(x.flip(0), y.flip(0)) if other() else (x, y)))
+
+
+def a_shard_for_each() -> None:
+    half = RECORDS // 2
+    x, y = records()
+    part = slice(half, None) if other() else slice(half)
+    take(start(PerExampleClip(network(), 0.5), data=(x[part], y[part])))
+
+
+def users_of_records() -> None:
+    ids = np.arange(RECORDS) // 3
+    take(start(PerExampleClip(network(), 0.5), users=Users(ids[::-1].tolist() if other() else ids.tolist(), 3)))
+
+
+def adaptive_settings() -> None:
+    take(start(PerExampleClip(network(), clipping=AdaptiveClip(0.1, learning_rate=5.0 if other() else 0.2))))
+
+
+def groups_exchanged() -> None:
+    first, second = ["0.weight", "0.bias"], ["1.weight", "1.bias", "3.weight", "3.bias"]
+    groups = [(second, 0.3), (first, 0.3)] if other() else [(first, 0.3), (second, 0.3)]
+    take(start(PerExampleClip(network(), clipping=GroupwiseClipping(groups))))
+
+
+def a_bound_moved() -> None:
+    clip = PerExampleClip(network(), 0.5)
+    run = start(clip)
+    if other():
+        clip.clipping = PerExampleClip(network(), 0.001).clipping
+    take(run)
+
+
+def a_parameter_frozen() -> None:
+    model = network()
+    run = start(PerExampleClip(model, 0.5))
+    if other():
+        next(model.parameters()).requires_grad_(False)
+    take(run)
+
+
+def buffers() -> None:
+    model = network()
+    model.register_buffer("scale", torch.full((1,), 2.0 if other() else 1.0))
+    take(start(PerExampleClip(model, 0.5)))
+
+
+def optimizer_groups() -> None:
+    model = network()
+    first, *rest = model.parameters()
+    sizes = [{"params": rest}, {"params": [first]}] if other() else [{"params": [first]}, {"params": rest}]
+    take(start(PerExampleClip(model, 0.5), torch.optim.SGD(sizes, lr=0.1)))
+
+
+def another_checkpoint(folder: Path) -> None:
+    """Rank 1 goes on from a run with less noise."""
+    for name, noise in (("first", 2.0), ("second", 0.3)):
+        model = network()
+        with start(PerExampleClip(model, 0.5), noise_multiplier=noise, ledger=folder / f"{name}.jsonl") as run:
+            for batch in run.batches():
+                for x, y in batch.microbatches(9):
+                    run.accumulate(loss, x, y)
+                run.optimizer.step()
+                run.save(folder / name)
+                break
+    model = network()
+    place = folder / ("second" if other() else "first")
+    take(PrivateRun.resume(place, PerExampleClip(model, 0.5), torch.optim.SGD(model.parameters(), lr=0.1), records()))
+
+
+# By what the message calls it.
+DIFFERENT = {
+    "records than rank 0": (order_of_records, a_shard_for_each, users_of_records),
+    "settings of the clipping rule": (adaptive_settings,),
+    "groups of the clipping rule": (groups_exchanged,),
+    "bounds, shares and parameters": (a_bound_moved, a_parameter_frozen),
+    "values of buffers": (buffers,),
+    "optimizer": (optimizer_groups,),
+}
+
+
+def key_of_unsorted_ranks() -> bytes:
+    group = dist.new_group(list(reversed(range(dist.get_world_size()))))
+    return Ranks(data=group).key()._secret
+
+
+def error_in_a_release() -> float:
+    """Rank 1 fails while its noise is drawn; how long does the other one wait?"""
+    with pytest.MonkeyPatch.context() as patch:
+        if other():
+            patch.setattr(GaussianNoise, "add_", _fails)
+        begun = time.monotonic()
+        with suppress(MemoryError, RuntimeError), start(PerExampleClip(network(), 0.5)) as run:
+            take(run)
+        return time.monotonic() - begun
+
+
+def _fails(*_: object, **__: object) -> None:
+    raise MemoryError("planted")
+
+
+# Harmless loops
+
+
+def a_wrapper_inside() -> int:
+    """A part of the model is in ``DistributedDataParallel``, with a buffer that it would send in each call."""
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inside = network()
+            inside.register_buffer("extra", torch.zeros(3))
+            self.part = DistributedDataParallel(inside)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.part(x)
+
+    model = Holder()
+    run = start(PerExampleClip(model, 0.5), separability="asserted")
+    with run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(1 if other() else 9):
+                run.backward(F.cross_entropy(model(x), y, reduction="none"))
+            run.optimizer.step()
+    return run.steps_taken
+
+
+def a_static_graph() -> int:
+    model = DistributedDataParallel(network(), static_graph=True)
+    with start(PerExampleClip(model, 0.5), separability="asserted") as run:
+        take(run, model)
+    return run.steps_taken
+
+
+def ranks_used_twice() -> int:
+    ranks, taken = Ranks(timeout=PATIENCE), 0
+    for _ in range(2):
+        with start(PerExampleClip(network(), 0.5), ranks=ranks) as run:
+            take(run)
+        taken += run.steps_taken
+    return taken
+
+
+def an_error_that_all_survive(folder: Path) -> int:
+    """No checkpoint can be written, and the run goes on."""
+    (folder / "file").touch()
+    with start(PerExampleClip(network(), 0.5), ledger=folder / "ledger.jsonl") as run:
+        for batch in run.batches():
+            for x, y in batch.microbatches(5):
+                run.accumulate(loss, x, y)
+            run.optimizer.step()
+            with suppress(OSError):
+                run.save(folder / "file" / "checkpoint")
+    return run.steps_taken
+
+
+def numbers_as_tensors() -> int:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.1), betas=(0.8, 0.9))
+    with start(PerExampleClip(model, 0.5), optimizer) as run:
+        take(run)
+    return run.steps_taken
+
+
+HARMLESS = (a_wrapper_inside, a_static_graph, ranks_used_twice, numbers_as_tensors)
