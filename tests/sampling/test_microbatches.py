@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette.clipping import accumulator
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette._internal.keystream import SecretKey
+from noisette.clipping import accumulator
 from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.gradients.per_example import LocatedRecording
 from noisette.sampling import microbatch_size
