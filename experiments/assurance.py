@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 RESULTS = ROOT / "docs" / "assurance" / "results.json"
 PAGE = ROOT / "docs" / "assurance.md"
-sys.path[:0] = [str(TESTS), str(TESTS / "assurance")]
+sys.path[:0] = [str(TESTS), str(TESTS / "assurance"), str(TESTS / "support")]
 
 from experiments.assurance_page import with_results  # noqa: E402
 from faults import FAULTS  # noqa: E402
