@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from model_cases import Case, Inputs
-from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, Vmap
+from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
 from noisette.clipping.norms import ClippedSum, Clipping, Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
 from noisette.gradients.per_example import LocatedRecording
 from oracle import Clipped, example_gradients
 
-ENGINES: list[Engine] = [BookKeeping(), TwoPass(), PerExampleLoop(), MultiLoss(), Vmap(chunk_size=3)]
+ENGINES: list[Engine] = [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop(), MultiLoss(), Vmap(chunk_size=3)]
 # What torch.func cannot repeat, and why.
 NOT_FOR_VMAP = {
     "data written into a weight": "a tensor without example axis cannot be written into",

@@ -214,12 +214,16 @@ def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, weigh
     """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
     group = group_of(clipping.groups)
     with torch.no_grad():
-        kept = None
-        if not clipping.are_finite and not math.isfinite(weights.sum()):
-            kept = weights.isfinite().all(0).nonzero().flatten()
-            weights = weights[:, kept]
-        rows = weights.unbind()
+        kept = kept_examples(clipping, weights)
+        rows = (weights if kept is None else weights[:, kept]).unbind()
         return weighted_sums(forms, {name: rows[group[name]] for name in forms}, kept)
+
+
+def kept_examples(clipping: Clipping, weights: Tensor) -> Tensor | None:
+    """The indices of the examples whose weights (groups, b) are finite; ``None`` for all of them."""
+    if clipping.are_finite or math.isfinite(weights.sum()):
+        return None
+    return weights.isfinite().all(0).nonzero().flatten()
 
 
 def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:

@@ -36,6 +36,7 @@ from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording
+from noisette.gradients.repeated_pass import repeatable
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
@@ -203,13 +204,20 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
+        record = partial(self._recorded, loss, microbatch, tuple(public))
+        if clipping.are_finite:  # a graph is being traced, in which a random state is no value
+            forward = [record()]
+        else:
+            forward = [repeatable(record, self.model)]
+        return self._by_engine(forward, clipping)
+
+    def _recorded(self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor]) -> LocatedRecording:
+        """A forward pass of a microbatch."""
         found = record_losses(self._tape, loss, microbatch, self._outside, public)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)
-        forward = [LocatedRecording(found.losses, found.recording, graph, examples)]
-        del found
-        return self._by_engine(forward, clipping)
+        return LocatedRecording(found.losses, found.recording, graph, examples)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -66,6 +66,9 @@ CLIPPING_RULES: Mapping[str, RuleEntry] = {
 ENGINES: Mapping[str, Entry] = {
     "book-keeping": Entry(lambda: _public().engines.BookKeeping, "one backward pass"),
     "two-pass": Entry(lambda: _public().engines.TwoPass, "two backward passes, with less memory"),
+    "two-passes": Entry(
+        lambda: _public().engines.TwoPasses, "the same backward pass twice, keeping no gradients between the two"
+    ),
     "multi-loss": Entry(
         lambda: _public().engines.MultiLoss, "one backward pass for each example, all in memory at once"
     ),

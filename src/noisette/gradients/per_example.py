@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,10 @@ class LocatedRecording:
     recording: Recording
     graph: LossGraph  # what the losses depend on
     examples: Sequence[Examples | None]  # for each use the batch axis of its output; None where there is none
+    repeat: Callable[[], LocatedRecording] | None = None  # the same forward pass anew, where that can be had
+
+
+Receiver = Callable[[str, ExampleGradients], None]  # name of a parameter, the gradients of the examples
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,27 @@ def per_example_gradients(
         MissingRuleError: an operation has no rule for the parameter it uses; all such uses are listed.
         PrivacyError: the losses depend on a parameter otherwise than through the recorded forward pass.
     """
+    forms: dict[str, ExampleGradients] = {}
+    squared_norms: dict[str, Tensor] = {}
+
+    def receive(name: str, form: ExampleGradients) -> None:
+        if keep:
+            forms[name] = form = compact(form)
+        squared_norms[name] = form.squared_norms()
+
+    only = [forward]
+    del forward
+    pass_gradients(only.pop(), parameters, receive, retain_graph=retain_graph)
+    return PerExampleGradients(forms, squared_norms)
+
+
+def pass_gradients(
+    forward: LocatedRecording, parameters: Mapping[str, Tensor], receive: Receiver, *, retain_graph: bool = False
+) -> None:
+    """Call ``receive`` for each parameter that the losses depend on, as soon as its gradients are complete.
+
+    It is the backward pass of :func:`per_example_gradients`, with its errors; nothing is kept but by ``receive``.
+    """
     if uncovered := forward.graph.uncovered:
         raise PrivacyError(
             f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
@@ -75,7 +100,7 @@ def per_example_gradients(
             "engine=noisette.engines.PerExampleLoop() needs no recording."
         )
     losses, graph = forward.losses, forward.graph
-    collector = GradientCollector(forward, parameters, keep)
+    collector = GradientCollector(forward, parameters, receive)
     del forward  # from here on the collector alone holds the uses, and drops each one after its visit
     if collector.uses:
         with user_hooks_disabled(parameters.values()):
@@ -84,7 +109,6 @@ def per_example_gradients(
                 losses, cotangent, collector.uses, graph, collector.receive, retain_graph=retain_graph
             )
             collector.finish()
-    return PerExampleGradients(collector.forms, collector.squared_norms)
 
 
 @contextmanager
@@ -101,14 +125,12 @@ def user_hooks_disabled(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 class GradientCollector:
-    """Collects the gradients of each parameter over its uses, and completes it when the last one has arrived."""
+    """Collects the gradients of each parameter over its uses, and hands them on when the last one has arrived."""
 
-    def __init__(self, forward: LocatedRecording, parameters: Mapping[str, Tensor], keep: bool) -> None:
+    def __init__(self, forward: LocatedRecording, parameters: Mapping[str, Tensor], hand_on: Receiver) -> None:
         recorded = forward.recording.uses
         self.uses: dict[int, Use] = dict(enumerate(recorded))
-        self.forms: dict[str, ExampleGradients] = {}
-        self.squared_norms: dict[str, Tensor] = {}
-        self._keep = keep
+        self._hand_on = hand_on
         self._derived = forward.recording.derived
         self._examples = forward.examples
         self._names = {id(p): name for name, p in parameters.items()}
@@ -142,10 +164,7 @@ class GradientCollector:
             self._awaited[key] -= 1
             if not self._awaited[key] and key in self._names and key not in self._late and key in self._arrived:
                 forms = [form for _, form in self._arrived.pop(key)]
-                name, form = self._names[key], forms[0] if len(forms) == 1 else add(forms)
-                if self._keep:
-                    self.forms[name] = form = compact(form)
-                self.squared_norms[name] = form.squared_norms()
+                self._hand_on(self._names[key], forms[0] if len(forms) == 1 else add(forms))
 
     def _add(self, operand: OperandMatch, forms: Any, order: Tensor | None) -> None:
         """Keep the gradients of an operand, in the order of the losses, until its weights are complete.
@@ -179,10 +198,7 @@ class GradientCollector:
             left = [pair for arrived in self._arrived.values() for pair in arrived]
             with torch.no_grad():
                 for parameter, form in to_parameters(left, self._derived):
-                    name, held = self._names[id(parameter)], compact(form) if self._keep else form
-                    self.squared_norms[name] = held.squared_norms()
-                    if self._keep:
-                        self.forms[name] = held
+                    self._hand_on(self._names[id(parameter)], form)
 
     def _name(self, weight: Tensor) -> str:
         """The name of a weight in a message."""
