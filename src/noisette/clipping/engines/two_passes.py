@@ -50,7 +50,7 @@ class TwoPasses:
 
 
 class _Sums:
-    """The clipped sums of a second pass, given the squared norms of a first one and the factors that follow from them."""
+    """The clipped sums of a second pass, by the factors that follow from the norms of a first one."""
 
     def __init__(self, squared: Mapping[str, Tensor], clipping: Clipping, factors: Tensor) -> None:
         self.sums: Sums = {}
