@@ -205,16 +205,15 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
-        record = partial(self._recorded, loss, microbatch, tuple(public))
-        if clipping.are_finite:  # a graph is being traced, in which a random state is no value
-            forward = [record()]
-        else:
-            forward = [repeatable(record, self.model)]
-        return self._by_engine(forward, clipping)
+        eager = not clipping.are_finite  # a graph that is traced has no random state, and runs without Python
+        record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
+        return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
 
-    def _recorded(self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor]) -> LocatedRecording:
+    def _recorded(
+        self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
+    ) -> LocatedRecording:
         """A forward pass of a microbatch."""
-        found = record_losses(self._tape, loss, microbatch, self._outside, public)
+        found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)

@@ -147,7 +147,7 @@ class GradientCollector:
         A parameter with two uses, such as a tied embedding, is completed when the second one has arrived: its gradient
         is the sum of both, and so its norm is known only then.
         """
-        use, examples = self.uses.pop(k), self._examples[k]
+        use, examples = self.uses.pop(k).whole(), self._examples[k]
         use.check_unchanged()
         found = match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:
