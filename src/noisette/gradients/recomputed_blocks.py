@@ -59,7 +59,7 @@ class Blocks:
             yield
             return
         args, draft = options[5:], self._recorder._draft
-        block = _Block(self._recorder, function, args, keywords)
+        block = _Block(_Call(self._recorder, function, args, keywords))
         uses, derived = len(draft.uses), len(draft.derived)
         self._inside = True
         try:
@@ -72,25 +72,13 @@ class Blocks:
 
 
 class _Block:
-    """One call of a checkpointed function, and how to run it again."""
+    """One call of a checkpointed function: what its graph saves and its uses hold, once it has been recomputed."""
 
-    def __init__(
-        self, recorder: VectorizedRecorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
-    ) -> None:
-        self._recorder = recorder
-        self._function, self._args, self._keywords = function, args, keywords
-        with torch._C.DisableTorchFunction(), internals.outside():  # nothing here is a part of the loss
-            self._given = [internals.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
-            self._versions = self._versions_now()
-            self._surroundings = Surroundings.now(self._given)
-        self._before = recorder.made_so_far()
+    def __init__(self, call: _Call) -> None:
+        self._call: _Call | None = call
         self._saved: list[weakref.ref[_Saved]] = []  # the graph holds them, and frees them as its nodes are done
-        self._uses = 0
+        self._uses = 0  # without arguments
         self._recomputed: dict[int, Use] = {}
-        self._is_recomputed = False
-
-    def _versions_now(self) -> list[int]:
-        return [0 if tensor.is_inference() else tensor._version for tensor in self._given]
 
     def pack(self, tensor: Tensor) -> _Saved:
         saved = _Saved()
@@ -121,11 +109,9 @@ class _Block:
         Raises:
             PrivacyError: it does not do the same as before.
         """
-        if self._is_recomputed:
+        if self._call is None:
             return
-        self._is_recomputed = True
-        if self._versions != self._versions_now():
-            raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
+        call, self._call = self._call, None  # nothing of the call is held afterwards: the graph leads back to here
         saved = iter(self._saved)
 
         def fill(tensor: Tensor) -> None:
@@ -135,18 +121,49 @@ class _Block:
             if (holder := place()) is not None:
                 holder.tensor = tensor.detach()
 
-        def refuse(nothing: None) -> Tensor:
-            raise PrivacyError("a checkpointed function takes gradients itself, so it cannot be recomputed")
+        uses = call.again(fill)
+        if next(saved, None) is not None or (self._uses and len(uses) != self._uses):
+            raise _differs()
+        if self._uses:
+            self._recomputed = dict(enumerate(uses))
 
+
+class _Call:
+    """A function, its arguments, and what else its values follow from."""
+
+    def __init__(
+        self, recorder: VectorizedRecorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> None:
+        self._recorder = recorder
+        self._function, self._args, self._keywords = function, args, keywords
+        self._before = recorder.made_so_far()
+        with torch._C.DisableTorchFunction(), internals.outside():  # nothing here is a part of the loss
+            self._given = [internals.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
+            self._versions = self._versions_now()
+            self._surroundings = Surroundings.now(self._given)
+
+    def again(self, save: Callable[[Tensor], None]) -> list[Use]:
+        """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses.
+
+        Raises:
+            PrivacyError: an argument was written to since.
+        """
+        if self._versions != self._versions_now():
+            raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
         with (
             self._surroundings.restored(),
-            saved_tensors_hooks(fill, refuse),
+            saved_tensors_hooks(save, _refuse),
             self._recorder.again(self._before) as uses,
         ):
             self._function(*self._args, **self._keywords)
-        if next(saved, None) is not None or (self._uses and len(uses) != self._uses):
-            raise _differs()
-        self._recomputed = dict(enumerate(uses)) if self._uses else {}
+        return uses
+
+    def _versions_now(self) -> list[int]:
+        return [0 if tensor.is_inference() else tensor._version for tensor in self._given]
+
+
+def _refuse(nothing: None) -> Tensor:
+    raise PrivacyError("a checkpointed function takes gradients itself, so it cannot be recomputed")
 
 
 def _differs() -> PrivacyError:

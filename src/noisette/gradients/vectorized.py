@@ -176,6 +176,7 @@ def record_losses(
                 blocks = Blocks(recorder) if recompute else None
                 losses = vectorized_losses(loss, tape.root, batch, recorder.begin, blocks)
             outside.end()
+            recorder.end()
             return VectorizedLoss(losses, replace(tape.pop(), calls=_repeatable(tape, loss, batch, losses)))
         except WrittenIntoError as written:
             own_for_each.add(written.factory)

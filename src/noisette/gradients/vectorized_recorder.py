@@ -82,6 +82,10 @@ class VectorizedRecorder(Recorder):
         for tensor in tensors:
             setattr(tensor, _CALL, self._call)
 
+    def end(self) -> None:
+        """The recording is complete, and the tape has it: what recomputes a part of the loss needs no other part."""
+        self._draft = Draft()
+
     def made_so_far(self) -> tuple[dict[int, int], dict[int, Tensor]]:
         """The constants made inside and the copies of weights at this point, to go on from it once more."""
         return dict(self._made), dict(self._copies)

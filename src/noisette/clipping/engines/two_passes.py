@@ -70,7 +70,7 @@ class _Sums:
             before, now = before[self._kept], now[self._kept]
         self._again.append(now.double().sum())
         row = self._rows[self._group[name]]
-        weights = row * torch.where(now > before, (before.double() / now).sqrt(), 1).to(row)
+        weights = row * _shortening(before, now).to(row)
         self.sums |= weighted_sums({name: form}, {name: weights}, self._kept)
 
     def check_finite(self) -> None:
@@ -82,3 +82,8 @@ class _Sums:
                 "a gradient that was finite in the first backward pass is not finite in the second: the model does "
                 "not compute the same twice; use noisette.engines.BookKeeping(), which computes once"
             )
+
+
+def _shortening(before: Tensor, now: Tensor) -> Tensor:
+    """By what to multiply gradients with the squared norms ``now``, so that none is longer than it was before."""
+    return torch.where(now > before, (before.double() / now).sqrt(), 1.0)
