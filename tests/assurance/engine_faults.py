@@ -46,7 +46,7 @@ MUTANTS = [
         draws_anew,
         (
             f"{_TWO_PASSES}::test_the_second_forward_pass_is_the_first[single]",
-            f"{_BLOCKS}::test_random_numbers_and_precision_are_those_of_the_first_time[single-engine0]",
+            f"{_BLOCKS}::test_random_numbers_and_precision_are_those_of_the_first_time[single-BookKeeping]",
         ),
     ),
     Mutant(

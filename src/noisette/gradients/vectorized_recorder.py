@@ -95,7 +95,7 @@ class VectorizedRecorder(Recorder):
         """Within it a part of the loss runs inside of ``vmap`` once more, from this point; gives its uses."""
         draft, self._draft = self._draft, Draft()
         now = self.made_so_far()
-        self._made, self._copies = (dict(before) for before in made)
+        self._made, self._copies = dict(made[0]), dict(made[1])
         try:
             with internals.as_if_compiled(), internals.vmap_level(self._count) as level, self:
                 if level != self._level:
