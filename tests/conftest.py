@@ -30,11 +30,6 @@ def folder_of(path: Path) -> str:
     return path.relative_to(TESTS if path.is_relative_to(TESTS) else PACKAGE).parts[0]
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """The kernel needs Triton, and whether it is interpreted is decided when it is loaded; it has no doctests."""
-    return True if collection_path == PACKAGE / "mechanisms" / "triton_noise.py" else None
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(TESTS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
@@ -118,10 +119,10 @@ def dimensions_of_one(patch: pytest.MonkeyPatch) -> None:
 
 def run_renamed_on_resume(patch: pytest.MonkeyPatch) -> None:
     """A resumed run does not find the lines of its earlier process, so that their steps are made again."""
-    whole = RunParameters.of.__func__
+    whole, names = RunParameters.of.__func__, count()
 
     def of(cls: type[RunParameters], facts: Mapping[str, object]) -> RunParameters:
-        return whole(cls, {**facts, "run": "another"})
+        return whole(cls, {**facts, "run": f"another {next(names)}"})
 
     patch.setattr(RunParameters, "of", classmethod(of))
 

@@ -153,7 +153,7 @@ _PLANTS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None], str]] = [
         "a step is written to the ledger after its release",
         "a crash leaves a release that nobody counts",
         commit_after_the_release,
-        f"{_FAILURES}::test_a_killed_rank_leaves_nothing_uncounted[in the noise-0]",
+        f"{_FAILURES}::test_a_killed_rank_leaves_nothing_uncounted[after the parts are gathered-0]",
     ),
     (
         "ranks are not compared",

@@ -126,7 +126,7 @@ MUTANTS = [
         "each process loads the records of the others as its own",
         "records enter more often than is paid for",
         all_held,
-        (f"{_OWN}::test_parts_make_the_whole_batch",),
+        (f"{_OWN}::test_parts_make_the_whole_batch[0.5]",),
     ),
     Mutant(
         "what was loaded ahead is handed out for something else",

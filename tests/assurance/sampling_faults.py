@@ -137,7 +137,7 @@ MUTANTS = [
         "small sampling rates rounded up",
         "a rate above the one that is priced, where no count shows it",
         drawn(rounded_up),
-        ("assurance/test_edges.py::test_a_record_is_drawn_where_its_coin_of_64_bits_is_below_the_rate",),
+        ("assurance/test_edges.py::test_a_small_rate_is_not_rounded_up",),
     ),
     Mutant("large batches cut", "the presence of one record decides over another", drawn(truncated), (_LAW,)),
     Mutant(

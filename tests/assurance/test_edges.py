@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from noisette import PrivacyError, RdpAccountant, privatize
+from noisette._internal.keystream import SecretKey
 from noisette.sampling.poisson import PoissonSampler
 from small_run import NUMBERS, parts
 
@@ -28,6 +29,12 @@ def test_a_record_is_drawn_where_its_coin_of_64_bits_is_below_the_rate(rate: flo
     coins = Coins([0, limit - 1, limit, limit + 1, 2**64 - 1])
     sampler = PoissonSampler(size=5, sampling_rate=rate, key=coins)  # pyright: ignore[reportArgumentType]
     assert sampler.indices(step=0).tolist() == [0, 1]
+
+
+def test_a_small_rate_is_not_rounded_up() -> None:
+    sampler = PoissonSampler(size=2_000_000, sampling_rate=1e-6, key=SecretKey())
+    drawn = sum(len(sampler.indices(step=step)) for step in range(200))
+    assert 250 < drawn < 600  # 400 on average
 
 
 def test_a_budget_is_kept_to_its_last_digits() -> None:

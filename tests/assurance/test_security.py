@@ -65,10 +65,11 @@ FORBIDDEN = {"system", "popen", "Popen", "extract", "extractall", "unpack_archiv
 BY_NAME = {
     "__init__.py",
     "models/factory.py",
+    "bench/large_models.py",
     "bench/peer_fastdp.py",
     "bench/peer_opacus.py",
     "gradients/rules/__init__.py",
-}  # the library itself, a user's model, peers to measure
+}  # the library itself, a user's model, peers to measure, models of transformers
 
 COMPILES = "capture/compiler.py"  # in a process of its own
 
@@ -225,7 +226,7 @@ socket.create_connection = socket.getaddrinfo = refuse
 IMPORT_ALL = """
 import importlib, pkgutil, noisette
 for module in pkgutil.walk_packages(noisette.__path__, "noisette."):
-    if not module.name.endswith("__main__"):
+    if not module.name.endswith(("__main__", "triton_noise")):  # the latter needs Triton, and is loaded on a GPU
         importlib.import_module(module.name)
 """
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
 from noisette._internal.keystream import SecretKey
+from noisette.clipping import accumulator
 from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.gradients.per_example import LocatedRecording
 from noisette.sampling import microbatch_size
@@ -238,16 +239,16 @@ def test_sum_that_does_not_fit_leaves_what_is_pending(monkeypatch: pytest.Monkey
 
     clip.backward(losses())
     expected = [g.clone() for g in clip._sums._sums.values()]
-    doubled = Tensor.double
+    whole = accumulator._double_like
 
     def spent(tensor: Tensor) -> Tensor:
         if tensor.shape == model.bias.shape:
             raise torch.OutOfMemoryError("out of memory")
-        return doubled(tensor)
+        return whole(tensor)
 
     after = losses()
     with monkeypatch.context() as patch:
-        patch.setattr(Tensor, "double", spent)
+        patch.setattr(accumulator, "_double_like", spent)
         with pytest.raises(torch.OutOfMemoryError):
             clip.backward(after)
     [total] = clip.pop_sums()

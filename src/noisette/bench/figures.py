@@ -14,7 +14,16 @@ from noisette.bench.report import Report, cell_label, method_label
 from noisette.training.report.svg import BLUE, GREEN, INK, ORANGE, STYLE, log_scale, svg
 
 _INCHES = 9.0
-_HUES = (BLUE, ORANGE, GREEN, "#b8609a", "#8a8a2e", "#a3704c", "#7c7f86")  # readable on light and on dark backgrounds
+_HUES = (
+    BLUE,
+    ORANGE,
+    GREEN,
+    "#b8609a",
+    "#8a8a2e",
+    "#a3704c",
+    "#7c7f86",
+    "#3f9c9c",
+)  # readable on light and on dark backgrounds
 _OFFSETS = {"o": -0.21, "x": -0.05, "s": 0.11, "^": 0.27}  # of marks from the middle of their row
 _AXIS_LABELS = {"batch": "examples in a batch", "image": "image width in pixels", "model": ""}
 

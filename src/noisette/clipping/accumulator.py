@@ -72,7 +72,7 @@ def _double_like(sum: Tensor) -> Tensor:
 
 def _scratch(sums: Mapping[str, Tensor]) -> Tensor | None:
     """Memory for the pieces of these sums; ``None`` where an addition converts without any, as on a GPU."""
-    rows = [_rows(sum) * sum[:1].numel() if sum.dim() else 1 for sum in sums.values() if not sum.is_cuda]
+    rows = [_rows(sum) * sum[:1].numel() if sum.dim() else 1 for sum in sums.values() if sum.device.type == "cpu"]
     return torch.empty(max(rows), dtype=torch.float64) if rows else None
 
 
@@ -83,7 +83,7 @@ def _rows(sum: Tensor) -> int:
 
 def _add_in_pieces(total: Tensor, sum: Tensor, scratch: Tensor | None) -> None:
     """Add a sum to one in double precision, without memory of its own: a mixed addition would copy the whole sum."""
-    if scratch is None or sum.is_cuda or not sum.dim():
+    if scratch is None or sum.device.type != "cpu" or not sum.dim():
         total.add_(sum)
         return
     for to, piece in _pieces(total, sum):
