@@ -9,6 +9,7 @@ import capture_faults
 import clipless_call_faults
 import clipless_faults
 import coupling_faults
+import engine_faults
 import ledger_faults
 import loop_faults
 import memory_faults
@@ -32,6 +33,7 @@ GROUPS = {
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Captured steps": capture_faults.MUTANTS,
+    "Passes that are repeated": engine_faults.MUTANTS,
     "Memory": memory_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
     "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS,

@@ -263,9 +263,12 @@ class Weights:
         kept = weights.isfinite().all(0).nonzero().flatten()
         return cls(weights[:, kept].unbind(), group, kept)
 
-    def sum_of(self, name: str, form: ExampleGradients) -> Tensor:
-        """The weighted sum of a parameter's gradients."""
-        total = weighted_sum_in_blocks(form, self.rows[self.group[name]], self.kept)
+    def sum_of(self, name: str, form: ExampleGradients, scale: Tensor | None = None) -> Tensor:
+        """The weighted sum of a parameter's gradients, each multiplied by its ``scale``, (b,), where one is given."""
+        row = self.rows[self.group[name]]
+        if scale is not None:
+            row = row * (scale if self.kept is None else scale[self.kept]).to(row)
+        total = weighted_sum_in_blocks(form, row, self.kept)
         return total if self.some is None else torch.where(self.some, total, 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording
+from noisette.gradients.repeated_pass import repeatable
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
@@ -234,13 +236,20 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
-        found = record_losses(self._tape, loss, microbatch, self._outside, public)
+        # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
+        eager = not clipping.are_finite and not self._shards
+        record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
+        return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
+
+    def _recorded(
+        self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
+    ) -> LocatedRecording:
+        """A forward pass of a microbatch."""
+        found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)
-        forward = [LocatedRecording(found.losses, found.recording, graph, examples)]
-        del found
-        return self._by_engine(forward, clipping)
+        return LocatedRecording(found.losses, found.recording, graph, examples)
 
     def _check_open(self) -> None:
         if self._closed:

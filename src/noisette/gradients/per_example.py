@@ -32,6 +32,7 @@ class LocatedRecording:
     recording: Recording
     graph: LossGraph  # what the losses depend on
     examples: Sequence[Examples | None]  # for each use the batch axis of its output; None where there is none
+    repeat: Callable[[], LocatedRecording] | None = None  # the same forward pass anew, where that can be had
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class GradientCollector:
         A parameter with two uses, such as a tied embedding, is completed when the second one has arrived: its gradient
         is the sum of both, and so its norm is known only then.
         """
-        use, examples = self.uses.pop(k), self._examples[k]
+        use, examples = self.uses.pop(k).whole(), self._examples[k]
         use.check_unchanged()
         found = match(use.operation, use.args, use.kwargs, use.weights)
         for operand in found.operands:

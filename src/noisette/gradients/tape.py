@@ -46,6 +46,10 @@ class Use:
     upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
     versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
 
+    def whole(self) -> Use:
+        """The use with its arguments, also where they were not kept."""
+        return self
+
     def check_unchanged(self) -> None:
         """Check that the data arguments still hold the values of the call.
 

@@ -7,7 +7,7 @@ compute, they compute for each example alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -20,6 +20,7 @@ from noisette._internal.tensor_tree import leaves, map_leaves, tensors
 from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.recomputed_blocks import Blocks
 from noisette.gradients.tape import Output, Recording, RootCall, Tape, autocast_of
 from noisette.gradients.vectorized_errors import explained
 from noisette.gradients.vectorized_recorder import VectorizedRecorder, WrittenIntoError
@@ -106,6 +107,7 @@ def vectorized_losses(
     model: nn.Module,
     batch: Microbatch,
     begin: Callable[[int, Sequence[Tensor]], None] = lambda level, tensors: None,
+    checkpoint: Callable[..., Iterator[None]] | None = None,
 ) -> Tensor:
     """The loss of each example of the batch, computed for all at once, shape (b,).
 
@@ -115,6 +117,7 @@ def vectorized_losses(
         model: given to the loss.
         batch: the arguments of b examples.
         begin: called inside of ``vmap``, before the loss, with the level of ``vmap`` and the tensors of the examples.
+        checkpoint: what a checkpoint without reentrant autograd does; it keeps its activations if this is not given.
 
     Guarantee: the loss of an example depends on that example, the weights, and what the code reaches otherwise than by
     its arguments.
@@ -123,7 +126,7 @@ def vectorized_losses(
         PrivacyError: the loss cannot be vectorised, or returns something else.
     """
     count = batch.count
-    with internals.as_if_compiled(), warnings.catch_warnings():
+    with internals.as_if_compiled(checkpoint), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")  # operations that vmap takes one by one
         try:
             physical = [tensor.unsqueeze(1) for tensor in batch.tensors]
@@ -142,7 +145,13 @@ def vectorized_losses(
 
 
 def record_losses(
-    tape: Tape, loss: Loss, batch: Microbatch, outside: OutsideTensors, public: Iterable[Tensor]
+    tape: Tape,
+    loss: Loss,
+    batch: Microbatch,
+    outside: OutsideTensors,
+    public: Iterable[Tensor],
+    *,
+    recompute: bool = True,
 ) -> VectorizedLoss:
     """The losses of a batch, with the uses of the weights; every use has its examples on the first axis.
 
@@ -152,6 +161,7 @@ def record_losses(
         batch: its arguments for b examples.
         outside: the tensors from outside that the loss used before.
         public: tensors from outside that are declared public.
+        recompute: whether checkpointed parts of the model are recomputed, or keep their activations.
 
     Raises:
         PrivacyError: the loss cannot be vectorised, or uses a tensor from outside that is not constant.
@@ -163,8 +173,10 @@ def record_losses(
         make = partial(VectorizedRecorder, count=batch.count, outside=outside, own_for_each=own_for_each)
         try:
             with tape.recording_by(make) as recorder:
-                losses = vectorized_losses(loss, tape.root, batch, recorder.begin)
+                blocks = Blocks(recorder) if recompute else None
+                losses = vectorized_losses(loss, tape.root, batch, recorder.begin, blocks)
             outside.end()
+            recorder.end()
             return VectorizedLoss(losses, replace(tape.pop(), calls=_repeatable(tape, loss, batch, losses)))
         except WrittenIntoError as written:
             own_for_each.add(written.factory)

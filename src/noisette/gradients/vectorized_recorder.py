@@ -6,7 +6,8 @@ other, each example gets its own copy of the weight (``rules.own_copies``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -18,7 +19,7 @@ from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leave
 from noisette.gradients.rules.own_copies import own_copies
-from noisette.gradients.tape import Draft, Operation, Recorder, outputs_of, tensors_among
+from noisette.gradients.tape import Draft, Operation, Recorder, Use, outputs_of, tensors_among
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
@@ -80,6 +81,29 @@ class VectorizedRecorder(Recorder):
         self._level = level
         for tensor in tensors:
             setattr(tensor, _CALL, self._call)
+
+    def end(self) -> None:
+        """The recording is complete, and the tape has it: what recomputes a part of the loss needs no other part."""
+        self._draft = Draft()
+
+    def made_so_far(self) -> tuple[dict[int, int], dict[int, Tensor]]:
+        """The constants made inside and the copies of weights at this point, to go on from it once more."""
+        return dict(self._made), dict(self._copies)
+
+    @contextmanager
+    def again(self, made: tuple[dict[int, int], dict[int, Tensor]]) -> Iterator[list[Use]]:
+        """Within it a part of the loss runs inside of ``vmap`` once more, from this point; gives its uses."""
+        draft, self._draft = self._draft, Draft()
+        now = self.made_so_far()
+        self._made, self._copies = dict(made[0]), dict(made[1])
+        try:
+            with internals.as_if_compiled(), internals.vmap_level(self._count) as level, self:
+                if level != self._level:
+                    raise PrivacyError("the backward pass runs inside of another transformation of torch.func")
+                yield self._draft.uses
+        finally:
+            self._draft = draft
+            self._made, self._copies = now
 
     def __torch_function__(
         self, func: Operation, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -85,12 +85,13 @@ class outside:  # noqa: N801
 
 
 @contextmanager
-def as_if_compiled() -> Iterator[None]:
+def as_if_compiled(checkpoint: Callable[..., Iterator[None]] | None = None) -> Iterator[None]:
     """Within it code is told that it is being compiled; compiled parts and checkpoints run as ordinary functions.
 
     ``torch.compiler.is_compiling()`` asks code not to branch on the values of tensors. ``torch.compile`` cannot take
-    batched tensors. A checkpoint would run its function again after ``vmap`` has returned. ``torch.distributions`` do
-    not check their parameters, since they would check those of all examples at once.
+    batched tensors. A checkpoint would run its function again after ``vmap`` has returned; ``checkpoint`` stands in the
+    place of what it does before and after the function, which is nothing where it is not given.
+    ``torch.distributions`` do not check their parameters, since they would check those of all examples at once.
     """
     compiler: Any = torch.compiler
     checkpoints: Any = torch.utils.checkpoint
@@ -98,7 +99,10 @@ def as_if_compiled() -> Iterator[None]:
     before, validates = compiler._is_compiling_flag, Distribution._validate_args
     generator, function = checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction
     compiler._is_compiling_flag, Distribution._validate_args = True, False
-    checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = _run_once, _RunOnce
+    checkpoints._checkpoint_without_reentrant_generator, checkpoints.CheckpointFunction = (
+        checkpoint or _run_once,
+        _RunOnce,
+    )
     try:
         with eager:
             yield
