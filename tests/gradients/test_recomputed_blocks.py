@@ -95,8 +95,8 @@ def test_random_numbers_and_precision_are_those_of_the_first_time(engine: Engine
         assert torch.equal(found[1][name], expected), name
 
 
-class Looking:
-    """An engine that looks at the uses in blocks, and does the work of another."""
+class Looking(TwoPasses):
+    """Two passes that look at the uses in blocks before."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -107,7 +107,7 @@ class Looking:
     ) -> ClippedSum:
         inside = [use for use in forward.recording.uses if type(use).__name__ == "_UseInBlock"]
         self.inside, self.kept = len(inside), sum(len(use.args) for use in inside)
-        return TwoPasses().clipped_sum(forward, parameters, clipping)
+        return super().clipped_sum(forward, parameters, clipping)
 
 
 def test_nothing_of_a_block_is_kept() -> None:
@@ -117,6 +117,20 @@ def test_nothing_of_a_block_is_kept() -> None:
     assert looking.kept == 0
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is _Block]
+
+
+class Handing:
+    """An engine of the user, which hands on to `TwoPasses` what cannot be repeated."""
+
+    def clipped_sum(
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
+    ) -> ClippedSum:
+        return TwoPasses().clipped_sum(forward, parameters, clipping)
+
+
+def test_arguments_that_are_asked_for_twice_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="turn the checkpoints off"):
+        summed(Net(checkpointed=True), Handing(), of_words, torch.randint(0, 11, (7, 5)))
 
 
 def test_a_block_that_comes_out_different_is_refused() -> None:
