@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -31,6 +32,7 @@ from noisette.clipping.norms import (
     check_real,
     clipping_of,
 )
+from noisette.clipping.one_by_one import OneByOne, OneByOneWarning
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
@@ -42,6 +44,7 @@ from noisette.gradients.repeated_pass import repeatable
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
+from noisette.gradients.vectorized_errors import NotVectorizedError
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
@@ -114,6 +117,9 @@ class PerExampleClip:
         self._captured = self.schedule and CapturedSteps(
             model, self._clipped_sum, self._outside, self.schedule, lambda: self.still_to_come()
         )
+        self._one_by_one = OneByOne(self._tape, self._outside)
+        self._is_one_by_one = False  # the loss cannot be vectorised
+        self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -219,7 +225,7 @@ class PerExampleClip:
         if self._shards:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
-        elif self._captured is None:
+        elif self._captured is None or self._is_one_by_one:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
         else:
             clipped = self._captured.clipped_sum(loss, microbatch, groups, self.examples, tuple(public))
@@ -237,6 +243,21 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
+        if self._is_one_by_one and not clipping.are_finite:
+            return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
+        try:
+            return self._vectorized_sum(loss, microbatch, clipping, public)
+        except NotVectorizedError as error:
+            if clipping.are_finite or self._shards:  # a graph is traced, or other ranks wait
+                raise
+            warnings.warn(_says_one_by_one(error.cause), OneByOneWarning, stacklevel=3)
+            self._is_one_by_one = True
+        return self._clipped_sum(loss, microbatch, clipping, public)
+
+    def _vectorized_sum(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, by one call of the loss."""
         # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
         eager = not clipping.are_finite and not self._shards
         record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
@@ -352,6 +373,13 @@ class PerExampleClip:
             self._captured.close()
         self._tape.close()
         self._unwrapped.close()
+
+
+def _says_one_by_one(cause: str) -> str:
+    return (
+        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as so "
+        "many microbatches of one example."
+    )
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

@@ -105,6 +105,8 @@ class DpSgdRun(ABC):
         self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise, ranks)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
+        if isinstance(bound, PerExampleClip):
+            bound.put_back = self._seal.before_microbatch
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
         # The ranks of a sharded model take every microbatch together; others meet once a step.
