@@ -17,7 +17,6 @@ from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
-from noisette.clipping.engines.two_passes import TwoPasses
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.norms import (
@@ -261,8 +260,7 @@ class PerExampleClip:
         # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
         eager = not clipping.are_finite and not self._shards
         record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
-        repeats = eager and isinstance(self.engine, TwoPasses)
-        return self._by_engine([repeatable(record, self.model) if repeats else record()], clipping)
+        return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
 
     def _recorded(
         self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
