@@ -77,9 +77,7 @@ def call_with_zeros(
         _loss_of(tape, loss, zeros, outside, public)
 
 
-def _loss_of(
-    tape: Tape, loss: Loss, one: Microbatch, outside: OutsideTensors, public: Iterable[Tensor]
-) -> Tensor:
+def _loss_of(tape: Tape, loss: Loss, one: Microbatch, outside: OutsideTensors, public: Iterable[Tensor]) -> Tensor:
     """The loss of one example, a scalar."""
     outside.begin(public)
     tape.pop()
