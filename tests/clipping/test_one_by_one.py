@@ -241,14 +241,15 @@ LEAVES: dict[str, Callable[[], Loss]] = {
 }
 
 
+_REFUSED = r"keeps from one call to the next|earlier call|was written to|first batch|all examples share"
+
+
 @pytest.mark.filterwarnings("ignore::noisette.clipping.one_by_one.OneByOneWarning")
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.parametrize("batches", [1, 2], ids=["within a microbatch", "between microbatches"])
 def test_what_an_example_leaves_for_the_next_is_refused(name: str, batches: int) -> None:
     x = rows(2)
-    with pytest.raises(
-        PrivacyError, match="keeps from one call to the next|earlier call|was written to|first batch|all examples share"
-    ):
+    with pytest.raises(PrivacyError, match=_REFUSED):
         summed(net(), LEAVES[name](), *x.split(2 // batches))
 
 

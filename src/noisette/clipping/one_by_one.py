@@ -8,7 +8,7 @@ Not seen are objects of Python's own library, files, and containers of more than
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ from noisette.gradients.vectorized import Loss, Microbatch
 PutBack = Callable[[], None]
 
 _LEFT_BEHIND = (
-    "the loss changes what Python code keeps from one call to the next, so one example could be computed with the values "
-    "of another; compute everything in each call anew, and keep no list, counter or cache outside of it"
+    "the loss changes what Python code keeps from one call to the next, so one example could be computed with the "
+    "values of another; compute everything in each call anew, and keep no list, counter or cache outside of it"
 )
 
 

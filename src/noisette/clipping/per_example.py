@@ -190,7 +190,9 @@ class PerExampleClip:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``: nothing in model or loss can see more than one example.
+        The loss is vectorised by ``torch.func.vmap``: nothing in model or loss can see more than one example. A loss
+        that cannot be vectorised is called once for each example, with a warning; what such a call leaves behind in
+        tensors, modules, closures, globals and containers is refused, so that none reads what another one wrote.
 
         Args:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
@@ -205,7 +207,8 @@ class PerExampleClip:
         ``torch.autograd.Function`` does in a ``vmap`` rule of its own.
 
         Raises:
-            PrivacyError: the loss cannot be vectorised, is not one value, or uses a tensor from outside that changes.
+            PrivacyError: the loss is not one value, writes into the model, uses a tensor from outside that changes, or,
+                where it cannot be vectorised, leaves something behind.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
 
         >>> import torch
@@ -375,8 +378,8 @@ class PerExampleClip:
 
 def _says_one_by_one(cause: str) -> str:
     return (
-        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as so "
-        "many microbatches of one example."
+        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
+        "so many microbatches of one example."
     )
 
 
