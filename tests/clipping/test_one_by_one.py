@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import noisette
-from noisette import GroupwiseClipping, Ledger, PerExampleClip, PrivacyError
+from noisette import FlatClipping, GroupwiseClipping, Ledger, OneByOneWarning, PerExampleClip, PrivacyError
 from noisette.clipping.norms import ClippingRule
-from noisette.clipping.one_by_one import OneByOneWarning
 from oracle import example_gradients
 
 Loss = Callable[..., Tensor]
@@ -75,8 +75,8 @@ def expected_warning() -> Iterator[None]:
         yield
 
 
-def summed(model: nn.Module, loss: Loss, *batches: Tensor, clipping: ClippingRule | float = 0.5) -> dict[str, Tensor]:
-    clip = PerExampleClip(model, clipping) if isinstance(clipping, float) else PerExampleClip(model, clipping=clipping)
+def summed(model: nn.Module, loss: Loss, *batches: Tensor, clipping: ClippingRule | None = None) -> dict[str, Tensor]:
+    clip = PerExampleClip(model, clipping=clipping or FlatClipping(0.5))
     try:
         for x in batches:
             clip.accumulate(loss, x)
@@ -167,8 +167,12 @@ def by_global() -> Loss:
     return loss
 
 
-def by_holder(holder: Any, read: Callable[[Any], Any], write: Callable[[Any, Any], object]) -> Callable[[], Loss]:
+def by_holder(
+    holds: Callable[[], Any], read: Callable[[Any], Any], write: Callable[[Any, Any], object]
+) -> Callable[[], Loss]:
     def make() -> Loss:
+        holder = holds()
+
         def loss(model: nn.Module, x: Tensor) -> Tensor:
             before = read(holder)
             write(holder, x.sum().item())
@@ -214,6 +218,17 @@ def by_tensor() -> Loss:
     return loss
 
 
+def by_queue() -> Loss:
+    tensors: Queue[Tensor] = Queue()  # which the walk through Python's values does not follow
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        before = tensors.get() if tensors.qsize() else 0.0
+        tensors.put(x.detach().sum())
+        return (model(x) * before).sum() * (1 if x.sum() > 0 else 2)
+
+    return loss
+
+
 def by_write() -> Loss:
     table = torch.zeros((), dtype=torch.float64)
 
@@ -228,15 +243,16 @@ def by_write() -> Loss:
 LEAVES: dict[str, Callable[[], Loss]] = {
     "closure": by_closure,
     "global": by_global,
-    "list": by_holder([0.0], lambda h: h[0], lambda h, v: h.__setitem__(0, v)),
-    "deque": by_holder(deque([0.0]), lambda h: h[-1], lambda h, v: h.append(v)),
-    "namespace": by_holder(SimpleNamespace(v=0.0), lambda h: h.v, lambda h, v: setattr(h, "v", v)),
-    "object": by_holder(Meter(), lambda h: h.value, lambda h, v: h.update(v)),
-    "array": by_holder(np.zeros(1), lambda h: float(h[0]), lambda h, v: h.__setitem__(0, v)),
-    "set": by_holder({0.0}, lambda h: max(h), lambda h, v: h.add(v)),
+    "list": by_holder(lambda: [0.0], lambda h: h[0], lambda h, v: h.__setitem__(0, v)),
+    "deque": by_holder(lambda: deque([0.0]), lambda h: h[-1], lambda h, v: h.append(v)),
+    "namespace": by_holder(lambda: SimpleNamespace(v=0.0), lambda h: h.v, lambda h, v: setattr(h, "v", v)),
+    "object": by_holder(Meter, lambda h: h.value, lambda h, v: h.update(v)),
+    "array": by_holder(lambda: np.zeros(1), lambda h: float(h[0]), lambda h, v: h.__setitem__(0, v)),
+    "set": by_holder(lambda: {0.0}, lambda h: max(h), lambda h, v: h.add(v)),
     "default": by_default,
     "attribute of the function": by_attribute_of_the_function,
     "tensor": by_tensor,
+    "tensor in a queue": by_queue,
     "write": by_write,
 }
 
@@ -244,7 +260,7 @@ LEAVES: dict[str, Callable[[], Loss]] = {
 _REFUSED = r"keeps from one call to the next|earlier call|was written to|first batch|all examples share"
 
 
-@pytest.mark.filterwarnings("ignore::noisette.clipping.one_by_one.OneByOneWarning")
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 @pytest.mark.parametrize("name", LEAVES)
 @pytest.mark.parametrize("batches", [1, 2], ids=["within a microbatch", "between microbatches"])
 def test_what_an_example_leaves_for_the_next_is_refused(name: str, batches: int) -> None:
@@ -255,6 +271,8 @@ def test_what_an_example_leaves_for_the_next_is_refused(name: str, batches: int)
 
 class Caching(nn.Module):
     """Keeps what it has seen: in an attribute, in a buffer, and in a list."""
+
+    seen: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,22 +289,24 @@ class Caching(nn.Module):
         return out
 
 
+def of_layer(model: nn.Module, x: Tensor) -> Tensor:
+    return model.get_submodule("layer")(x).square().sum()
+
+
 def of_caching(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().sum()
 
 
-@pytest.mark.filterwarnings("ignore::noisette.clipping.one_by_one.OneByOneWarning")
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 def test_a_clip_alone_refuses_a_model_that_changes() -> None:
     with pytest.raises(PrivacyError, match="keeps from one call to the next"):
         summed(Caching(), of_caching, rows(2))
 
 
-@pytest.mark.filterwarnings("ignore::noisette.clipping.one_by_one.OneByOneWarning")
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 def test_a_run_puts_the_model_back_after_each_example() -> None:
     model, x = Caching(), rows(4)
-    expected = example_gradients(
-        model, lambda model, x: torch.stack([model.layer(row).square().sum() for row in x]), (x,)
-    )
+    expected = example_gradients(model, lambda model, x: torch.stack([of_layer(model, row) for row in x]), (x,))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     clip = PerExampleClip(model, 0.5)
     run = noisette.privatize(
