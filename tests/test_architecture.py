@@ -30,7 +30,7 @@ ORDER = [
     ["nn"],
     ["models", "data"],
     ["training"],
-    ["audit", "bench"],
+    ["audit", "bench", "estimators"],
     ["cli"],
     ["__main__"],
 ]
