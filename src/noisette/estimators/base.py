@@ -19,6 +19,7 @@ from noisette.estimators.declared import Declarations, Pair, bounds_of_rows, fea
 from noisette.estimators.features import fixed_part, trained_part
 from noisette.estimators.fitting import Loss, Settings, fit
 from noisette.estimators.statement import statement
+from noisette.training.defaults import knots_for
 
 
 class PrivateEstimator(BaseEstimator):
@@ -32,7 +33,7 @@ class PrivateEstimator(BaseEstimator):
         size: int | None = None,
         bounds: Pair | Mapping[str, Pair] | None = None,
         hidden_layer_sizes: Sequence[int] = (),
-        n_knots: int = 8,
+        n_knots: int | None = None,
         epochs: float | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
@@ -77,12 +78,11 @@ class PrivateEstimator(BaseEstimator):
             lambda: found.append(feature_bounds(bounds, None if names is None else list(names), features)),
         )
         [self.bounds_] = found
+        knots = knots_for(features, size) if self.n_knots is None else self.n_knots
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
-            model = trained_part(
-                features, outputs, knots=self.n_knots, hidden_layer_sizes=tuple(self.hidden_layer_sizes)
-            )
-        fixed = fixed_part(self.n_knots)
+            model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=tuple(self.hidden_layer_sizes))
+        fixed = fixed_part(knots)
         settings = Settings(
             epsilon=float(self.epsilon),
             delta=self.delta,
@@ -109,7 +109,7 @@ class PrivateEstimator(BaseEstimator):
             lambda: checks.count(size=size),
             lambda: checks.positive(epsilon=self.epsilon),
             lambda: self.delta is None or checks.open_fraction(delta=self.delta),
-            lambda: checks.whole(n_knots=self.n_knots),
+            lambda: self.n_knots is None or checks.whole(n_knots=self.n_knots),
             lambda: checks.count(**{f"hidden_layer_sizes[{k}]": units for k, units in enumerate(sizes)}),
             lambda: self.epochs is None or checks.positive(epochs=self.epochs),
             lambda: self.batch_size is None or checks.count(batch_size=self.batch_size),

@@ -34,7 +34,8 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             columns to (low, high). Values outside count as the nearer bound.
         classes: all labels that are possible.
         hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
-        n_knots: triangles for each number; with 0 the model is linear in the numbers.
+        n_knots: triangles for each number, with 0 the model is linear in the numbers; 8 unless given, or fewer where
+            ``size`` is small for the number of features.
         epochs: passes over the declared size; by rule unless given, as the next two.
         batch_size: expected number of rows in a batch.
         learning_rate: of SGD.
@@ -76,7 +77,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         bounds: Pair | Mapping[str, Pair] | None = None,
         classes: Sequence[Any] | None = None,
         hidden_layer_sizes: Sequence[int] = (),
-        n_knots: int = 8,
+        n_knots: int | None = None,
         epochs: float | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,

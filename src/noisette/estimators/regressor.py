@@ -45,7 +45,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         bounds: Pair | Mapping[str, Pair] | None = None,
         target_bounds: Pair | None = None,
         hidden_layer_sizes: Sequence[int] = (),
-        n_knots: int = 8,
+        n_knots: int | None = None,
         epochs: float | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,

@@ -16,6 +16,8 @@ MAX_GRAD_NORM = 1.0
 STEPS = 500
 # Passes over the data: small data sets have little computation to save, and larger batches have less noise.
 MOST_EPOCHS, FEWEST_EPOCHS, GRADIENTS = 150.0, 10.0, 2_000_000
+# Of one number of a row, and records for each weight that a model of sums of functions should have.
+MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 # How far the weights may move in all, in the unit in which inputs have norm one.
 REACH = 100.0
 
@@ -36,9 +38,10 @@ def batches_for(size: int) -> Batches:
     Raises:
         TypeError, ValueError: the size is not a whole number of at least 1.
 
-    >>> batches_for(1_000), batches_for(30_000), batches_for(1_000_000)
-    (Batches(expected_batch_size=300, epochs=150.0), Batches(expected_batch_size=4000, epochs=66.666...), \
-Batches(expected_batch_size=20000, epochs=10.0))
+    >>> batches_for(1_000), batches_for(40_000)
+    (Batches(expected_batch_size=300, epochs=150.0), Batches(expected_batch_size=4000, epochs=50.0))
+    >>> batches_for(1_000_000)
+    Batches(expected_batch_size=20000, epochs=10.0)
     """
     checks.count(size=size)
     epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, GRADIENTS / size))
@@ -53,6 +56,16 @@ def delta_for(size: int) -> float:
     """
     checks.count(size=size)
     return min(1e-5, 1 / (10 * size))
+
+
+def knots_for(features: int, size: int) -> int:
+    """Fixed triangles for each number of a row: 8, or fewer where records are few for the weights, down to none.
+
+    >>> knots_for(features=10, size=10_000), knots_for(features=64, size=1_500)
+    (8, 0)
+    """
+    checks.count(features=features, size=size)
+    return min(MOST_KNOTS, max(0, size // (RECORDS_PER_WEIGHT * features) - 1))
 
 
 def learning_rate_for(
