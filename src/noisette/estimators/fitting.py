@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from noisette.accounting import Ledger
+from noisette.accounting.calibrate import SEE_PLAN
 from noisette.clipping.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
@@ -83,17 +86,19 @@ def fit(model: nn.Module, fixed: nn.Module, loss: Loss, rows: tuple[Tensor, Tens
         delta=delta,
         ledger=settings.ledger,
     )
+    weights = sum(p.numel() for p in model.parameters())
     with run:
         rate = settings.learning_rate
         if rate is None:
             rate = learning_rate_for(
-                dimensions=sum(p.numel() for p in model.parameters()),
+                dimensions=weights,
                 noise_multiplier=run.noise_multiplier,
                 expected_batch_size=batch_size,
                 steps=run.steps,
                 curvature=settings.curvature,
             )
         optimizer.param_groups[0]["lr"] = rate
+        _warn_of_noise(run, batch_size, weights)
         averaged = _train(run, model, fixed, optimizer, loss)
         return Fitted(
             averaged,
@@ -106,6 +111,17 @@ def fit(model: nn.Module, fixed: nn.Module, loss: Loss, rows: tuple[Tensor, Tens
             rate,
             run.accountant.name,
             run.event.relation,
+        )
+
+
+def _warn_of_noise(run: PrivateRun, batch_size: int, weights: int) -> None:
+    """Warn where all gradients of the run, if they agreed, would be smaller than the noise on all weights."""
+    if math.sqrt(run.steps) * batch_size < run.noise_multiplier * math.sqrt(weights):
+        spent = ", a ledger with more left of its budget" if run.ledger.events else ""
+        warnings.warn(
+            f"with noise multiplier {run.noise_multiplier:.4g}, batches of {batch_size} and {weights} weights the "
+            f"noise hides what there is to learn; use more rows, a larger epsilon{spent} or fewer features: {SEE_PLAN}",
+            stacklevel=5,
         )
 
 

@@ -31,8 +31,8 @@ def statement(fitted: Fitted, size: int, from_rows: Sequence[str]) -> str:
     )
     excepted = (
         "Not covered: transformers that were fitted to the same rows, such as a scaler in the same pipeline; other "
-        "fits that do not share this ledger; choosing among several fits by a score on private rows; people with several "
-        "rows; running time; and what predict returns about the rows that it is given."
+        "fits that do not share this ledger; choosing among several fits by a score on private rows; people with "
+        "several rows; running time; and what predict returns about the rows that it is given."
     )
     paragraphs = [guarantee, mechanism, excepted]
     if from_rows:
