@@ -126,7 +126,7 @@ class PrivateEstimator(BaseEstimator):
         """The outputs of the fitted model, float64, shape (n, outputs)."""
         check_is_fitted(self)
         rows = validate_data(self, X, reset=False, dtype=np.float64)
-        inputs = self._inputs(rows)
+        inputs = self._inputs(np.asarray(rows))
         return torch.cat([self.model_(part).double() for part in inputs.split(_PREDICTED_AT_ONCE)])
 
     def __sklearn_clone__(self) -> Self:
@@ -135,7 +135,7 @@ class PrivateEstimator(BaseEstimator):
 
         parameters = self.get_params(deep=False)
         ledger = parameters.pop("ledger")
-        copied = {name: clone(value, safe=False) for name, value in parameters.items()}
+        copied: dict[str, Any] = {name: clone(value, safe=False) for name, value in parameters.items()}
         return type(self)(**copied, ledger=ledger)
 
     def __sklearn_tags__(self) -> Any:

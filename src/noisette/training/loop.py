@@ -178,7 +178,8 @@ class _Training:
         run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
         model, optimizer, averaged = run.bound.model, run.optimizer, self._setup.averaged
         examples = min(settings.batch_size, settings.microbatch_size)
-        choose_threads(model, self._setup.loss, *self._setup.examples.tensors, examples)
+        records = self._setup.examples.tensors
+        choose_threads(model, self._setup.loss, records[0], records[1], examples)
         _set_learning_rate(run, settings)
         for batch in run.batches():
             for inputs, targets in batch.microbatches(settings.microbatch_size):
