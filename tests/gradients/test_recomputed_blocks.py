@@ -16,7 +16,7 @@ from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
 from noisette.clipping.norms import ClippedSum, Clipping, Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
-from noisette.gradients.per_example import LocatedRecording
+from noisette.gradients.per_example import LocatedRecording, per_example_gradients
 from noisette.gradients.recomputed_blocks import _Block
 from oracle import example_gradients
 
@@ -119,18 +119,19 @@ def test_nothing_of_a_block_is_kept() -> None:
     assert not [thing for thing in gc.get_objects() if type(thing) is _Block]
 
 
-class Handing:
-    """An engine of the user, which hands on to `TwoPasses` what cannot be repeated."""
+class Twice:
+    """An engine of the user, which passes twice over one graph."""
 
     def clipped_sum(
         self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
     ) -> ClippedSum:
-        return TwoPasses().clipped_sum(forward, parameters, clipping)
+        per_example_gradients(forward, parameters, keep=False, retain_graph=True)
+        return BookKeeping().clipped_sum(forward, parameters, clipping)
 
 
 def test_arguments_that_are_asked_for_twice_are_refused() -> None:
     with pytest.raises(PrivacyError, match="turn the checkpoints off"):
-        summed(Net(checkpointed=True), Handing(), of_words, torch.randint(0, 11, (7, 5)))
+        summed(Net(checkpointed=True), Twice(), of_words, torch.randint(0, 11, (7, 5)))
 
 
 def test_a_block_that_comes_out_different_is_refused() -> None:

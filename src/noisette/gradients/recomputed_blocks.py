@@ -107,8 +107,8 @@ class _Block:
         again = self._recomputed.pop(kept.number, None)
         if again is None:
             raise PrivacyError(
-                "this engine passes twice over a graph with checkpoints, which are recomputed once; pass an engine "
-                "derived from noisette.engines.TwoPasses, which repeats the forward pass, or turn the checkpoints off"
+                "this engine passes twice over one graph with checkpoints, which are recomputed once; let it repeat "
+                "the forward pass, as noisette.engines.TwoPasses does by forward.repeat, or turn the checkpoints off"
             )
         return replace(again, outputs=kept.outputs, edges=kept.edges, upstream=kept.upstream)
 
