@@ -165,3 +165,57 @@ def test_no_prediction_before_a_fit() -> None:
 def test_few_rows_are_no_error() -> None:
     """The number of rows is private: a data set with one row trains like any other."""
     assert classifier(epochs=2.0).fit(X[:1], Y[:1]).predict(X).shape == (1000,)
+
+
+def people(n: int) -> Any:
+    pandas = pytest.importorskip("pandas", reason="frames of pandas")
+    age, job = RNG.uniform(0, 120, n), RNG.choice(["cook", "smith", None], n)
+    return pandas.DataFrame({"age": age, "job": job, "secret": RNG.uniform(size=n)})
+
+
+COLUMNS = """
+[columns.age]
+kind = "number"
+low = 0
+high = 100
+[columns.job]
+kind = "category"
+categories = ["cook", "smith"]
+missing = "own category"
+"""
+
+
+def test_declared_columns_of_a_frame(tmp_path: Path) -> None:
+    path = tmp_path / "schema.toml"
+    path.write_text(COLUMNS)
+    frame = people(2000)
+    rent = 300 + 5 * frame["age"].clip(0, 100) + 200 * (frame["job"] == "cook")
+    model = regressor(bounds=None, columns=path, target_bounds=(0, 1500), epochs=120.0).fit(frame, rent)
+    assert model.score(frame, rent) > 0.8
+    assert model.bounds_.tolist() == [[-1, 0, 0, 0], [1, 1, 1, 1]]
+    as_lists = {"job": list(frame["job"]), "age": list(frame["age"])}
+    np.testing.assert_array_equal(model.predict(as_lists), model.predict(frame))
+    again = clone(model).fit(as_lists, rent)
+    assert again.n_features_in_ == 2
+    assert again.score(frame, rent) > 0.8
+    old = frame.assign(age=100.0)
+    np.testing.assert_array_equal(model.predict(frame.assign(age=1e6)), model.predict(old))
+    high = classifier(bounds=None, columns=path, classes=2).fit(frame, (frame["age"] > 50).astype(int))
+    assert high.score(frame, (frame["age"] > 50).astype(int)) > 0.9
+    assert set(clone(high).fit(frame, (frame["age"] > 50).astype(int)).predict(frame)) == {0, 1}
+
+
+def test_wrong_columns_are_refused(tmp_path: Path) -> None:
+    frame, path = people(20), tmp_path / "schema.toml"
+    path.write_text(COLUMNS)
+    with pytest.raises(ValueError, match="bounds or columns"):
+        classifier(columns=path).fit(frame, Y[:20])
+    with pytest.raises(ValueError, match="none of its declared categories") as error:
+        classifier(bounds=None, columns=path).fit(frame.assign(job="spy"), Y[:20])
+    assert "spy" not in str(error.value)
+    path.write_text('[columns.age]\nkind = "number"\n')
+    with pytest.raises(ValueError, match="'age': declare low and high"):
+        classifier(bounds=None, columns=path).fit(frame, Y[:20])
+    with pytest.raises(ValueError, match="X holds texts") as error:
+        classifier().fit(frame.assign(job="spy"), Y[:20])
+    assert "spy" not in str(error.value)

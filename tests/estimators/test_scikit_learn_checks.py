@@ -13,7 +13,7 @@ from noisette.estimators.base import PrivateEstimator
 from noisette.ranks import Alone
 
 # The checks declare nothing, so it is read from the rows. They have 20 to 300 rows, which need a large epsilon.
-AS_CHECKED = {"undeclared_from_rows": True, "epochs": 24.0, "epsilon": 30.0}
+AS_CHECKED = {"undeclared_from_rows": True, "epochs": 24.0, "epsilon": 30.0, "n_knots": 8}
 ESTIMATORS = {
     "classifier": PrivateClassifier(**AS_CHECKED),  # type: ignore[arg-type]
     "regressor": PrivateRegressor(**AS_CHECKED),  # type: ignore[arg-type]

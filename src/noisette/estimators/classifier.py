@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from noisette.accounting import Ledger
-from noisette.estimators.base import PrivateEstimator
+from noisette.data.columns import Columns
+from noisette.estimators.base import PrivateEstimator, whole_number
 from noisette.estimators.declared import Declarations, Pair
 
 
@@ -32,7 +32,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         size: the public number of rows; it need not be exact.
         bounds: (low, high), each a number or one number for each feature, or a mapping from the names of a frame's
             columns to (low, high). Values outside count as the nearer bound.
-        classes: all labels that are possible.
+        columns: instead of ``bounds``, for a frame: the kind, bounds, categories and rule for missing values of each
+            column, as :class:`noisette.data.columns.Columns` or the path of its TOML file. Other columns are not read.
+        classes: all labels that are possible, or their number for labels from 0 on.
         hidden_layer_sizes: units of hidden tanh layers; with none the model is linear in the features.
         n_knots: triangles for each number, with 0 the model is linear in the numbers; 8 unless given, or fewer where
             ``size`` is small for the number of features.
@@ -75,8 +77,9 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         delta: float | None = None,
         size: int | None = None,
         bounds: Pair | Mapping[str, Pair] | None = None,
-        classes: Sequence[Any] | None = None,
-        hidden_layer_sizes: Sequence[int] = (),
+        columns: Columns | Path | str | None = None,
+        classes: Sequence[Any] | int | None = None,
+        hidden_layer_sizes: Sequence[int] | int = (),
         n_knots: int | None = None,
         epochs: float | None = None,
         batch_size: int | None = None,
@@ -90,6 +93,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             delta=delta,
             size=size,
             bounds=bounds,
+            columns=columns,
             hidden_layer_sizes=hidden_layer_sizes,
             n_knots=n_knots,
             epochs=epochs,
@@ -113,7 +117,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
                 declared classes, a number is outside its domain, or the budget does not allow the steps.
             PrivacyError: the ledger is in use, or has no budget left.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
+        X, y = self._validated(X, y)  # noqa: N806
         check_classification_targets(y)
         declared = Declarations(self.undeclared_from_rows)
         labels = declared.given("classes", self.classes, lambda: unique_labels(y))
@@ -143,12 +147,14 @@ def _cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-def _declared_labels(labels: Sequence[Any]) -> np.ndarray:
+def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
     """The labels, sorted.
 
     Raises:
         ValueError: one stands there twice, or there are fewer than two.
     """
+    number = whole_number(labels)
+    labels = list(range(number) if isinstance(number, int) else number)
     sorted_ = np.unique(np.asarray(labels))
     if len(sorted_) < len(labels):
         raise ValueError(f"expected different classes, got {list(labels)}")

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+
+from noisette.data.column_kinds import Ignored, Number
+from noisette.data.columns import Columns
+from noisette.data.errors import refuse
 
 Value = TypeVar("Value")
 
 _WAYS_OUT = {
     "size": "size=N, the public number of rows; it need not be exact",
-    "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound",
+    "bounds": "bounds=(low, high), numbers or one for each feature: values outside count as the nearer bound; or "
+    "columns=, the kinds of a frame's columns",
     "classes": "classes=[...], all labels that are possible",
     "target_bounds": "target_bounds=(low, high): targets outside count as the nearer bound",
 }
@@ -101,7 +107,9 @@ def check_ascending(name: str, pair: np.ndarray) -> None:
     Raises:
         ValueError: a bound is not finite, or a low one is not below its high one.
     """
-    if not np.isfinite(pair).all() or not (pair[0] < pair[1]).all():
+    with np.errstate(over="ignore"):
+        usable = np.isfinite(pair).all() and np.isfinite(pair[1] - pair[0]).all() and (pair[0] < pair[1]).all()
+    if not usable:
         raise ValueError(f"expected {name} to be finite, each low one below its high one")
 
 
@@ -109,3 +117,31 @@ def bounds_of_rows(rows: np.ndarray) -> Pair:
     """The lowest and highest value in each column; a constant column gets a bound above its value."""
     low, high = rows.min(axis=0), rows.max(axis=0)
     return low, np.where(low < high, high, low + np.maximum(1.0, np.abs(low)))
+
+
+def columns_of(columns: Columns | Path | str) -> Columns:
+    """The declared columns, read where a file is named.
+
+    Raises:
+        DataError: the file is not as :meth:`Columns.read` expects it, or a number has no bounds; all are named.
+    """
+    declared = columns if isinstance(columns, Columns) else Columns.read(columns)
+    unbounded = [
+        f"{name!r}: declare low and high, by which its values are scaled"
+        for name, column in declared.declared.items()
+        if isinstance(column, Number) and column.low is None
+    ]
+    refuse("columns", unbounded)
+    return declared
+
+
+def bounds_of_columns(columns: Columns) -> np.ndarray:
+    """The lowest and the highest value of each input that the columns make, float64, shape (2, inputs)."""
+    low = [
+        -1.0 if isinstance(column, Number) and place == 0 else 0.0
+        for name in columns.names
+        for column in [columns.declared[name]]
+        if not isinstance(column, Ignored)
+        for place in range(len(column.inputs(name)))
+    ]
+    return np.array([low, np.ones(len(low))])

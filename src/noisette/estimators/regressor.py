@@ -9,10 +9,10 @@ from typing import Any, Self
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from noisette.accounting import Ledger
+from noisette.data.columns import Columns
 from noisette.estimators.base import PrivateEstimator
 from noisette.estimators.declared import Declarations, Pair, bounds_of_rows, check_ascending
 
@@ -43,8 +43,9 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         delta: float | None = None,
         size: int | None = None,
         bounds: Pair | Mapping[str, Pair] | None = None,
+        columns: Columns | Path | str | None = None,
         target_bounds: Pair | None = None,
-        hidden_layer_sizes: Sequence[int] = (),
+        hidden_layer_sizes: Sequence[int] | int = (),
         n_knots: int | None = None,
         epochs: float | None = None,
         batch_size: int | None = None,
@@ -58,6 +59,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
             delta=delta,
             size=size,
             bounds=bounds,
+            columns=columns,
             hidden_layer_sizes=hidden_layer_sizes,
             n_knots=n_knots,
             epochs=epochs,
@@ -79,7 +81,7 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         Raises:
             ValueError, PrivacyError: as for :meth:`PrivateClassifier.fit`.
         """
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)  # noqa: N806
+        X, y = self._validated(X, y)  # noqa: N806
         declared = Declarations(self.undeclared_from_rows)
         pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
         scaled = np.zeros(len(y))
