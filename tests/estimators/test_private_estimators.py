@@ -190,7 +190,7 @@ def test_declared_columns_of_a_frame(tmp_path: Path) -> None:
     path.write_text(COLUMNS)
     frame = people(2000)
     rent = 300 + 5 * frame["age"].clip(0, 100) + 200 * (frame["job"] == "cook")
-    model = regressor(bounds=None, columns=path, target_bounds=(0, 1500), epochs=120.0).fit(frame, rent)
+    model = regressor(bounds=None, columns=path, target_bounds=(0, 1500), epochs=60.0).fit(frame, rent)
     assert model.score(frame, rent) > 0.8
     assert model.bounds_.tolist() == [[-1, 0, 0, 0], [1, 1, 1, 1]]
     as_lists = {"job": list(frame["job"]), "age": list(frame["age"])}

@@ -35,11 +35,32 @@ def test_the_rate_balances_signal_and_noise() -> None:
 def test_the_rate_is_in_units_of_the_clipping_norm_and_limited_by_curvature() -> None:
     rate = learning_rate_for(**RULE)
     assert learning_rate_for(**RULE, max_grad_norm=0.1) == pytest.approx(10 * rate)
-    assert learning_rate_for(**RULE, curvature=2.0) == min(rate, 1.0) == 1.0
+    assert learning_rate_for(**RULE, curvature=2.0) == 0.5 < rate
     assert learning_rate_for(**RULE, curvature=1e-6) == rate
+    assert learning_rate_for(**RULE, momentum=0.9) == pytest.approx(rate / 10)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"noise_multiplier": 0.0}, {"expected_batch_size": math.inf}])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_steps_settle_at_twice_the_rate_of_the_curvature_and_not_beyond(momentum: float) -> None:
+    """Heavy-ball steps on a parabola of this curvature."""
+    rate = learning_rate_for(**RULE, momentum=momentum, reach=1e9, curvature=3.0)
+
+    def last(factor: float) -> float:
+        weight, velocity = 1.0, 0.0
+        for _ in range(2000):
+            velocity = momentum * velocity + 3.0 * weight
+            weight -= factor * rate * velocity
+        return abs(weight)
+
+    assert last(1.0) < 1e-6
+    assert last(1.98) < 1e-2
+    assert last(2.02) > 1e2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"steps": 0}, {"noise_multiplier": 0.0}, {"expected_batch_size": math.inf}, {"momentum": 1.0}, {"curvature": 0.0}],
+)
 def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         learning_rate_for(**RULE | wrong)

@@ -40,7 +40,7 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
             ``size`` is small for the number of features.
         epochs: passes over the declared size; by rule unless given, as the next two.
         batch_size: expected number of rows in a batch.
-        learning_rate: of SGD.
+        learning_rate: of SGD with momentum 0.9.
         ledger: a :class:`Ledger`, or the path of its file, that records the releases; in memory unless given. A clone
             writes to the same ledger.
         random_state: determines the first weights of hidden layers. Noise and batches never depend on it.

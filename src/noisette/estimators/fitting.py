@@ -17,7 +17,7 @@ from noisette.accounting.calibrate import SEE_PLAN
 from noisette.clipping.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
-from noisette.training.defaults import MAX_GRAD_NORM, batches_for, delta_for, learning_rate_for
+from noisette.training.defaults import MAX_GRAD_NORM, MOMENTUM, batches_for, delta_for, learning_rate_for
 
 _ROWS_AT_ONCE = 4096
 
@@ -73,7 +73,7 @@ def fit(model: nn.Module, fixed: nn.Module, loss: Loss, rows: tuple[Tensor, Tens
     batches = batches_for(settings.size)
     batch_size = settings.batch_size or min(batches.expected_batch_size, settings.size)
     delta = settings.delta if settings.delta is not None else delta_for(settings.size)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=MOMENTUM)
     clip = PerExampleClip(model, max_grad_norm=MAX_GRAD_NORM, capture="eager")  # a step takes milliseconds
     run = privatize(
         clip,
@@ -95,6 +95,7 @@ def fit(model: nn.Module, fixed: nn.Module, loss: Loss, rows: tuple[Tensor, Tens
                 noise_multiplier=run.noise_multiplier,
                 expected_batch_size=batch_size,
                 steps=run.steps,
+                momentum=MOMENTUM,
                 curvature=settings.curvature,
             )
         optimizer.param_groups[0]["lr"] = rate
