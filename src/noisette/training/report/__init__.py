@@ -8,3 +8,4 @@ from noisette.training.report.numbers import power_of_ten as power_of_ten
 from noisette.training.report.numbers import upward as upward
 from noisette.training.report.run_folder import RunFolder as RunFolder
 from noisette.training.report.run_folder import documents as documents
+from noisette.training.report.test_part import test_rows as test_rows
