@@ -39,6 +39,7 @@ def read(path: Path, declaration: Declaration) -> DataSet:
         declared_size=size,
         words=declaration.numbering.size if declaration.text else 0,
         target=declaration.target,
+        features=() if declaration.text else features.names,
     )
 
 

@@ -34,6 +34,7 @@ class DataSet:
     ``note`` is what a report of results must mention, for example that a copy is partial; "" if nothing.
     ``vectors`` are the word vectors of a text, float32, (words, dims), public and independent of the records.
     ``words`` is how many numbers of words there are in a text without such vectors, whose meaning a model learns.
+    ``features`` are the columns of a table that are inputs, in their order; () where inputs are no such columns.
     ``target`` is the number that a regression predicts, ``None`` where classes are predicted; ``classes`` is then 1.
 
     Raises:
@@ -49,6 +50,7 @@ class DataSet:
     vectors: np.ndarray | None = None
     words: int = 0
     target: Target | None = None
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         splits = {"train": self.train} | ({} if self.test is None else {"test": self.test})

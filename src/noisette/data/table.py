@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -29,10 +29,27 @@ def rows(path: Path) -> list[list[str]]:
     Raises:
         DataError: the file is absent, damaged or not UTF-8; the message quotes none of its contents.
     """
+    return _read(path, fields)
+
+
+def header(path: Path) -> list[str]:
+    """The names of the columns, from the first line of a CSV; the rows below it are not parsed.
+
+    Raises:
+        DataError: as for :func:`rows`, or the file is empty.
+    """
+    found = _read(path, lambda lines: fields([next(iter(lines), "")]))
+    if not found:
+        raise DataError(f"{path} is empty; its first line must name the columns")
+    return found[0]
+
+
+def _read(path: Path, parse: Callable[[Iterable[str]], list[list[str]]]) -> list[list[str]]:
+    """What the function makes of the lines of a file."""
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
         with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            return fields(stream)
+            return parse(stream)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8; convert it") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:

@@ -58,7 +58,7 @@ class TrainingSetup:
     ) -> None:
         settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(settings.seed)
-        model = _model(recipe, data)
+        model = model_of(recipe, data)
         self.components = components() if components and recipe.projection.components else None
         if self.components is not None:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
@@ -122,7 +122,7 @@ def _sampling(recipe: Recipe) -> Sampling:
     return kind() if largest is None else kind(largest)
 
 
-def _model(recipe: Recipe, data: DataSet) -> nn.Module:
+def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     """A new model, with public weights, word vectors or a projection (its weight is set later) where there are any."""
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
     if components and (data.vectors is not None or data.words):

@@ -71,6 +71,7 @@ class Facts:
     ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
     and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
     ``test`` is how well the saved model predicts the test examples, ``None`` if there are none;
+    ``features`` are the names of the columns that are inputs, which the header of a CSV makes public;
     ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it.
 
     Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
@@ -116,6 +117,7 @@ class Facts:
     points: tuple[Point, ...]
     certified: tuple[tuple[float, float], ...] = ()
     test: ClassFigures | NumberFigures | None = None
+    features: tuple[str, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -184,6 +186,7 @@ def facts_of(outcome: Outcome) -> Facts:
         points=tuple(outcome.points),
         certified=tuple(outcome.certified),
         test=outcome.test,
+        features=data.features,
     )
 
 

@@ -13,13 +13,22 @@ from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
+from noisette.data.columns import Columns
+from noisette.training.recipe import DataSection
 from noisette.training.report.attacks import CAPTIONS, attack_panels, attack_rows, attack_sentence
 from noisette.training.report.facts import Facts
-from noisette.training.report.figures import accuracy_against_epsilon, accuracy_against_radius, epsilon_against_steps
+from noisette.training.report.figures import (
+    accuracy_against_epsilon,
+    accuracy_against_radius,
+    epsilon_against_steps,
+    error_against_epsilon,
+)
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
 from noisette.training.report.plan_figures import as_svg
 from noisette.training.report.statement import statement
 from noisette.training.report.templates import templates
+from noisette.training.report.test_part import confusion, test_rows, test_set
+from noisette.training.scores import NumberFigures
 
 _PAGES = templates("noisette.training.report")
 
@@ -45,7 +54,12 @@ def page(facts: Facts) -> str:
         facts=facts,
         settings=_settings(facts),
         epsilon_figure=Markup(epsilon_against_steps(facts)),
-        accuracy_figure=Markup(accuracy_against_epsilon(facts)),
+        accuracy_figure=Markup(accuracy_against_epsilon(facts) or error_against_epsilon(facts)),
+        error=_error(facts),
+        test_rows=test_rows(facts) if facts.test else [],
+        test_set=test_set(facts),
+        test_kind="public test examples" if facts.recipe.data.holdout is None else "records held out",
+        confusion=confusion(facts),
         radius_figure=Markup(accuracy_against_radius(facts.certified)),
         attack=attack_sentence(attack, facts.unit),
         attack_rows=attack_rows(attack),
@@ -58,6 +72,15 @@ def page(facts: Facts) -> str:
         upward=upward,
         percent=percent,
         power_of_ten=power_of_ten,
+    )
+
+
+def _error(facts: Facts) -> str:
+    """The error of a predicted number for the headline, "" if classes are predicted or nothing was tested."""
+    return (
+        f"Test error (RMSE) of {facts.test.rmse:.4g} {facts.test.unit}".rstrip()
+        if isinstance(facts.test, NumberFigures)
+        else ""
     )
 
 
@@ -78,7 +101,8 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
         "Data and model": [
             ("data", facts.data),
             ("declared size", f"{facts.declared_size:,} examples"),
-            ("example", f"{example}, {facts.classes} classes"),
+            ("example", f"{example}, {'a number to predict' if recipe.data.target else f'{facts.classes} classes'}"),
+            *_own(recipe.data),
             ("model", recipe.model.name),
             ("trained parameters", f"{facts.parameters:,}"),
             *([("first weights", start)] if facts.public_weights else []),
@@ -103,6 +127,21 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
         ],
     }
+
+
+def _own(data: DataSection) -> list[tuple[str, str]]:
+    """What is declared about data of the user's own beside size and classes."""
+    columns = Columns.of(data.columns) if data.columns else None
+    rows = []
+    if columns is not None:
+        rows.append(("columns", f"{len(columns.names)} declared, {columns.width} inputs"))
+    if data.text is not None:
+        rows.append(("text", f"the first {data.tokens} words of {data.text}"))
+    if data.target is not None:
+        rows.append(("target", f"{data.label}, {data.target[0]:g} to {data.target[1]:g} {data.unit}".rstrip()))
+    if data.holdout is not None:
+        rows.append(("held out to test with", percent(data.holdout)))
+    return rows
 
 
 def _bound(facts: Facts) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.training.report.facts import Facts
 from noisette.training.report.numbers import power_of_ten, upward
+from noisette.training.report.own_data import except_held_out, held_out, inputs, of_test_examples
 
 _WIDTH = 88
 
@@ -55,6 +56,8 @@ def _guarantee(facts: Facts) -> Section:
         f"first weights, the model and the settings, and may choose the {unit} in question. It does not depend on "
         "publishing the last weights only.",
     ]
+    if facts.recipe.data.holdout is not None:
+        paragraphs.append(held_out(facts))
     switches = "none."
     if privacy.allow_large_delta:
         switches = (
@@ -231,6 +234,7 @@ def _before_training(facts: Facts) -> Iterator[str]:
             "public and are not trained. One record is one whole text: a single word of it has no guarantee of its "
             "own, and neither have all texts of one author together."
         )
+    yield from inputs(facts.recipe.data, facts.public_weights)
     for user, used in (
         (f'The norm in the place of batch norm ("{model.batch_norm}")', model.batch_norm),
         ("The standardisation of the fixed features", model.standardised),
@@ -259,8 +263,8 @@ def _cost(facts: Facts) -> Section:
             "generator cannot reach; the accountant was given the rest.",
             f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
             "sampling rate and the number of steps follow. Nothing that is published was computed from the actual "
-            "number of records, which stays private.",
-            "Test accuracy is exact: the test examples are taken to be public and have no guarantee.",
+            f"number of records{except_held_out(facts)}.",
+            of_test_examples(facts),
         ),
     )
 
