@@ -31,6 +31,7 @@ def predict(
     model: Annotated[
         Path | None, option("DIR", "The folder of Hugging Face that the run began with, if it began with one.")
     ] = None,
+    text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
 ) -> None:
     """Predict new rows with the model of a run: its columns are prepared as they were for training.
 
@@ -42,7 +43,7 @@ def predict(
 
     if out is not None and out.exists():
         raise ValueError(f"{out} exists; choose another --out, or move it away")
-    content = _as_csv(SavedModel.of_run(run, model), rows)
+    content = _as_csv(SavedModel.of_run(run, model, text), rows)
     if out is None:
         typer.echo(content, nl=False)
     else:

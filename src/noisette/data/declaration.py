@@ -91,11 +91,6 @@ class Declaration:
             ]
         refuse("declaration", problems)
 
-    @property
-    def numbering_is_used(self) -> bool:
-        """Whether inputs are numbers of words."""
-        return self.text is not None
-
     def features(self, columns: Iterable[str]) -> Columns:
         """The columns that are inputs: those declared; or all of ``columns`` but label and users.
 

@@ -39,12 +39,13 @@ class SavedModel:
     features: tuple[str, ...]
 
     @classmethod
-    def of_run(cls, folder: Path, pretrained: Path | None = None) -> SavedModel:
+    def of_run(cls, folder: Path, pretrained: Path | None = None, text: str | None = None) -> SavedModel:
         """The model in a run folder.
 
         Args:
             folder: as ``noisette train`` writes it.
             pretrained: the folder of Hugging Face that the run began with, whose tokenizer is needed.
+            text: the column of the text in new rows, if it is not the one of the run.
 
         Raises:
             ValueError: it is no run folder, its files do not fit each other, or its model cannot be built from it.
@@ -52,22 +53,24 @@ class SavedModel:
         try:
             run = json.loads((folder / "run.json").read_bytes())
             recipe = Recipe.of(run["recipe"], str(folder / "run.json"))
-            shape, vectors, classes = run["input_shape"], run["word_vectors"], run["classes"]
+            shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{folder} is not the folder of a finished run: {error}") from error
         if pretrained is not None:
             recipe = replace(recipe, model=replace(recipe.model, name=str(pretrained)))
+        if text is not None:
+            recipe = replace(recipe, data=replace(recipe.data, text=text))
         _check_can_be_built(recipe)
         declared = declaration_of(recipe)
-        inputs = np.zeros((1, *shape), np.int64 if vectors or declared.numbering_is_used else np.float32)
+        inputs = np.zeros((1, *shape), np.int64 if vectors or words else np.float32)
         data = DataSet(
             run["data"],
             Split(inputs, np.zeros(1, np.float32 if declared.target else np.int64)),
             None,
-            classes=classes,
+            classes=run["classes"],
             declared_size=run["declared_size"],
             vectors=np.zeros(vectors, np.float32) if vectors else None,
-            words=declared.numbering.size if declared.numbering_is_used else 0,
+            words=words,
             target=declared.target,
         )
         model = model_of(replace(recipe, model=replace(recipe.model, weights=None)), data)
@@ -88,6 +91,11 @@ class SavedModel:
             DataError: a column is absent, or a value is not as declared; the message names rows and no values.
         """
         declared = declaration_of(self.recipe)
+        if declared.text is None and not declared.columns and not self.features:
+            raise DataError(
+                "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
+                "their column with --text, for others load the model as report.html shows"
+            )
         header, *rows = table.rows(path) or [[]]
         found = table.table(path, header=header, rows=rows)
         features = declared.features(self.features)

@@ -45,8 +45,8 @@ class Explanation:
     bounds: tuple[LayerBound, ...] = ()
 
 
-def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
-    """The uses of the model's trainable parameters in a forward pass on ``inputs``, with the rule of each.
+def explain(model: nn.Module | LipschitzBound, *inputs: Any, **named: Any) -> Explanation:
+    """The uses of the model's trainable parameters in a forward pass on these inputs, with the rule of each.
 
     A Lipschitz bound needs no inputs, because the bounds of its layers hold for all inputs.
 
@@ -60,7 +60,7 @@ def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
     tape = Tape(model, rewrites())
     try:
         with torch.enable_grad():
-            output = model(*inputs)
+            output = model(*inputs, **named)
         recording = tape.recording
         names = {id(p): name for name, p in tape.parameters.items()}
         names |= {

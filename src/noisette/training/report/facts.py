@@ -72,6 +72,7 @@ class Facts:
     and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
     ``test`` is how well the saved model predicts the test examples, ``None`` if there are none;
     ``features`` are the names of the columns that are inputs, which the header of a CSV makes public;
+    ``words`` is how many numbers of words there are in texts without word vectors;
     ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it.
 
     Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
@@ -118,6 +119,7 @@ class Facts:
     certified: tuple[tuple[float, float], ...] = ()
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()
+    words: int = 0
 
     @property
     def unit(self) -> str:
@@ -187,6 +189,7 @@ def facts_of(outcome: Outcome) -> Facts:
         certified=tuple(outcome.certified),
         test=outcome.test,
         features=data.features,
+        words=data.words,
     )
 
 
