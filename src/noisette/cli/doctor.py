@@ -36,8 +36,8 @@ def doctor(
         typer.Argument(
             metavar="MODULE:CALLABLE",
             help="Function that returns a torch.nn.Module, or (module, example inputs), or a gradient bound. The "
-            "inputs are a tensor, a tuple, or a dictionary of arguments by name. Called with no arguments, or with (shape "
-            "of an example, number of classes) if it takes two.",
+            "inputs are a tensor, a tuple, or a dictionary of arguments by name. Called with no arguments, or with "
+            "(shape of an example, number of classes) if it takes two.",
         ),
     ],
     data: Annotated[

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import INTERRUPTED, TERMINATED
@@ -201,7 +199,7 @@ def on_ranks() -> Iterator[AnyRanks]:
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that a run can be continued from any folder."""
     from noisette.data import names
-    from noisette.models.hugging_face import is_folder_of_model
+    from noisette.models.local_folder import is_folder_of_model
 
     def whole(path: str | None) -> str | None:
         return path and str(Path(path).resolve())
@@ -222,17 +220,17 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def _summarize(facts: Facts, out: Path) -> None:
-    from noisette.training.report import duration, power_of_ten, test_rows, upward
+    from noisette.training.report import duration, power_of_ten, rows_of_tests, upward
 
     privacy = facts.recipe.privacy
-    table = Table.grid(padding=(0, 2))
-    for name, value in (
-        *(test_rows(facts) or [("test accuracy", "not measured")]),
+    lines = [
+        *(rows_of_tests(facts) or [("test accuracy", "not measured")]),
         ("privacy", f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(privacy.delta)} ({facts.neighbouring})"),
         ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
         ("steps", facts.progress),
         ("time", duration(facts.seconds)),
         ("report", str(out / "report.html")),
-    ):
-        table.add_row(name, value)
-    Console(soft_wrap=True).print(table)
+    ]
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        typer.echo(f"{name:<{width}}  {value}")

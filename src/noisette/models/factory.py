@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette.models.fixed_features import FixedFeatures
-from noisette.models.hugging_face import is_folder_of_model, text_model
+from noisette.models.hugging_face import text_model
+from noisette.models.local_folder import is_folder_of_model
 from noisette.models.registry import REGISTRY, BuiltIn
 from noisette.models.shapes import Shape, numbers_of
 from noisette.nn.evaluation import in_evaluation

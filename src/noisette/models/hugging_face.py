@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -55,16 +54,3 @@ def text_model(folder: Path, classes: int) -> HuggingFaceText:
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     model.config.pad_token_id = padding
     return HuggingFaceText(model, padding)
-
-
-def is_folder_of_model(name: str) -> bool:
-    """Whether this is a folder with the configuration of a model."""
-    return (Path(name) / "config.json").is_file()
-
-
-def sha256_of_weights(folder: Path) -> str:
-    """The SHA-256 of all files of weights in a folder, in the order of their names."""
-    digest = hashlib.sha256()
-    for file in sorted(folder.glob("*.safetensors")):
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from noisette.data import DataSet, Declaration, load, names
+from noisette import data as data_sets
+from noisette.data import DataSet, Declaration
 from noisette.data.columns import Columns
 from noisette.data.holdout import hold_out
 from noisette.data.numbering import Numbering
 from noisette.data.target import Target
-from noisette.models.hugging_face import is_folder_of_model
+from noisette.models.local_folder import is_folder_of_model
 from noisette.training.recipe import Recipe
 
 
@@ -25,7 +26,7 @@ def load_data(recipe: Recipe, data_dir: Path | None, *, holdout_key: bytes = b""
         DataError: the records are not as declared.
     """
     section = recipe.data
-    data = load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
+    data = data_sets.load(section.name, data_dir=data_dir, declaration=declaration_of(recipe))
     return data if section.holdout is None or not holdout_key else hold_out(data, section.holdout, holdout_key)
 
 
@@ -60,6 +61,6 @@ def load_public(recipe: Recipe, data_dir: Path | None) -> DataSet | None:
     section = recipe.public
     if section.data is None:
         return None
-    own = section.data not in names()
+    own = section.data not in data_sets.names()
     declaration = Declaration(classes=section.classes, size=section.examples if own else None)
-    return load(section.data, data_dir=data_dir, declaration=declaration)
+    return data_sets.load(section.data, data_dir=data_dir, declaration=declaration)

@@ -23,8 +23,9 @@ from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.certified import certified_curve
 from noisette.training.cost import costs, start_run
 from noisette.training.outcome import Outcome, Point, Watch
+from noisette.training.predictions import ClassFigures, NumberFigures
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
-from noisette.training.scores import ClassFigures, NumberFigures, class_figures, number_figures, outputs
+from noisette.training.scores import class_figures, number_figures, outputs
 
 
 def train(

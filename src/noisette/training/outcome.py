@@ -9,8 +9,8 @@ from torch import nn
 
 from noisette.data import DataSet
 from noisette.run.private import PrivateRun
+from noisette.training.predictions import ClassFigures, NumberFigures
 from noisette.training.recipe import Recipe
-from noisette.training.scores import ClassFigures, NumberFigures
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import nn
 
 from noisette import models
 from noisette.data import DataError, DataSet, Split, table
-from noisette.models.hugging_face import is_folder_of_model
+from noisette.models.local_folder import is_folder_of_model
 from noisette.training.build import model_of, replace_batch_norm
 from noisette.training.load import declaration_of
 from noisette.training.recipe import NEED_PUBLIC, Recipe

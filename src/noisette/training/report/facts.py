@@ -16,13 +16,13 @@ from noisette.accounting import RdpAccountant
 from noisette.accounting.events import UserLevel
 from noisette.accounting.serialization import event_of
 from noisette.accounting.serialization import facts_of as event_facts
-from noisette.models.hugging_face import is_folder_of_model, sha256_of_weights
+from noisette.models.local_folder import is_folder_of_model, sha256_of_weights
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.outcome import Outcome, Point
+    from noisette.training.predictions import ClassFigures, NumberFigures
     from noisette.training.recipe import ModelSection, Recipe
-    from noisette.training.scores import ClassFigures, NumberFigures
 
 
 def _computed_by(accountant: str, own: str) -> str:

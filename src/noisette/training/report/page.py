@@ -14,6 +14,7 @@ from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
 from noisette.data.columns import Columns
+from noisette.training.predictions import NumberFigures
 from noisette.training.recipe import DataSection
 from noisette.training.report.attacks import CAPTIONS, attack_panels, attack_rows, attack_sentence
 from noisette.training.report.facts import Facts
@@ -24,11 +25,10 @@ from noisette.training.report.figures import (
     error_against_epsilon,
 )
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
+from noisette.training.report.of_tests import confusion, rows_of_tests, set_of_tests
 from noisette.training.report.plan_figures import as_svg
 from noisette.training.report.statement import statement
 from noisette.training.report.templates import templates
-from noisette.training.report.test_part import confusion, test_rows, test_set
-from noisette.training.scores import NumberFigures
 
 _PAGES = templates("noisette.training.report")
 
@@ -56,8 +56,8 @@ def page(facts: Facts) -> str:
         epsilon_figure=Markup(epsilon_against_steps(facts)),
         accuracy_figure=Markup(accuracy_against_epsilon(facts) or error_against_epsilon(facts)),
         error=_error(facts),
-        test_rows=test_rows(facts) if facts.test else [],
-        test_set=test_set(facts),
+        test_rows=rows_of_tests(facts) if facts.test else [],
+        test_set=set_of_tests(facts),
         test_kind="public test examples" if facts.recipe.data.holdout is None else "records held out",
         confusion=confusion(facts),
         radius_figure=Markup(accuracy_against_radius(facts.certified)),

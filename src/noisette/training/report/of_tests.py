@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from noisette.training.predictions import ClassFigures
 from noisette.training.report.facts import Facts
 from noisette.training.report.numbers import percent
-from noisette.training.scores import ClassFigures
 
 _LARGEST_TABLE = 12  # classes; a larger confusion matrix is in run.json alone
 
 
-def test_rows(facts: Facts) -> list[tuple[str, str]]:
+def rows_of_tests(facts: Facts) -> list[tuple[str, str]]:
     """The name and the value of each figure on the test examples; none if there are no such examples."""
     found = facts.test
     if found is None:
@@ -28,7 +28,7 @@ def test_rows(facts: Facts) -> list[tuple[str, str]]:
     ]
 
 
-def test_set(facts: Facts) -> str:
+def set_of_tests(facts: Facts) -> str:
     """Of which examples the figures are, in one sentence."""
     share = facts.recipe.data.holdout
     if share is None:
