@@ -127,6 +127,12 @@ class Facts:
         return "user" if isinstance(event_of(self.event), UserLevel) else "record"
 
     @property
+    def model_name(self) -> str:
+        """The name of the model; of a folder without those above it, which are the user's own."""
+        name = self.recipe.model.name
+        return Path(name).name if is_folder_of_model(name) else name
+
+    @property
     def progress(self) -> str:
         """How many of the planned steps were taken, and how many a resumed run has lost."""
         lost = f" (resumed, {self.steps_lost:,} lost)" if self.resumed else ""
@@ -138,8 +144,7 @@ class Facts:
         for section, key in _PATHS:
             if path := content["recipe"][section][key]:
                 content["recipe"][section][key] = Path(path).name
-        if is_folder_of_model(self.recipe.model.name):
-            content["recipe"]["model"]["name"] = Path(self.recipe.model.name).name
+        content["recipe"]["model"]["name"] = self.model_name
         return json.dumps(content, indent=2) + "\n"
 
 

@@ -69,6 +69,7 @@ def page(facts: Facts) -> str:
         ],
         sections=statement(facts),
         loading=_loading(facts),
+        predicts=bool(facts.features or facts.recipe.data.text),
         upward=upward,
         percent=percent,
         power_of_ten=power_of_ten,
@@ -103,7 +104,7 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ("declared size", f"{facts.declared_size:,} examples"),
             ("example", f"{example}, {'a number to predict' if recipe.data.target else f'{facts.classes} classes'}"),
             *_own(recipe.data),
-            ("model", recipe.model.name),
+            ("model", facts.model_name),
             ("trained parameters", f"{facts.parameters:,}"),
             *([("first weights", start)] if facts.public_weights else []),
             *_norm(facts),
@@ -183,7 +184,8 @@ def _plain(value: object) -> str:
 def _loading(facts: Facts) -> str:
     """The Python code that builds the model and loads its weights."""
     recipe, shape = facts.recipe, repr((*facts.input_shape, *facts.word_vectors[1:]))
-    model = f"models.build({recipe.model.name!r}, {shape}, {facts.classes})"
+    words = f", {facts.words}" if facts.words else ""
+    model = f"models.build({facts.model_name!r}, {shape}, {facts.classes}{words})"
     if recipe.projection.components:
         model = f"models.projected({recipe.model.name!r}, {shape}, {facts.classes}, {recipe.projection.components})"
     if facts.word_vectors:

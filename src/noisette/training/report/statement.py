@@ -224,8 +224,8 @@ def _before_training(facts: Facts) -> Iterator[str]:
     model, public, projection = facts.recipe.model, facts.recipe.public, facts.recipe.projection
     if facts.public_weights:
         yield (
-            f"First weights: from a file with the SHA-256 {facts.public_weights}. The records that these weights were "
-            "trained on have no guarantee here: they are taken to be public."
+            f"First weights: from {_source(facts)} with the SHA-256 {facts.public_weights}. The records that these "
+            "weights were trained on have no guarantee here: they are taken to be public."
         )
     if facts.word_vectors:
         words, length = facts.word_vectors
@@ -251,6 +251,11 @@ def _before_training(facts: Facts) -> Iterator[str]:
             f"standard deviation {projection.noise_multiplier:g} on every entry. The ledger and epsilon include this "
             "release."
         )
+
+
+def _source(facts: Facts) -> str:
+    """What held the first weights."""
+    return "a file" if facts.recipe.model.weights is not None else "the files of a model in a folder"
 
 
 def _cost(facts: Facts) -> Section:
