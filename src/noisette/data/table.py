@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -38,17 +39,20 @@ def header(path: Path) -> list[str]:
     Raises:
         DataError: as for :func:`rows`, or the file is empty.
     """
-    found = _read(path, lambda lines: fields([next(iter(lines), "")]))
+    # Bytes below the first line are not looked at, whether they are text or not.
+    found = _read(path, lambda stream: fields([stream.readline()]), errors="replace")
+    if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
+        raise DataError(f"{path} is not text in UTF-8; convert it")
     if not found:
         raise DataError(f"{path} is empty; its first line must name the columns")
     return found[0]
 
 
-def _read(path: Path, parse: Callable[[Iterable[str]], list[list[str]]]) -> list[list[str]]:
-    """What the function makes of the lines of a file."""
+def _read(path: Path, parse: Callable[[TextIO], list[list[str]]], errors: str = "strict") -> list[list[str]]:
+    """What the function makes of the text in a file, which is unzipped if its name ends in .gz."""
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
+        with opened(path, "rt", encoding="utf-8-sig", newline="", errors=errors) as stream:
             return parse(stream)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8; convert it") from error

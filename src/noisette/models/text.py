@@ -9,6 +9,7 @@ from torch.nn import functional
 from noisette.models.shapes import Shape, need_axes
 
 _WIDTH, _HEADS, _BLOCKS = 64, 4, 1
+_START = 0.1  # standard deviation of the first word vectors
 
 
 def transformer(shape: Shape, classes: int, *, words: int = 4096) -> nn.Module:
@@ -41,7 +42,7 @@ class BagOfWords(nn.Module):
 
     def __init__(self, words: int, classes: int) -> None:
         super().__init__()
-        self.word = nn.Embedding(words, _WIDTH)
+        self.word = _vectors(words)
         self.scores = nn.Linear(_WIDTH, classes)
 
     def forward(self, numbers: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ class WordTransformer(nn.Module):
 
     def __init__(self, words: int, tokens: int, classes: int) -> None:
         super().__init__()
-        self.word = nn.Embedding(words, _WIDTH)
+        self.word = _vectors(words)
         self.place = nn.Parameter(0.02 * torch.randn(tokens, _WIDTH))
         self.blocks = nn.ModuleList(Block(_WIDTH, _HEADS) for _ in range(_BLOCKS))
         self.norm = nn.LayerNorm(_WIDTH)
@@ -89,6 +90,13 @@ class Block(nn.Module):
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=used[:, None, None, :])
         x = x + self.output(attended.transpose(1, 2).flatten(2))
         return x + self.network(self.second_norm(x))
+
+
+def _vectors(words: int) -> nn.Embedding:
+    """Word vectors that start small, so that what is learned of a word soon exceeds where it started."""
+    vectors = nn.Embedding(words, _WIDTH)
+    nn.init.normal_(vectors.weight, std=_START)
+    return vectors
 
 
 def _mean(x: Tensor, used: Tensor) -> Tensor:
