@@ -175,7 +175,7 @@ def _coverage(bound: GradientBound, call: Call) -> str:
         )
     if isinstance(bound, LipschitzBound):
         return trained
-    explanation = explain(bound.model, *call.args, **call.kwargs)
+    explanation = explain(bound.model, *call.args, kwargs=call.kwargs)
     mixing = batch_mixing_modules(bound.model)
     if problems := [problem for problem in explanation.problems if problem not in mixing]:
         raise PrivacyError("\n".join(problems))

@@ -63,7 +63,7 @@ def explain(
     try:
         if batch_norm is not None:
             _replace_batch_norm(model, batch_norm, call.args)
-        explanation = explain_model(model, *call.args, **call.kwargs)
+        explanation = explain_model(model, *call.args, kwargs=call.kwargs)
     except PrivacyError:
         raise
     except (RuntimeError, TypeError) as error:

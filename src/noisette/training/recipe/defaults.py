@@ -12,7 +12,7 @@ from noisette.training.recipe.recipe import Recipe
 from noisette.training.recipe.sections import DataSection, ModelSection, PrivacySection, TrainingSection
 
 _ADAM_RATE = 0.003
-_TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=_ADAM_RATE, optimizer="adam")
+_TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
 _IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)

@@ -23,7 +23,8 @@ def held_out(facts: Facts) -> str:
 def of_test_examples(facts: Facts) -> str:
     """What the figures on test examples are computed from."""
     if facts.recipe.data.holdout is None:
-        return "Test accuracy is exact: the test examples are taken to be public and have no guarantee."
+        measured = "Test accuracy" if facts.recipe.data.target is None else "The test error"
+        return f"{measured} is exact: the test examples are taken to be public and have no guarantee."
     return "Test figures are exact: they are of the records held out, and have no guarantee."
 
 
