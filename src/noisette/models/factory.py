@@ -72,6 +72,8 @@ def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
         if not words:
             raise ValueError(f"{name} is a model for texts; give it a data set of texts")
         return text_model(Path(name), classes)
+    if name not in REGISTRY and Path(name).is_dir():
+        raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
     if name not in REGISTRY:
         factory = _users_own(name)
         return factory(shape, classes, words) if words else factory(shape, classes)

@@ -89,7 +89,7 @@ def test_momentum_is_that_of_sgd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "batch"), [(30, 16), (150, 16), (1000, 64), (5000, 512), (40_000, 1024), (None, 1024)]
+    ("size", "batch"), [(2, 2), (30, 16), (150, 16), (1000, 64), (5000, 512), (40_000, 1024), (None, 1024)]
 )
 def test_the_default_batch_fits_the_declared_size(size: int | None, batch: int) -> None:
     assert default_recipe({"name": "own.csv", "size": size}).training.batch_size == batch

@@ -67,5 +67,5 @@ def _batch(data: DataSection) -> int:
     """About a twelfth of the records that are trained on, a power of two: 40 epochs are then some 500 steps."""
     if data.size is None:
         return _LARGEST
-    records = data.size * (1 - (data.holdout or 0.0))
-    return min(_LARGEST, max(_SMALLEST, 2 ** round(math.log2(max(1.0, records / 12)))))
+    records = max(1, round(data.size * (1 - (data.holdout or 0.0))))
+    return min(_LARGEST, records, max(_SMALLEST, 2 ** round(math.log2(max(1.0, records / 12)))))
