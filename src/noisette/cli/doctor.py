@@ -138,15 +138,14 @@ def _checked(target: str, bound: GradientBound, given: Call) -> list[_Line]:
 
 
 def _vectorised(bound: GradientBound, call: Call) -> str:
-    """An empty remark, after checking that the loss of one example can be vectorised.
+    """How examples are seen alone: nothing to say where the loss of one example can be vectorised.
 
     Raises:
         PrivacyError: it cannot.
     """
     from noisette.validation import check_vectorized
 
-    check_vectorized(bound, call)
-    return ""
+    return check_vectorized(bound, call)
 
 
 def _line(name: str, look: Callable[[], str]) -> _Line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -30,6 +31,7 @@ from noisette.clipping.norms import (
     check_real,
     clipping_of,
 )
+from noisette.clipping.one_by_one import OneByOne, OneByOneWarning
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
@@ -41,6 +43,7 @@ from noisette.gradients.repeated_pass import repeatable
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
+from noisette.gradients.vectorized_errors import NotVectorizedError
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
@@ -113,6 +116,9 @@ class PerExampleClip:
         self._captured = self.schedule and CapturedSteps(
             model, self._clipped_sum, self._outside, self.schedule, lambda: self.still_to_come()
         )
+        self._one_by_one = OneByOne(self._tape, self._outside)
+        self._is_one_by_one = False  # the loss cannot be vectorised
+        self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -184,7 +190,9 @@ class PerExampleClip:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``: nothing in model or loss can see more than one example.
+        The loss is vectorised by ``torch.func.vmap``: nothing in model or loss can see more than one example. A loss
+        that cannot be vectorised is called once for each example, with a warning; what such a call leaves behind in
+        tensors, modules, closures, globals and containers is refused, so that none reads what another one wrote.
 
         Args:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
@@ -199,7 +207,8 @@ class PerExampleClip:
         ``torch.autograd.Function`` does in a ``vmap`` rule of its own.
 
         Raises:
-            PrivacyError: the loss cannot be vectorised, is not one value, or uses a tensor from outside that changes.
+            PrivacyError: the loss is not one value, writes into the model, uses a tensor from outside that changes, or,
+                where it cannot be vectorised, leaves something behind.
             MissingRuleError: an operation uses a parameter in a way that has no rule.
 
         >>> import torch
@@ -218,7 +227,7 @@ class PerExampleClip:
         if self._shards:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
-        elif self._captured is None:
+        elif self._captured is None or self._is_one_by_one:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
         else:
             clipped = self._captured.clipped_sum(loss, microbatch, groups, self.examples, tuple(public))
@@ -236,6 +245,21 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
+        if self._is_one_by_one and not clipping.are_finite:
+            return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
+        try:
+            return self._vectorized_sum(loss, microbatch, clipping, public)
+        except NotVectorizedError as error:
+            if clipping.are_finite or self._shards:  # a graph is traced, or other ranks wait
+                raise
+            warnings.warn(_says_one_by_one(error.cause), OneByOneWarning, stacklevel=3)
+            self._is_one_by_one = True
+        return self._clipped_sum(loss, microbatch, clipping, public)
+
+    def _vectorized_sum(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, by one call of the loss."""
         # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
         eager = not clipping.are_finite and not self._shards
         record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
@@ -350,6 +374,13 @@ class PerExampleClip:
             self._captured.close()
         self._tape.close()
         self._unwrapped.close()
+
+
+def _says_one_by_one(cause: str) -> str:
+    return (
+        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
+        "so many microbatches of one example."
+    )
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

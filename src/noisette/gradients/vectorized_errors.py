@@ -13,6 +13,10 @@ _WRITES = (
     "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
     "examples, and other tensors can be made from the input, as x.new_zeros(...)"
 )
+_STATISTICS = (
+    "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
+    "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
+)
 _CAUSES = {  # a part of PyTorch's message -> what it means
     **dict.fromkeys(
         (".item()", "Cannot access data pointer of Tensor"),
@@ -23,8 +27,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
     ),
     **dict.fromkeys(
         ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"),
-        "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
-        "with noisette.nn.convert_batch_norm, or put these modules into eval mode",
+        _STATISTICS,
     ),
     "match the broadcast shape": _WRITES,
     "inplace": _WRITES,
@@ -49,6 +52,18 @@ _WAY_OUT = (
 )
 
 
+class NotVectorizedError(PrivacyError):
+    """A loss that ``vmap`` cannot take, though one example at a time may be computed by it.
+
+    Attributes:
+        cause: the reason in words, without a way out.
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause} {_WAY_OUT}")
+        self.cause = cause
+
+
 def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     """What an error of ``vmap`` means and what to do, or ``None`` for an error that has nothing to do with it."""
     message = str(error)
@@ -58,7 +73,7 @@ def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     cause = _PACKS if packs else next((cause for sign, cause in _CAUSES.items() if sign in message), None)
     where = _where(error.__traceback__, model)
     said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
-    return PrivacyError(f"{said} {_WAY_OUT}")
+    return PrivacyError(said) if cause is _STATISTICS else NotVectorizedError(said)
 
 
 def _packs(traceback: TracebackType | None) -> bool:
