@@ -66,7 +66,7 @@ def test_from_a_schema_to_predictions_of_new_rows(people: Path, schema: Path) ->
     for words in ("test accuracy", "base rate", "macro accuracy", "AUC"):
         assert words in shown.output
     done = facts("runs/people")
-    assert (done["declared_size"], done["recipe"]["training"]["batch_size"]) == (300, 32)
+    assert (done["declared_size"], done["recipe"]["training"]["batch_size"]) == (300, 90)
     assert done["features"] == ["age", "job", "hours"]
     counts = np.array(done["test"]["confusion"])
     assert abs(counts.sum() - 100) < 50

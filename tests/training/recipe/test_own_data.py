@@ -88,12 +88,12 @@ def test_momentum_is_that_of_sgd() -> None:
         Recipe(training=TrainingSection(optimizer="lion"))
 
 
-@pytest.mark.parametrize(
-    ("size", "batch"), [(2, 2), (30, 16), (150, 16), (1000, 64), (5000, 512), (40_000, 1024), (None, 1024)]
-)
-def test_the_default_batch_fits_the_declared_size(size: int | None, batch: int) -> None:
-    assert default_recipe({"name": "own.csv", "size": size}).training.batch_size == batch
-    assert size is None or batch <= size
+@pytest.mark.parametrize("size", [1, 2, 30, 150, 1000, 40_000, 5_000_000])
+@pytest.mark.parametrize("text", [{}, {"text": "review"}])
+def test_the_default_batch_and_delta_fit_the_declared_size(size: int, text: dict[str, str]) -> None:
+    recipe = default_recipe({"name": "own.csv", "size": size, **text})
+    assert 1 <= recipe.training.batch_size <= size
+    assert recipe.privacy.delta < 1 / size
 
 
 def test_what_is_held_out_is_not_in_a_batch() -> None:

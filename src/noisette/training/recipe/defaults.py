@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from noisette.training.defaults import batches_for, delta_for
 from noisette.training.recipe.recipe import Recipe
 from noisette.training.recipe.sections import DataSection, ModelSection, PrivacySection, TrainingSection
 
@@ -30,7 +31,6 @@ _KNOWN_TO_WORK = {
     "imdb": (PrivacySection(), _TEXTS, "transformer"),
     "ag-news": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9), "bilstm-dl"),
 }
-_SMALLEST, _LARGEST = 16, 1024  # batches
 
 
 def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None) -> Recipe:
@@ -42,18 +42,14 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
         optimizer: the name of the optimizer, if it is chosen.
 
     >>> default_recipe({"name": "own.csv", "size": 700}).training.batch_size
-    64
+    210
     """
     section = DataSection(**data)
     if known := _KNOWN_TO_WORK.get(section.name):
         privacy, training, suited = known
     else:
-        is_text = section.text is not None
-        privacy, training = (
-            PrivacySection(),
-            replace(_TEXTS if is_text else TrainingSection(), batch_size=_batch(section)),
-        )
-        suited = "transformer" if is_text else "cnn" if Path(section.name).is_dir() else "mlp"
+        privacy, training = _of_own_data(section)
+        suited = "transformer" if section.text is not None else "cnn" if Path(section.name).is_dir() else "mlp"
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer == "adam" != training.optimizer:
@@ -63,9 +59,17 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
     return Recipe(section, ModelSection(model or suited), privacy=privacy, training=training)
 
 
-def _batch(data: DataSection) -> int:
-    """About a twelfth of the records that are trained on, a power of two: 40 epochs are then some 500 steps."""
-    if data.size is None:
-        return _LARGEST
+def _of_own_data(data: DataSection) -> tuple[PrivacySection, TrainingSection]:
+    """Delta, batches and epochs by the declared size, as :mod:`noisette.training.defaults` has them.
+
+    Texts cost more to train on, so that these have a tenth of their records in a batch, and ten epochs.
+    """
+    kind = TrainingSection() if data.text is None else _TEXTS
+    if data.size is None or data.size < 1:
+        return PrivacySection(), kind
     records = max(1, round(data.size * (1 - (data.holdout or 0.0))))
-    return min(_LARGEST, records, max(_SMALLEST, 2 ** round(math.log2(max(1.0, records / 12)))))
+    delta = PrivacySection(delta=delta_for(records))
+    if data.text is not None:
+        return delta, replace(kind, batch_size=min(kind.batch_size, math.ceil(records / 10)))
+    batches = batches_for(records)
+    return delta, replace(kind, batch_size=batches.expected_batch_size, epochs=batches.epochs)
