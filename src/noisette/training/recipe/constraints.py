@@ -89,19 +89,24 @@ def _check_optimizer(training: TrainingSection) -> None:
         raise ValueError(f'momentum is that of SGD; with optimizer = "{training.optimizer}" leave it out')
 
 
-def check_data(data: DataSection, lipschitz: LipschitzSection) -> None:
+def check_data(data: DataSection, lipschitz: LipschitzSection, training: TrainingSection) -> None:
     """Test examples come from one place, and a number is predicted with clipping."""
     checks.all_of(
         lambda: data.holdout is None or checks.open_fraction(holdout=data.holdout),
         lambda: checks.count(tokens=data.tokens),
         lambda: checks.count(words=data.words),
-        lambda: _check_test(data),
+        lambda: _check_test(data, training),
         lambda: Columns.of(data.columns),
         lambda: _check_target(data, lipschitz),
     )
 
 
-def _check_test(data: DataSection) -> None:
+def _check_test(data: DataSection, training: TrainingSection) -> None:
+    if data.holdout is not None and (training.batches == "truncated" or data.public_users is not None):
+        raise ValueError(
+            "truncated batches and public_users need a number of records or users that is public, and how many are "
+            "held out is random; leave holdout out, or these"
+        )
     if data.holdout is not None and data.test is not None:
         raise ValueError("test examples come from a second file or are held out; give test or holdout, not both")
 

@@ -42,7 +42,7 @@ class Recipe:
             lambda: constraints.check_privacy(self.privacy),
             lambda: constraints.check_lipschitz(self.lipschitz, self.model, self.privacy),
             lambda: constraints.check_training(self.training),
-            lambda: constraints.check_data(self.data, self.lipschitz),
+            lambda: constraints.check_data(self.data, self.lipschitz, self.training),
             lambda: constraints.check_users(self.data, self.projection, self.training),
         )
 
