@@ -97,10 +97,13 @@ OPTIONS = {
     },
     "account": {
         "--sampling-rate",
+        "--expected-batch-size",
         "--batch-size",
         "--size",
         "--noise-multiplier",
+        "--noise",
         "--steps",
+        "--epochs",
         "--delta",
         "--epsilon",
         "--group-size",

@@ -20,6 +20,7 @@ MOST_EPOCHS, FEWEST_EPOCHS, GRADIENTS = 150.0, 10.0, 2_000_000
 MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 # How far the weights may move in all, in the unit in which inputs have norm one.
 REACH = 100.0
+MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,14 @@ def learning_rate_for(
     steps: int,
     max_grad_norm: float = MAX_GRAD_NORM,
     reach: float = REACH,
+    momentum: float = 0.0,
     curvature: float | None = None,
 ) -> float:
-    """The constant learning rate of SGD: reach / (C sqrt(T (1 + d (sigma / B)^2))), and at most 2 / curvature.
+    """The learning rate of SGD: (1 - m) reach / (C sqrt(T (1 + d (sigma / B)^2))), and at most (1 + m) / curvature.
 
     The noised mean of clipped gradients has a squared norm of at most about C^2 (1 + d (sigma / B)^2), and T such steps
-    with this rate are the classical choice for a convex loss whose best weights are at distance ``reach``.
+    with this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. It is
+    constant; with momentum m, a step moves the weights by 1 / (1 - m) times the rate in the long run.
 
     Args:
         dimensions: number d of trained weights.
@@ -90,8 +93,9 @@ def learning_rate_for(
         steps: T.
         max_grad_norm: the clipping norm C.
         reach: a guess at the distance from the first to the best weights, in their unit.
-        curvature: the largest second derivative of the loss, where it is known: with a rate above 2 / curvature, steps
-            without noise would not settle.
+        momentum: m, that of SGD, from 0 to below 1.
+        curvature: the largest second derivative of the loss, where it is known. At twice the rate that it permits,
+            steps would not settle even without noise, so the declared size may be wrong by a factor of two.
 
     Raises:
         TypeError, ValueError: a number is not above zero.
@@ -107,6 +111,9 @@ def learning_rate_for(
         max_grad_norm=max_grad_norm,
         reach=reach,
     )
+    checks.below_one(momentum=momentum)
+    if curvature is not None:
+        checks.positive(curvature=curvature)
     noise = dimensions * (noise_multiplier / expected_batch_size) ** 2
-    rate = reach / (max_grad_norm * math.sqrt(steps * (1 + noise)))
-    return rate if curvature is None else min(rate, 2 / curvature)
+    rate = (1 - momentum) * reach / (max_grad_norm * math.sqrt(steps * (1 + noise)))
+    return rate if curvature is None else min(rate, (1 + momentum) / curvature)
