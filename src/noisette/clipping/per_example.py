@@ -30,17 +30,20 @@ from noisette.clipping.norms import (
     check_real,
     clipping_of,
 )
+from noisette.clipping.one_by_one import OneByOne
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
-from noisette.errors import PrivacyError
+from noisette.errors import MissingRuleError, PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
+from noisette.gradients.one_by_one import attributes_kept_if_it_fails
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.repeated_pass import repeatable
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
+from noisette.gradients.vectorized_errors import VectorizationError
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
@@ -113,6 +116,7 @@ class PerExampleClip:
         self._captured = self.schedule and CapturedSteps(
             model, self._clipped_sum, self._outside, self.schedule, lambda: self.still_to_come()
         )
+        self._one_by_one = OneByOne(model, self._outside)
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -199,8 +203,11 @@ class PerExampleClip:
         ``torch.autograd.Function`` does in a ``vmap`` rule of its own.
 
         Raises:
-            PrivacyError: the loss cannot be vectorised, is not one value, or uses a tensor from outside that changes.
-            MissingRuleError: an operation uses a parameter in a way that has no rule.
+            PrivacyError: the loss is not one value, uses a tensor from outside that changes, or leaves something of one
+                example for the next.
+
+        A loss that branches on values of an example, or makes tensors whose size depends on them, is computed for one
+        example after the other, which is slow: a ``VectorizationWarning`` says so once.
 
         >>> import torch
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -218,11 +225,25 @@ class PerExampleClip:
         if self._shards:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
-        elif self._captured is None:
-            clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
         else:
-            clipped = self._captured.clipped_sum(loss, microbatch, groups, self.examples, tuple(public))
+            clipped = self._vectorised_or_not(loss, microbatch, groups, tuple(public))
         self._add(clipped)
+
+    def _vectorised_or_not(
+        self, loss: Loss, microbatch: Microbatch, groups: list[Group], public: tuple[Tensor, ...]
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, for one example after the other where it cannot be vectorised."""
+        clipping = clipping_of(groups, self.examples)
+        if not self._one_by_one.is_needed(loss):
+            try:
+                with attributes_kept_if_it_fails(self.model):
+                    if self._captured is None:
+                        return self._clipped_sum(loss, microbatch, clipping, public)
+                    return self._captured.clipped_sum(loss, microbatch, groups, self.examples, public)
+            except (VectorizationError, MissingRuleError) as error:
+                self._one_by_one.is_needed_from_now_on(loss, error)
+        with self._tape.silent():
+            return self._one_by_one.clipped_sum(loss, microbatch, self._trained(), clipping, public)
 
     def accumulate_nothing(self) -> None:
         """Take part in a microbatch of a sharded model of which this rank has no example."""

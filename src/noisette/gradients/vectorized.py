@@ -90,7 +90,7 @@ class VectorizedLoss:
     recording: Recording
 
 
-def _one_value(value: object) -> Tensor:
+def one_value(value: object) -> Tensor:
     """The loss of one example as a scalar.
 
     Raises:
@@ -134,7 +134,7 @@ def vectorized_losses(
                 tensors = [internals.batched(tensor, level) for tensor in physical]
                 begin(level, tensors)
                 one = batch.with_tensors(tensors)
-                value = _one_value(loss(model, *one.args, **one.kwargs))
+                value = one_value(loss(model, *one.args, **one.kwargs))
                 return internals.physical(value) if internals.is_wrapped(value) else value.expand(count)
         except torch.OutOfMemoryError:
             raise

@@ -13,6 +13,7 @@ _WRITES = (
     "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
     "examples, and other tensors can be made from the input, as x.new_zeros(...)"
 )
+_BATCH_NORM = ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training")
 _CAUSES = {  # a part of PyTorch's message -> what it means
     **dict.fromkeys(
         (".item()", "Cannot access data pointer of Tensor"),
@@ -22,7 +23,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "branches on the values of an example, or on a random number; write the choice with torch.where"
     ),
     **dict.fromkeys(
-        ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"),
+        _BATCH_NORM,
         "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
         "with noisette.nn.convert_batch_norm, or put these modules into eval mode",
     ),
@@ -49,6 +50,14 @@ _WAY_OUT = (
 )
 
 
+class VectorizationError(PrivacyError):
+    """The loss of one example cannot be vectorised, but can be computed for one example after the other."""
+
+
+class VectorizationWarning(UserWarning):
+    """The loss cannot be vectorised; it is computed for one example after the other, with the same result."""
+
+
 def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     """What an error of ``vmap`` means and what to do, or ``None`` for an error that has nothing to do with it."""
     message = str(error)
@@ -58,7 +67,9 @@ def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     cause = _PACKS if packs else next((cause for sign, cause in _CAUSES.items() if sign in message), None)
     where = _where(error.__traceback__, model)
     said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
-    return PrivacyError(f"{said} {_WAY_OUT}")
+    if any(sign in message for sign in _BATCH_NORM):
+        return PrivacyError(f"{said} {_WAY_OUT}")
+    return VectorizationError(f"{said} {_WAY_OUT}")
 
 
 def _packs(traceback: TracebackType | None) -> bool:

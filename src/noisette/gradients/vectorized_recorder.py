@@ -129,7 +129,10 @@ class VectorizedRecorder(Recorder):
                 weights[id(tensor)] = tensor
             elif not self._is_constant(tensor):
                 self._outside.check(tensor)
-                is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
+                if tensor.requires_grad:
+                    is_batched = True  # a weight of another model: nothing is derived from it
+                else:
+                    self._constants[id(tensor)] = tensor
         if not is_batched:
             return self._without_examples(func, types, args, kwargs, weights)
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself
