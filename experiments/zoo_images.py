@@ -197,7 +197,9 @@ def _prepared(model: nn.Module, dropout: bool) -> nn.Module:
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
             for attribute in ("drop_prob", "p", "drop", "attn_drop"):
-                if isinstance(getattr(module, attribute, None), float) and "rop" in type(module).__name__:
+                if isinstance(getattr(module, attribute, None), float) and (
+                    "rop" in type(module).__name__ or "Stochastic" in type(module).__name__
+                ):
                     setattr(module, attribute, 0.0)
     return model
 

@@ -18,10 +18,10 @@ from experiments.zoo_sizes import OVERRIDES, small
 transformers.logging.set_verbosity_error()
 
 B, LENGTH = 3, 8
-TASKS = {  # in the order of preference
+TASKS = {
+    "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     "masked": modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    "seq2seq": modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     "images": modeling_auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
     "ctc": modeling_auto.MODEL_FOR_CTC_MAPPING_NAMES,
     "sounds": modeling_auto.MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES,
@@ -36,21 +36,19 @@ TASKS = {  # in the order of preference
 
 def entries() -> list[Entry]:
     """One model of each family."""
-    found: dict[str, tuple[str, str]] = {}
+    chosen: dict[str, tuple[str, str]] = {}
+    covered: set[str] = set()
     for task, mapping in TASKS.items():
-        for family, name in mapping.items():
-            name = name if isinstance(name, str) else name[0]
-            if family in found or not hasattr(transformers, name):
-                continue
-            found[family] = task, name
-    chosen = {name: (family, task) for family, (task, name) in reversed(found.items())}  # each class once
+        for family, names in mapping.items():
+            name = names if isinstance(names, str) else names[0]
+            if hasattr(transformers, name) and (task != "base" or family not in covered):
+                chosen.setdefault(name, (family, task))
+                covered.add(family)
     return [
         Entry(
             f"transformers/{name}",
             "transformers",
-            partial(make, family, name),
-            partial(batch, task),
-            partial(loss, task),
+            *(partial(make, family, name), partial(batch, task), partial(loss, task)),
         )
         for name, (family, task) in sorted(chosen.items())
     ]
@@ -62,7 +60,11 @@ def make(family: str, name: str, dropout: bool) -> nn.Module:
     config = small(CONFIG_MAPPING[family], OVERRIDES.get(family, {}))
     if not dropout:
         without_dropout(config)
-    return getattr(transformers, name)(config).train()
+    model = getattr(transformers, name)(config).train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    return model
 
 
 def without_dropout(config: Any) -> None:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from noisette.capture.python_state import PythonState
 from noisette.clipping.norms import ClippedSum, Clipping, Sums, group_norms, group_of
+from noisette.errors import MissingRuleError, PrivacyError
 from noisette.gradients.one_by_one import gradients_one_by_one
 from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.gradients.per_example import UncoveredError
 from noisette.gradients.rules import Dense
 from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 from noisette.gradients.vectorized import Loss, Microbatch
-from noisette.gradients.vectorized_errors import VectorizationWarning
+from noisette.gradients.vectorized_errors import VectorizationError, VectorizationWarning
 
 
 class OneByOne:
@@ -41,7 +43,7 @@ class OneByOne:
     def is_needed_from_now_on(self, loss: Loss, error: Exception) -> None:
         """This loss cannot be vectorised, for this reason."""
         self._codes.add(_code(loss))
-        reason = str(error).partition(". ")[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         warnings.warn(
             f"{reason}. The examples are computed one after the other instead: the sum is exact, and takes up to as many "
             "times longer as a microbatch has examples",
@@ -72,6 +74,13 @@ class OneByOne:
                 clipped = g.to(AT_LEAST_SINGLE.get(g.dtype, g.dtype)) * factors[group[name], 0]
                 total[name] = total[name].add_(clipped) if name in total else clipped.double()
         return ClippedSum(total, torch.cat(norms, 1))
+
+
+def may_go_alone(error: Exception) -> bool:
+    """Whether an example alone may do what the vectorised loss could not: what is not private there is not here."""
+    if isinstance(error, PrivacyError):
+        return isinstance(error, VectorizationError | MissingRuleError | UncoveredError)
+    return not isinstance(error, torch.OutOfMemoryError)
 
 
 def _code(loss: Loss) -> Any:

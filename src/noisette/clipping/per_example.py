@@ -30,20 +30,19 @@ from noisette.clipping.norms import (
     check_real,
     clipping_of,
 )
-from noisette.clipping.one_by_one import OneByOne
+from noisette.clipping.one_by_one import OneByOne, may_go_alone
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
-from noisette.errors import MissingRuleError, PrivacyError
+from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
-from noisette.gradients.one_by_one import attributes_kept_if_it_fails
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.repeated_pass import repeatable
+from noisette.gradients.restored_modules import modules_kept_if_it_fails
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
-from noisette.gradients.vectorized_errors import VectorizationError
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
@@ -233,17 +232,22 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, groups: list[Group], public: tuple[Tensor, ...]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, for one example after the other where it cannot be vectorised."""
-        clipping = clipping_of(groups, self.examples)
+        clipping, error = clipping_of(groups, self.examples), None
         if not self._one_by_one.is_needed(loss):
             try:
-                with attributes_kept_if_it_fails(self.model):
+                with modules_kept_if_it_fails(self.model):
                     if self._captured is None:
                         return self._clipped_sum(loss, microbatch, clipping, public)
                     return self._captured.clipped_sum(loss, microbatch, groups, self.examples, public)
-            except (VectorizationError, MissingRuleError) as error:
-                self._one_by_one.is_needed_from_now_on(loss, error)
+            except Exception as raised:
+                if not may_go_alone(raised):
+                    raise
+                error = raised
         with self._tape.silent():
-            return self._one_by_one.clipped_sum(loss, microbatch, self._trained(), clipping, public)
+            clipped = self._one_by_one.clipped_sum(loss, microbatch, self._trained(), clipping, public)
+        if error is not None:
+            self._one_by_one.is_needed_from_now_on(loss, error)
+        return clipped
 
     def accumulate_nothing(self) -> None:
         """Take part in a microbatch of a sharded model of which this rank has no example."""

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from noisette.errors import PrivacyError
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import user_hooks_disabled
+from noisette.gradients.restored_modules import restored_by
 from noisette.gradients.tape import outputs_of, tensors_among
 from noisette.gradients.vectorized import Loss, Microbatch, one_value
 from noisette.gradients.vmap_internals import is_wrapped
@@ -65,7 +66,11 @@ def gradients_one_by_one(
                 gradients = torch.autograd.grad(value, params, allow_unused=True)
             del value
         outside.end()
-        yield {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+        yield {name: _dense(g) for name, g in zip(parameters, gradients, strict=True) if g is not None}
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 class _OneExample(TorchFunctionMode):
@@ -88,38 +93,18 @@ class _OneExample(TorchFunctionMode):
                         f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from "
                         "other examples; begin each call with a state that depends on no example"
                     )
+                if not tensor.is_leaf:
+                    raise PrivacyError(
+                        f"the loss uses a tensor of shape {tuple(tensor.shape)} that was computed from weights outside of "
+                        "it; compute it in the loss, or detach it"
+                    )
                 self._outside.check(tensor)
+        if func is Tensor.__iter__:
+            with self:
+                return iter(args[0].unbind(0))
         output = func(*args, **kwargs)
         self._own.update((id(tensor), tensor) for tensor in outputs_of(output))
         return output
-
-
-@contextmanager
-def attributes_kept_if_it_fails(model: nn.Module) -> Iterator[None]:
-    """What a call that fails has left in modules is put back."""
-    restore = _restored_by(model)
-    try:
-        yield
-    except Exception:
-        restore()
-        raise
-
-
-def _restored_by(model: nn.Module) -> Callable[[], None]:
-    """A function that gives each module the attributes that it has now."""
-    found = [
-        (module, dict(vars(module)), {name: dict(vars(module)[name]) for name in _TABLES}) for module in model.modules()
-    ]
-
-    def restore() -> None:
-        for module, attributes, tables in found:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for name, entries in tables.items():
-                vars(module)[name].clear()
-                vars(module)[name].update(entries)
-
-    return restore
 
 
 @contextmanager
@@ -129,7 +114,7 @@ def _left_as_found(model: nn.Module, state: State) -> Iterator[None]:
     Raises:
         PrivacyError: it leaves something elsewhere, or has changed a buffer or a weight.
     """
-    restore, python = _restored_by(model), state()
+    restore, python = restored_by(model), state()
     held = {name: (tensor, tensor._version, tensor.detach().clone()) for name, tensor in model.named_buffers()}
     weights = [(name, tensor, tensor._version) for name, tensor in model.named_parameters()]
     try:
@@ -151,9 +136,6 @@ def _left_as_found(model: nn.Module, state: State) -> Iterator[None]:
             "next example finds: a closure, a global name, or a container of a module has changed. Begin each call "
             "with a state that depends on no example"
         )
-
-
-_TABLES = ("_parameters", "_buffers", "_modules")
 
 
 def _differ(now: Tensor, before: Tensor) -> bool:
