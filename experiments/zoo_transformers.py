@@ -95,10 +95,14 @@ def batch(task: str, model: nn.Module) -> dict[str, Tensor]:
         given["input_ids"] = torch.randint(5, words - 4, (B, LENGTH)) * mask + (1 - mask)
         if "attention_mask" in taken:
             given["attention_mask"] = mask
+        if config.model_type == "paligemma":  # without it, the model's attention depends on whether anything is padded
+            given["token_type_ids"] = mask
         if "bbox" in taken:
             given["bbox"] = torch.randint(0, 10, (B, LENGTH, 4)).sort(-1).values
     if main in ("pixel_values", "pixel_values_videos"):
         given[main] = _pictures(config, task)
+    if config.model_type == "vit_mae":
+        given["noise"] = torch.rand(B, 16)
     if main == "input_features":
         given[main] = _features(config)
     if main == "input_values":

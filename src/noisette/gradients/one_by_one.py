@@ -21,7 +21,8 @@ from noisette.gradients.per_example import user_hooks_disabled
 from noisette.gradients.restored_modules import restored_by
 from noisette.gradients.tape import outputs_of, tensors_among
 from noisette.gradients.vectorized import Loss, Microbatch, one_value
-from noisette.gradients.vmap_internals import is_wrapped
+from noisette.gradients.vectorized_recorder import made_by_vectorised_call
+from noisette.gradients.vmap_internals import current_level, is_wrapped
 
 Gradients = dict[str, Tensor]
 State = Callable[[], Hashable]  # what Python code may read, as a value that is compared
@@ -79,8 +80,9 @@ class _OneExample(TorchFunctionMode):
     def __init__(self, model: nn.Module, one: Microbatch, outside: OutsideTensors) -> None:
         super().__init__()
         self._outside = outside
-        # Tensors are held until the call ends, so that no ``id`` is reused within it.
+        # Tensors are held until the call ends, so that neither ``id`` nor memory is used again within it.
         self._own = {id(tensor): tensor for tensor in (*one.tensors, *model.parameters(), *model.buffers())}
+        self._memory: set[int] = set()  # of tensors made in this call: a new Parameter has the memory of one
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -88,23 +90,45 @@ class _OneExample(TorchFunctionMode):
         kwargs = kwargs or {}
         for tensor in tensors_among(args, kwargs):
             if id(tensor) not in self._own:
-                if is_wrapped(tensor):
-                    raise PrivacyError(
-                        f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from "
-                        "other examples; begin each call with a state that depends on no example"
-                    )
-                if not tensor.is_leaf:
-                    raise PrivacyError(
-                        f"the loss uses a tensor of shape {tuple(tensor.shape)} that was computed from weights outside of "
-                        "it; compute it in the loss, or detach it"
-                    )
-                self._outside.check(tensor)
+                self._check(tensor)
         if func is Tensor.__iter__:
             with self:
                 return iter(args[0].unbind(0))
         output = func(*args, **kwargs)
-        self._own.update((id(tensor), tensor) for tensor in outputs_of(output))
+        for tensor in outputs_of(output):
+            if id(tensor) not in self._own:
+                self._own[id(tensor)] = tensor
+                self._memory.add(_memory_of(tensor))
         return output
+
+    def _check(self, tensor: Tensor) -> None:
+        """Check a tensor that no operation of this call has given.
+
+        Raises:
+            PrivacyError: it was computed before, from other examples or from weights.
+        """
+        if is_wrapped(tensor):
+            if current_level() is None or made_by_vectorised_call(tensor):
+                raise PrivacyError(
+                    f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from other "
+                    "examples; begin each call with a state that depends on no example"
+                )
+            return  # of a transformation by the loss itself
+        if _memory_of(tensor) in self._memory - {0}:
+            return
+        if not tensor.is_leaf:
+            raise PrivacyError(
+                f"the loss uses a tensor of shape {tuple(tensor.shape)} that was computed from weights outside of it; "
+                "compute it in the loss, or detach it"
+            )
+        self._outside.check(tensor)
+
+
+def _memory_of(tensor: Tensor) -> int:
+    """The address of its memory; zero for a tensor without one that could be told."""
+    if is_wrapped(tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+        return 0
+    return tensor.untyped_storage().data_ptr()
 
 
 @contextmanager
