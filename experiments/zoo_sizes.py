@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embed_dim", "embedding_size", "emb_dim"), 16),
@@ -107,14 +108,17 @@ def small(config_class: Any, overrides: dict[str, Any]) -> Any:
             wanted = SIZES[ours]
             if isinstance(value, list | tuple) and not isinstance(wanted, list):
                 continue
-            if isinstance(value, bool) or (isinstance(value, dict)):
+            if isinstance(value, bool | dict):
                 continue
             settings[name] = wanted
-        elif isinstance(value, list | tuple) and value and all(type(item) is int for item in value):
-            if (shrunk := _shrunk(name, list(value))) is not None:
-                settings[name] = shrunk
+        elif _are_sizes(value) and (shrunk := _shrunk(name, list(value))) is not None:
+            settings[name] = shrunk
     settings |= overrides
     return config_class(**settings)
+
+
+def _are_sizes(value: object) -> TypeGuard[Sequence[int]]:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(type(item) is int for item in value)
 
 
 def _shrunk(name: str, values: list[int]) -> list[int] | None:

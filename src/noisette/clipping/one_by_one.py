@@ -45,8 +45,8 @@ class OneByOne:
         self._codes.add(_code(loss))
         reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
         warnings.warn(
-            f"{reason}. The examples are computed one after the other instead: the sum is exact, and takes up to as many "
-            "times longer as a microbatch has examples",
+            f"{reason}. The examples are computed one after the other instead: the sum is exact, and takes up to as "
+            "many times longer as a microbatch has examples",
             VectorizationWarning,
             stacklevel=5,
         )

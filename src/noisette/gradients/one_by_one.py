@@ -22,7 +22,7 @@ from noisette.gradients.restored_modules import restored_by
 from noisette.gradients.tape import outputs_of, tensors_among
 from noisette.gradients.vectorized import Loss, Microbatch, one_value
 from noisette.gradients.vectorized_recorder import made_by_vectorised_call
-from noisette.gradients.vmap_internals import current_level, is_wrapped
+from noisette.gradients.vmap_internals import current_level, innermost, is_wrapped
 
 Gradients = dict[str, Tensor]
 State = Callable[[], Hashable]  # what Python code may read, as a value that is compared
@@ -118,15 +118,17 @@ class _OneExample(TorchFunctionMode):
             return
         if not tensor.is_leaf:
             raise PrivacyError(
-                f"the loss uses a tensor of shape {tuple(tensor.shape)} that was computed from weights outside of it; "
-                "compute it in the loss, or detach it"
+                f"the loss uses a tensor of shape {tuple(tensor.shape)} that was computed from weights outside of it, or by "
+                "code that is hidden from torch functions, as a TorchScript module; compute it in the loss, by such a module's "
+                "original"
             )
         self._outside.check(tensor)
 
 
 def _memory_of(tensor: Tensor) -> int:
-    """The address of its memory; zero for a tensor without one that could be told."""
-    if is_wrapped(tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+    """The address of its memory; that of what is within a batched tensor; zero where it cannot be told."""
+    tensor = innermost(tensor)
+    if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
     return tensor.untyped_storage().data_ptr()
 
