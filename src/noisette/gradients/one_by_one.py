@@ -110,17 +110,17 @@ class _OneExample(TorchFunctionMode):
         if is_wrapped(tensor):
             if current_level() is None or made_by_vectorised_call(tensor):
                 raise PrivacyError(
-                    f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from other "
-                    "examples; begin each call with a state that depends on no example"
+                    f"the loss uses a tensor of shape {tuple(tensor.shape)} that an earlier call has computed from "
+                    "other examples; begin each call with a state that depends on no example"
                 )
             return  # of a transformation by the loss itself
         if _memory_of(tensor) in self._memory - {0}:
             return
         if not tensor.is_leaf:
             raise PrivacyError(
-                f"the loss uses a tensor of shape {tuple(tensor.shape)} that was computed from weights outside of it, or by "
-                "code that is hidden from torch functions, as a TorchScript module; compute it in the loss, by such a module's "
-                "original"
+                f"the loss uses a tensor of shape {tuple(tensor.shape)} that was computed from weights outside of it, "
+                "or by code that is hidden from torch functions, as a TorchScript module is; compute it in the loss, by "
+                "the original of such a module"
             )
         self._outside.check(tensor)
 
