@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
 from noisette._internal.tensor_tree import tensors
-from noisette.gradients.vectorized_errors import VectorizationWarning
+from noisette.clipping.one_by_one import OneByOneWarning
 
 F = nn.functional
 Batch = Mapping[str, Tensor]
@@ -165,7 +165,7 @@ def clipped_and_way(model: nn.Module, batch: Batch, loss: Loss, bound: float) ->
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             clip.accumulate(loss, dict(batch))
-        alone = any(issubclass(warning.category, VectorizationWarning) for warning in said)
+        alone = any(issubclass(warning.category, OneByOneWarning) for warning in said)
         return list(clip.pop_sums()[0].grads), "one by one" if alone else "vectorised"
     finally:
         clip.close()

@@ -32,7 +32,7 @@ single examples by plain autograd, in double precision where the model runs in i
 
 - **vectorised**: all examples at once, by `torch.func.vmap`.
 - **one by one**: the model branches on values of an example, or makes tensors whose size depends on them, so one
-  example is computed after the other; exact, and slower. A `VectorizationWarning` says so once.
+  example is computed after the other; exact, and slower. A `OneByOneWarning` says so once.
 
 Batch norm has fixed statistics here; [batch norm](batch-norm.md) says what else can be done.
 

@@ -25,6 +25,7 @@ _PUBLIC = {
     "clipping.automatic": ("AutomaticClipping",),
     "clipping.captured_step": ("CaptureWarning",),
     "clipping.custom": ("CustomClipping",),
+    "clipping.one_by_one": ("OneByOneWarning",),
     "clipping.flat": ("FlatClipping",),
     "clipping.groupwise": ("GroupwiseClipping",),
     "clipping.per_layer": ("PerLayerClipping",),

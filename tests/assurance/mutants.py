@@ -14,6 +14,7 @@ import ledger_faults
 import loop_faults
 import memory_faults
 import noise_faults
+import one_by_one_faults
 import oracle_faults
 import preflight_faults
 import price_faults
@@ -36,7 +37,7 @@ GROUPS = {
     "Passes that are repeated": engine_faults.MUTANTS,
     "Memory": memory_faults.MUTANTS,
     "Preflight": preflight_faults.MUTANTS,
-    "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS,
+    "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS + one_by_one_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,

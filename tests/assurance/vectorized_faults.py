@@ -58,7 +58,7 @@ def rows_as_one_example(patch: pytest.MonkeyPatch) -> None:
 def sees_the_batch(patch: pytest.MonkeyPatch) -> None:
     """The loss is called with all examples, and their mean is the loss of each."""
 
-    def together(loss: Any, model: Any, batch: Any, begin: Any = None) -> Tensor:
+    def together(loss: Any, model: Any, batch: Any, begin: Any = None, checkpoint: Any = None) -> Tensor:
         losses = loss(model, *batch.args, **batch.kwargs)
         return losses.reshape(-1).mean().expand(batch.count)
 

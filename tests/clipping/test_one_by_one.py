@@ -1,199 +1,325 @@
-"""Losses that cannot be vectorised: nothing of one example is left for the next."""
+"""Losses that cannot be vectorised: each example in a call of its own, and nothing of one is left for the next."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError
-from noisette.gradients.vectorized_errors import VectorizationWarning
+import noisette
+from noisette import FlatClipping, GroupwiseClipping, Ledger, OneByOneWarning, PerExampleClip, PrivacyError
+from noisette.clipping.norms import ClippingRule
+from oracle import example_gradients
 
-F = nn.functional
-pytestmark = pytest.mark.filterwarnings("ignore::noisette.gradients.vectorized_errors.VectorizationWarning")
-
-
-class Model(nn.Module):
-    """A layer, and places where values could stay."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 1).double()
-        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
-        self.table = torch.zeros((), dtype=torch.float64)
-        self.last: Any = None
-        self.entries: list[Any] = []
-        self.state = type("State", (), {})()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).square().sum()
+Loss = Callable[..., Tensor]
 
 
-def kept_in_attribute(m: Model, x: Tensor) -> Tensor:
-    before = 1.0 if m.last is None else m.last
-    m.last = x.sum().item()
-    return m(x) * before
+class Cube(torch.autograd.Function):
+    """Without a rule for ``vmap``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        [x] = ctx.saved_tensors
+        return 3 * x**2 * dy
 
 
-def kept_in_list(m: Model, x: Tensor) -> Tensor:
-    m.entries.append(x.sum().item())
-    return m(x) * m.entries[0]
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
 
 
-def kept_in_object(m: Model, x: Tensor) -> Tensor:
-    before = getattr(m.state, "last", 1.0)
-    m.state.last = x.sum().item()
-    return m(x) * before
+def rows(b: int = 5) -> Tensor:
+    return torch.randn(b, 3, dtype=torch.float64)
 
 
-PUT_BACK = {"attribute": kept_in_attribute, "list": kept_in_list, "object": kept_in_object}
+def remembering(model: nn.Module, x: Tensor) -> Tensor:
+    """Values in a table made in the call, as a model that caches does within one call."""
+    table = torch.zeros(3, dtype=x.dtype)
+    table[x[0] > 0] = 1.0
+    return (model(x) * table[:2]).square().sum() * (1 + x.nonzero().shape[0])
 
 
-def gradients(model: Model, loss: Callable[..., Tensor], x: Tensor, bound: float = 1e9) -> list[Tensor]:
-    clip = PerExampleClip(model, bound)
+SINGLE: dict[str, Loss] = {
+    "branch on a value": lambda m, x: (m(x) if x.sum() > 0 else m(-2 * x)).square().sum(),
+    "item": lambda m, x: m(x).square().sum() * x.sum().item(),
+    "tolist": lambda m, x: m(x).square().sum() * sum(x[0].tolist()),
+    "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
+    "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
+    "unique": lambda m, x: m(x).square().sum() * x.unique().shape[0],
+    "boolean selection": lambda m, x: m(x)[x[:, :2] > 0].square().sum(),
+    "autograd function": lambda m, x: Cube.apply(m(x)).square().sum(),
+    "inner gradient": lambda m, x: torch.autograd.grad(
+        m(z := x.clone().requires_grad_()).sum(), z, create_graph=True
+    )[0].square().sum() + m(x).sum(),
+    "one layer for some": lambda m, x: m(x).square().sum() if x[0, 0] > 0 else m[0](x).square().sum(),
+    "table": remembering,
+}  # fmt: skip
+
+
+@pytest.fixture
+def expected_warning() -> Iterator[None]:
+    with pytest.warns(OneByOneWarning, match="in a call of its own"):
+        yield
+
+
+def summed(model: nn.Module, loss: Loss, *batches: Tensor, clipping: ClippingRule | None = None) -> dict[str, Tensor]:
+    clip = PerExampleClip(model, clipping=clipping or FlatClipping(0.5))
     try:
-        clip.accumulate(loss, x)
-        return list(clip.pop_sums()[0].grads)
+        for x in batches:
+            clip.accumulate(loss, x)
+        found = clip.pop_sums()
     finally:
         clip.close()
+    names = {id(p): name for name, p in clip.parameters.items()}
+    return {names[id(p)]: grad for part in found for p, grad in zip(part.params, part.grads, strict=True)}
 
 
-def loop(model: Model, loss: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
-    total = [torch.zeros_like(p) for p in model.parameters()]
-    for row in x:
-        fresh = Model()
-        fresh.load_state_dict(model.state_dict())
-        for sum, g in zip(total, torch.autograd.grad(loss(fresh, row[None]), list(fresh.parameters())), strict=True):
-            sum += g
-    return total
+def each(loss: Loss) -> Loss:
+    """The losses of a batch, one call for each example."""
+    return lambda model, x: torch.stack([loss(model, row.unsqueeze(0)) for row in x])
 
 
-@pytest.mark.parametrize("name", PUT_BACK)
-def test_what_a_module_keeps_is_put_back_before_the_next_example(name: str) -> None:
-    torch.manual_seed(0)
-    model, x = Model(), torch.randn(4, 3).double()
-    found = gradients(model, PUT_BACK[name], x)
-    for one, other in zip(found, loop(model, PUT_BACK[name], x), strict=True):
-        assert torch.allclose(one, other, rtol=1e-9)
-    assert model.last is None
-    assert not model.entries
-    assert not vars(model.state)
+@pytest.mark.parametrize("name", SINGLE)
+def test_sums_are_those_of_single_examples(name: str, expected_warning: None) -> None:
+    x, loss = rows(6), SINGLE[name]
+    x[0], x[1] = x[0].abs(), -x[1].abs()
+    truth = example_gradients(net(), each(loss), (x,)).clipped(0.5)
+    found = summed(net(), loss, x[:4], x[4:])
+    for parameter, expected in truth.sums.items():
+        torch.testing.assert_close(found[parameter], expected, rtol=1e-9, atol=1e-12)
 
 
-def in_closure() -> Callable[..., Tensor]:
-    seen: list[float] = []
-
-    def loss(m: Model, x: Tensor) -> Tensor:
-        seen.append(x.sum().item())
-        return m(x) * seen[0]
-
-    return loss
-
-
-def tensor_in_closure() -> Callable[..., Tensor]:
-    seen: dict[str, Tensor] = {}
-
-    def loss(m: Model, x: Tensor) -> Tensor:
-        before = seen.get("x", x)
-        seen["x"] = x
-        return m(x) * before.sum() * (1.0 if x.sum().item() else 2.0)
-
-    return loss
+def test_groups_are_clipped_each_by_its_norm(expected_warning: None) -> None:
+    x, loss = rows(), SINGLE["item"]
+    clipping = GroupwiseClipping({"0": 0.1, "2": 0.2})
+    found = summed(net(), loss, x, clipping=clipping)
+    for group, bound in (("0.", 0.1), ("2.", 0.2)):
+        total: dict[str, Tensor] = {}
+        for row in x:
+            model = net()
+            loss(model, row.unsqueeze(0)).backward()
+            gradients = {n: p.grad for n, p in model.named_parameters() if n.startswith(group) and p.grad is not None}
+            norm = torch.cat([g.flatten() for g in gradients.values()]).norm()
+            for n, g in gradients.items():
+                total[n] = total.get(n, torch.zeros_like(g)) + g * min(1, bound / float(norm))
+        for n, expected in total.items():
+            torch.testing.assert_close(found[n], expected, rtol=1e-9, atol=1e-12)
 
 
-def tensor_outside() -> Callable[..., Tensor]:
-    running = torch.ones((), dtype=torch.float64)
-
-    def loss(m: Model, x: Tensor) -> Tensor:
-        running.copy_(x.sum().detach())
-        return m(x) * running * (1.0 if x.sum().item() else 2.0)
-
-    return loss
-
-
-def buffer() -> Callable[..., Tensor]:
-    def loss(m: Model, x: Tensor) -> Tensor:
-        if x.sum().item() < 1e9:
-            m.seen.add_(x.sum().detach())
-        return m(x) * m.seen
-
-    return loss
+def test_a_record_that_is_not_finite_is_left_out(expected_warning: None) -> None:
+    x, loss = rows(4), SINGLE["branch on a value"]
+    bad = x.clone()
+    bad[1], bad[3] = torch.nan, torch.inf
+    found, without = summed(net(), loss, bad), summed(net(), loss, x[[0, 2]])
+    for name, expected in without.items():
+        torch.testing.assert_close(found[name], expected)
 
 
-def parameter() -> Callable[..., Tensor]:
-    def loss(m: Model, x: Tensor) -> Tensor:
-        if x.sum().item() < 1e9:
-            m.layer.bias.data.add_(1.0)
-            with torch.no_grad():
-                m.layer.bias.add_(x.sum())
-        return m(x)
-
-    return loss
-
-
-LEFT = {
-    "closure": in_closure,
-    "tensor in a closure": tensor_in_closure,
-    "tensor from outside": tensor_outside,
-    "buffer": buffer,
-    "parameter": parameter,
-}
-
-
-@pytest.mark.parametrize("name", LEFT)
-def test_what_is_left_elsewhere_is_refused(name: str) -> None:
-    torch.manual_seed(0)
-    model = Model()
-    with pytest.raises(PrivacyError):
-        gradients(model, LEFT[name](), torch.randn(4, 3).double())
-    assert model.seen == 0
-
-
-def test_one_example_moves_the_sum_by_the_bound_at_most() -> None:
-    torch.manual_seed(0)
-    model, x = Model(), torch.randn(5, 3).double() * 100
-
-    def loss(m: Model, x: Tensor) -> Tensor:
-        return m(x) if x.sum().item() > 0 else 3 * m(x)
-
-    all_of_them, without = gradients(model, loss, x, 0.5), gradients(model, loss, x[1:], 0.5)
-    moved = torch.cat([(a - b).flatten() for a, b in zip(all_of_them, without, strict=True)]).norm()
-    assert 0.49 < moved <= 0.5
-
-
-def test_an_example_that_is_not_finite_contributes_nothing() -> None:
-    torch.manual_seed(0)
-    model, x = Model(), torch.randn(4, 3).double()
-
-    def loss(m: Model, x: Tensor) -> Tensor:
-        return m(x) / (0.0 if x[0, 0].item() == 7.0 else 1.0)
-
-    worse = torch.cat([x, torch.full((1, 3), 7.0).double()])
-    for one, other in zip(gradients(model, loss, worse), gradients(model, loss, x), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_an_error_of_the_loss_is_raised_as_it_is() -> None:
-    def loss(m: Model, x: Tensor) -> Tensor:
-        raise KeyError("a mistake")
-
-    with pytest.raises(KeyError, match="a mistake"):
-        gradients(Model(), loss, torch.randn(2, 3).double())
+def test_an_example_whose_loss_reaches_no_parameter_adds_nothing(expected_warning: None) -> None:
+    x = rows(4)
+    x[:, 0] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    found = summed(net(), lambda m, x: m(x).square().sum() if x[0, 0] > 0 else x.sum(), x)
+    truth = example_gradients(net(), lambda m, x: m(x).square().sum(1), (x[::2],)).clipped(0.5)
+    for name, expected in truth.sums.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_it_is_said_once() -> None:
-    clip = PerExampleClip(Model(), 1.0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        summed(net(), SINGLE["item"], rows(), rows(), rows())
+    assert [warning.category for warning in said] == [OneByOneWarning]
+    assert "as a Python number" in str(said[0].message)
 
-    def loss(m: Model, x: Tensor) -> Tensor:
-        return m(x) * x.sum().item()
 
-    x = torch.randn(2, 3).double()
-    with pytest.warns(VectorizationWarning, match="one after the other"):
-        clip.accumulate(loss, x)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        clip.accumulate(loss, x)
+kept: dict[str, float] = {"last": 0.0}
+
+
+def by_closure() -> Loss:
+    last = 0.0
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        nonlocal last
+        before, last = last, x.sum().item()
+        return (model(x) * before).sum()
+
+    return loss
+
+
+def by_global() -> Loss:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        before, kept["last"] = kept["last"], x.sum().item()
+        return (model(x) * before).sum()
+
+    return loss
+
+
+def by_holder(
+    holds: Callable[[], Any], read: Callable[[Any], Any], write: Callable[[Any, Any], object]
+) -> Callable[[], Loss]:
+    def make() -> Loss:
+        holder = holds()
+
+        def loss(model: nn.Module, x: Tensor) -> Tensor:
+            before = read(holder)
+            write(holder, x.sum().item())
+            return (model(x) * before).sum()
+
+        return loss
+
+    return make
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def update(self, value: float) -> None:
+        self.value = value
+
+
+def by_default() -> Loss:
+    def loss(model: nn.Module, x: Tensor, seen: list[float] = []) -> Tensor:  # noqa: B006
+        seen.append(x.sum().item())
+        return (model(x) * sum(seen)).sum()
+
+    return loss
+
+
+def by_attribute_of_the_function() -> Loss:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        before = getattr(loss, "last", 0.0)
+        loss.last = x.sum().item()  # type: ignore[attr-defined]
+        return (model(x) * before).sum()
+
+    return loss
+
+
+def by_tensor() -> Loss:
+    tensors: list[Tensor] = [torch.zeros((), dtype=torch.float64)]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        before, tensors[0] = tensors[0], x.detach().sum()
+        return (model(x) * before).sum() * (1 if x.sum() > 0 else 2)
+
+    return loss
+
+
+def by_queue() -> Loss:
+    tensors: Queue[Tensor] = Queue()  # which the walk through Python's values does not follow
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        before = tensors.get() if tensors.qsize() else 0.0
+        tensors.put(x.detach().sum())
+        return (model(x) * before).sum() * (1 if x.sum() > 0 else 2)
+
+    return loss
+
+
+def by_write() -> Loss:
+    table = torch.zeros((), dtype=torch.float64)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        before = table.clone()
+        table.copy_(x.detach().sum())
+        return (model(x) * before).sum() * (1 if x.sum() > 0 else 2)
+
+    return loss
+
+
+LEAVES: dict[str, Callable[[], Loss]] = {
+    "closure": by_closure,
+    "global": by_global,
+    "list": by_holder(lambda: [0.0], lambda h: h[0], lambda h, v: h.__setitem__(0, v)),
+    "deque": by_holder(lambda: deque([0.0]), lambda h: h[-1], lambda h, v: h.append(v)),
+    "namespace": by_holder(lambda: SimpleNamespace(v=0.0), lambda h: h.v, lambda h, v: setattr(h, "v", v)),
+    "object": by_holder(Meter, lambda h: h.value, lambda h, v: h.update(v)),
+    "array": by_holder(lambda: np.zeros(1), lambda h: float(h[0]), lambda h, v: h.__setitem__(0, v)),
+    "set": by_holder(lambda: {0.0}, lambda h: max(h), lambda h, v: h.add(v)),
+    "default": by_default,
+    "attribute of the function": by_attribute_of_the_function,
+    "tensor": by_tensor,
+    "tensor in a queue": by_queue,
+    "write": by_write,
+}
+
+
+_REFUSED = r"keeps from one call to the next|earlier call|was written to|first batch|all examples share"
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+@pytest.mark.parametrize("name", LEAVES)
+@pytest.mark.parametrize("batches", [1, 2], ids=["within a microbatch", "between microbatches"])
+def test_what_an_example_leaves_for_the_next_is_refused(name: str, batches: int) -> None:
+    x = rows(2)
+    with pytest.raises(PrivacyError, match=_REFUSED):
+        summed(net(), LEAVES[name](), *x.split(2 // batches))
+
+
+class Caching(nn.Module):
+    """Keeps what it has seen: in an attribute, in a buffer, and in a list."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2).double()
+        self.last = 1.0
+        self.list: list[float] = []
+        self.register_buffer("seen", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x) * self.last * (1 + len(self.list)) + self.seen
+        self.last = x.sum().item()
+        self.list.append(self.last)
+        self.seen.add_(self.last)
+        return out
+
+
+def of_layer(model: nn.Module, x: Tensor) -> Tensor:
+    return model.get_submodule("layer")(x).square().sum()
+
+
+def of_caching(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+def test_a_clip_alone_refuses_a_model_that_changes() -> None:
+    with pytest.raises(PrivacyError, match="keeps from one call to the next"):
+        summed(Caching(), of_caching, rows(2))
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+def test_a_run_puts_the_model_back_after_each_example() -> None:
+    model, x = Caching(), rows(4)
+    expected = example_gradients(model, lambda model, x: torch.stack([of_layer(model, row) for row in x]), (x,))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    clip = PerExampleClip(model, 0.5)
+    run = noisette.privatize(
+        clip, optimizer, x, noise_multiplier=1e-12, sampling_rate=1.0, expected_batch_size=1, steps=1, ledger=Ledger()
+    )
+    for batch in run.batches():
+        for part in batch.microbatches(3):
+            run.accumulate(of_caching, part)
+        optimizer.step()
+    for name, total in expected.clipped(0.5).sums.items():
+        gradient = dict(model.named_parameters())[name].grad
+        assert gradient is not None
+        torch.testing.assert_close(gradient, total, rtol=1e-6, atol=1e-9)
+    assert (model.last, model.list, float(model.seen)) == (1.0, [], 0.0)
+    run.close()
+    clip.close()

@@ -16,7 +16,7 @@ from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
 from noisette.clipping.norms import ClippedSum, Clipping, Engine
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
-from noisette.gradients.per_example import LocatedRecording
+from noisette.gradients.per_example import LocatedRecording, per_example_gradients
 from noisette.gradients.recomputed_blocks import _Block
 from oracle import example_gradients
 
@@ -95,8 +95,8 @@ def test_random_numbers_and_precision_are_those_of_the_first_time(engine: Engine
         assert torch.equal(found[1][name], expected), name
 
 
-class Looking:
-    """An engine that looks at the uses in blocks, and does the work of another."""
+class Looking(TwoPasses):
+    """Two passes that look at the uses in blocks before."""
 
     def __init__(self) -> None:
         self.kept = 0
@@ -107,7 +107,7 @@ class Looking:
     ) -> ClippedSum:
         inside = [use for use in forward.recording.uses if type(use).__name__ == "_UseInBlock"]
         self.inside, self.kept = len(inside), sum(len(use.args) for use in inside)
-        return TwoPasses().clipped_sum(forward, parameters, clipping)
+        return super().clipped_sum(forward, parameters, clipping)
 
 
 def test_nothing_of_a_block_is_kept() -> None:
@@ -117,6 +117,21 @@ def test_nothing_of_a_block_is_kept() -> None:
     assert looking.kept == 0
     gc.collect()
     assert not [thing for thing in gc.get_objects() if type(thing) is _Block]
+
+
+class Twice:
+    """An engine of the user, which passes twice over one graph."""
+
+    def clipped_sum(
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
+    ) -> ClippedSum:
+        per_example_gradients(forward, parameters, keep=False, retain_graph=True)
+        return BookKeeping().clipped_sum(forward, parameters, clipping)
+
+
+def test_arguments_that_are_asked_for_twice_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="turn the checkpoints off"):
+        summed(Net(checkpointed=True), Twice(), of_words, torch.randint(0, 11, (7, 5)))
 
 
 def test_a_block_that_comes_out_different_is_refused() -> None:

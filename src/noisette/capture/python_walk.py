@@ -174,6 +174,7 @@ class Walk:
 
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
         yield from self._watch(_parts, function)
+        yield from self._watch(_entries, vars(function))
         if not _is_of(function, _INSTALLED):
             self.names |= names_read(function.__code__)
             self.counted |= names_counted(function.__code__)

@@ -137,15 +137,14 @@ def _checked(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list
 
 
 def _vectorised(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
-    """An empty remark, after checking that the loss of one example can be vectorised.
+    """How examples are seen alone: nothing to say where the loss of one example can be vectorised.
 
     Raises:
         PrivacyError: it cannot.
     """
     from noisette.validation import Call, check_vectorized
 
-    check_vectorized(bound, Call(inputs, {}))
-    return ""
+    return check_vectorized(bound, Call(inputs, {}))
 
 
 def _line(name: str, look: Callable[[], str]) -> _Line:

@@ -1,88 +1,112 @@
-"""The clipped sum of a loss that cannot be vectorised: one example after the other, each alone."""
+"""The clipped sum of a loss that cannot be vectorised: one example after the other, each in a call of its own.
+
+Guarantee: an example's gradient is computed from that example and the weights, provided that nothing of an earlier
+example is left in what the loss reads. Tensors are followed, the model is put back after each example where a run does
+so, and what else Python keeps is compared: the attributes of modules and objects, closures, globals, and containers.
+Not seen are objects of Python's own library, files, and containers of more than a thousand entries.
+"""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from noisette.capture.python_state import PythonState
-from noisette.clipping.norms import ClippedSum, Clipping, Sums, group_norms, group_of
-from noisette.errors import MissingRuleError, PrivacyError
-from noisette.gradients.one_by_one import gradients_one_by_one
+from noisette.clipping.norms import ClippedSum, Clipping, Sums, Weights, group_norms
+from noisette.errors import PrivacyError
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.per_example import UncoveredError
 from noisette.gradients.rules import Dense
-from noisette.gradients.rules.forms import AT_LEAST_SINGLE
+from noisette.gradients.single_examples import call_with_zeros, gradients_of_each
+from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch
-from noisette.gradients.vectorized_errors import VectorizationError, VectorizationWarning
+
+PutBack = Callable[[], None]
+
+_LEFT_BEHIND = (
+    "the loss changes what Python code keeps from one call to the next, so one example could be computed with the "
+    "values of another; compute everything in each call anew, and keep no list, counter or cache outside of it"
+)
+
+
+class OneByOneWarning(UserWarning):
+    """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
 
 
 class OneByOne:
-    """The losses that cannot be vectorised, and their clipped sums.
+    """Computes clipped sums by one call of the loss for each example.
 
     Args:
-        model: given to the losses.
+        tape: of the model.
         outside: the tensors from outside that losses have used.
     """
 
-    def __init__(self, model: nn.Module, outside: OutsideTensors) -> None:
-        self._model = model
+    def __init__(self, tape: Tape, outside: OutsideTensors) -> None:
+        self._tape = tape
         self._outside = outside
-        self._state = PythonState(model)
-        self._codes: set[Any] = set()
-
-    def is_needed(self, loss: Loss) -> bool:
-        """Whether it was found that this loss cannot be vectorised."""
-        return _code(loss) in self._codes
-
-    def is_needed_from_now_on(self, loss: Loss, error: Exception) -> None:
-        """This loss cannot be vectorised, for this reason."""
-        self._codes.add(_code(loss))
-        reason = (str(error).splitlines() or [type(error).__name__])[0].partition(". ")[0]
-        warnings.warn(
-            f"{reason}. The examples are computed one after the other instead: the sum is exact, and takes up to as "
-            "many times longer as a microbatch has examples",
-            VectorizationWarning,
-            stacklevel=5,
-        )
+        self._state = PythonState(tape.root)
 
     def clipped_sum(
         self,
         loss: Loss,
-        batch: Microbatch,
-        parameters: Mapping[str, Tensor],
+        microbatch: Microbatch,
         clipping: Clipping,
-        public: tuple[Tensor, ...],
+        public: Iterable[Tensor],
+        put_back: PutBack | None,
     ) -> ClippedSum:
-        """The clipped sum of a microbatch, added up in double precision; examples that are not finite are left out."""
-        group, norms = group_of(clipping.groups), list[Tensor]()
+        """The clipped sum of a microbatch.
+
+        Args:
+            loss: the loss of one example.
+            microbatch: its arguments.
+            clipping: how gradients are clipped.
+            public: tensors from outside that are declared public.
+            put_back: makes the model what it was before the first example; without it the model may not change.
+
+        Raises:
+            PrivacyError: something of an example is left for the next one.
+        """
+        public = tuple(public)
+        call_with_zeros(self._tape, loss, microbatch, self._outside, public)
+        if put_back is not None:
+            put_back()
+        left = _Left(self._state, self._tape, loss, put_back)
         total: Sums = {}
-        arguments = [value for value in (*batch.args, *batch.kwargs.values()) if not isinstance(value, Tensor)]
-        state = partial(self._state.of, loss, *arguments)
-        for gradients in gradients_one_by_one(loss, self._model, parameters, batch, self._outside, public, state):
-            squared = {name: Dense(g.unsqueeze(0)).squared_norms() for name, g in gradients.items()}
-            norms.append(group_norms(squared, clipping.groups, batch.tensors[0].new_zeros(1, dtype=torch.float32)))
-            factors = clipping.factors(norms[-1])
-            if not factors.isfinite().all():
-                continue
-            for name, g in gradients.items():
-                clipped = g.to(AT_LEAST_SINGLE.get(g.dtype, g.dtype)) * factors[group[name], 0]
+        norms: list[Tensor] = []
+        each = gradients_of_each(self._tape, loss, microbatch, self._outside, public, left.check)
+        for value, found in each:
+            forms = {name: Dense(gradient.unsqueeze(0)) for name, gradient in found.items()}
+            squared = {name: form.squared_norms() for name, form in forms.items()}
+            norms.append(group_norms(squared, clipping.groups, value))
+            weights = Weights.of(clipping, norms[-1])
+            for name, form in forms.items():
+                clipped = weights.sum_of(name, form)
                 total[name] = total[name].add_(clipped) if name in total else clipped.double()
         return ClippedSum(total, torch.cat(norms, 1))
 
 
-def may_go_alone(error: Exception) -> bool:
-    """Whether an example alone may do what the vectorised loss could not: what is not private there is not here."""
-    if isinstance(error, PrivacyError):
-        return isinstance(error, VectorizationError | MissingRuleError | UncoveredError)
-    return not isinstance(error, torch.OutOfMemoryError)
+class _Left:
+    """What a call of the loss may leave behind, as it was before the first one."""
 
+    def __init__(self, state: PythonState, tape: Tape, loss: Loss, put_back: PutBack | None) -> None:
+        self._state = state
+        self._loss = loss
+        self._put_back = put_back
+        self._buffers = [] if put_back else list(tape.root.buffers())
+        self._before = self._now()
 
-def _code(loss: Loss) -> Any:
-    """What tells one loss from another: a function may be made anew in each call, from the same code."""
-    return getattr(loss, "__code__", loss)
+    def check(self) -> None:
+        """Put the model back, and check that nothing else has changed.
+
+        Raises:
+            PrivacyError: something has.
+        """
+        if self._put_back is not None:
+            self._put_back()
+        if self._now() != self._before:
+            raise PrivacyError(_LEFT_BEHIND)
+
+    def _now(self) -> Hashable:
+        versions = tuple([0 if buffer.is_inference() else buffer._version for buffer in self._buffers])
+        return self._state.of(self._loss), versions

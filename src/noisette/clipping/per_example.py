@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -30,19 +31,19 @@ from noisette.clipping.norms import (
     check_real,
     clipping_of,
 )
-from noisette.clipping.one_by_one import OneByOne, may_go_alone
+from noisette.clipping.one_by_one import OneByOne, OneByOneWarning
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.per_example import LocatedRecording
+from noisette.gradients.per_example import LocatedRecording, UncoveredError
 from noisette.gradients.repeated_pass import repeatable
-from noisette.gradients.restored_modules import modules_kept_if_it_fails
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch, record_losses
+from noisette.gradients.vectorized_errors import NotVectorizedError
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
@@ -115,7 +116,9 @@ class PerExampleClip:
         self._captured = self.schedule and CapturedSteps(
             model, self._clipped_sum, self._outside, self.schedule, lambda: self.still_to_come()
         )
-        self._one_by_one = OneByOne(model, self._outside)
+        self._one_by_one = OneByOne(self._tape, self._outside)
+        self._is_one_by_one = False  # the loss cannot be vectorised
+        self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -187,7 +190,9 @@ class PerExampleClip:
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Add the clipped gradients of these examples to the running sum, given the loss of one example.
 
-        The loss is vectorised by ``torch.func.vmap``: nothing in model or loss can see more than one example.
+        The loss is vectorised by ``torch.func.vmap``: nothing in model or loss can see more than one example. A loss
+        that cannot be vectorised is called once for each example, with a warning; what such a call leaves behind in
+        tensors, modules, closures, globals and containers is refused, so that none reads what another one wrote.
 
         Args:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
@@ -202,11 +207,9 @@ class PerExampleClip:
         ``torch.autograd.Function`` does in a ``vmap`` rule of its own.
 
         Raises:
-            PrivacyError: the loss is not one value, uses a tensor from outside that changes, or leaves something of one
-                example for the next.
-
-        A loss that branches on values of an example, or makes tensors whose size depends on them, is computed for one
-        example after the other, which is slow: a ``VectorizationWarning`` says so once.
+            PrivacyError: the loss is not one value, writes into the model, uses a tensor from outside that changes, or,
+                where it cannot be vectorised, leaves something behind.
+            MissingRuleError: an operation uses a parameter in a way that has no rule.
 
         >>> import torch
         >>> model = torch.nn.Linear(2, 1, bias=False)
@@ -224,30 +227,11 @@ class PerExampleClip:
         if self._shards:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
                 clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
+        elif self._captured is None or self._is_one_by_one:
+            clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
         else:
-            clipped = self._vectorised_or_not(loss, microbatch, groups, tuple(public))
+            clipped = self._captured.clipped_sum(loss, microbatch, groups, self.examples, tuple(public))
         self._add(clipped)
-
-    def _vectorised_or_not(
-        self, loss: Loss, microbatch: Microbatch, groups: list[Group], public: tuple[Tensor, ...]
-    ) -> ClippedSum:
-        """The clipped sum of a microbatch, for one example after the other where it cannot be vectorised."""
-        clipping, error = clipping_of(groups, self.examples), None
-        if not self._one_by_one.is_needed(loss):
-            try:
-                with modules_kept_if_it_fails(self.model):
-                    if self._captured is None:
-                        return self._clipped_sum(loss, microbatch, clipping, public)
-                    return self._captured.clipped_sum(loss, microbatch, groups, self.examples, public)
-            except Exception as raised:
-                if not may_go_alone(raised):
-                    raise
-                error = raised
-        with self._tape.silent():
-            clipped = self._one_by_one.clipped_sum(loss, microbatch, self._trained(), clipping, public)
-        if error is not None:
-            self._one_by_one.is_needed_from_now_on(loss, error)
-        return clipped
 
     def accumulate_nothing(self) -> None:
         """Take part in a microbatch of a sharded model of which this rank has no example."""
@@ -261,6 +245,22 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
+        if self._is_one_by_one and not clipping.are_finite:
+            return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
+        try:
+            return self._vectorized_sum(loss, microbatch, clipping, public)
+        except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
+            if clipping.are_finite or self._shards:  # a graph is traced, or other ranks wait
+                raise
+            cause = error.cause if isinstance(error, NotVectorizedError) else f"{str(error).splitlines()[0][:200]}."
+            warnings.warn(_says_one_by_one(cause), OneByOneWarning, stacklevel=3)
+            self._is_one_by_one = True
+        return self._clipped_sum(loss, microbatch, clipping, public)
+
+    def _vectorized_sum(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, by one call of the loss."""
         # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
         eager = not clipping.are_finite and not self._shards
         record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
@@ -375,6 +375,13 @@ class PerExampleClip:
             self._captured.close()
         self._tape.close()
         self._unwrapped.close()
+
+
+def _says_one_by_one(cause: str) -> str:
+    return (
+        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
+        "so many microbatches of one example."
+    )
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

@@ -50,11 +50,6 @@ class OutsideTensors:
         tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
         self._existing = {id(tensor): (weakref.ref(tensor), _version(tensor)) for tensor in tensors}
 
-    def before_examples_alone(self) -> None:
-        """The next calls are for one example each: what the first one makes, no other may use."""
-        if self._existing is None and self._calls <= 1:
-            self.before_first_batch()
-
     def begin(self, public: Iterable[Tensor]) -> None:
         """A call of the loss begins, for which these tensors are declared public."""
         self._calls += 1

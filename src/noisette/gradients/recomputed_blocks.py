@@ -98,9 +98,18 @@ class _Block:
         return _UseInBlock(**fields, block=self, number=self._uses - 1)
 
     def use(self, kept: _UseInBlock) -> Use:
-        """The use with its arguments, which are given away: another call would find none."""
+        """The use with its arguments, which are given away.
+
+        Raises:
+            PrivacyError: they were given away before.
+        """
         self._recompute()
-        again = self._recomputed.pop(kept.number)
+        again = self._recomputed.pop(kept.number, None)
+        if again is None:
+            raise PrivacyError(
+                "this engine passes twice over one graph with checkpoints, which are recomputed once; let it repeat "
+                "the forward pass, as noisette.engines.TwoPasses does by forward.repeat, or turn the checkpoints off"
+            )
         return replace(again, outputs=kept.outputs, edges=kept.edges, upstream=kept.upstream)
 
     def _recompute(self) -> None:

@@ -13,7 +13,10 @@ _WRITES = (
     "writes values of an example into a tensor that all examples share; a buffer or parameter must not depend on "
     "examples, and other tensors can be made from the input, as x.new_zeros(...)"
 )
-_BATCH_NORM = ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training")
+_STATISTICS = (
+    "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
+    "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
+)
 _CAUSES = {  # a part of PyTorch's message -> what it means
     **dict.fromkeys(
         (".item()", "Cannot access data pointer of Tensor"),
@@ -23,9 +26,8 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "branches on the values of an example, or on a random number; write the choice with torch.where"
     ),
     **dict.fromkeys(
-        _BATCH_NORM,
-        "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
-        "with noisette.nn.convert_batch_norm, or put these modules into eval mode",
+        ("Batch norm got a batched tensor", "Expected more than 1 value per channel when training"),
+        _STATISTICS,
     ),
     "match the broadcast shape": _WRITES,
     "inplace": _WRITES,
@@ -50,12 +52,16 @@ _WAY_OUT = (
 )
 
 
-class VectorizationError(PrivacyError):
-    """The loss of one example cannot be vectorised, but can be computed for one example after the other."""
+class NotVectorizedError(PrivacyError):
+    """A loss that ``vmap`` cannot take, though one example at a time may be computed by it.
 
+    Attributes:
+        cause: the reason in words, without a way out.
+    """
 
-class VectorizationWarning(UserWarning):
-    """The loss cannot be vectorised; it is computed for one example after the other, with the same result."""
+    def __init__(self, cause: str) -> None:
+        super().__init__(f"{cause} {_WAY_OUT}")
+        self.cause = cause
 
 
 def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
@@ -67,9 +73,7 @@ def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     cause = _PACKS if packs else next((cause for sign, cause in _CAUSES.items() if sign in message), None)
     where = _where(error.__traceback__, model)
     said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
-    if any(sign in message for sign in _BATCH_NORM):
-        return PrivacyError(f"{said} {_WAY_OUT}")
-    return VectorizationError(f"{said} {_WAY_OUT}")
+    return PrivacyError(said) if cause is _STATISTICS else NotVectorizedError(said)
 
 
 def _packs(traceback: TracebackType | None) -> bool:

@@ -37,11 +37,6 @@ _OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_a
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
 
 
-def made_by_vectorised_call(tensor: Tensor) -> bool:
-    """Whether a batched tensor is one that a recorded call of a loss has given."""
-    return hasattr(tensor, _CALL)
-
-
 class WrittenIntoError(Exception):
     """Values of examples are written into a tensor that was made inside of the loss, by this call of a factory."""
 

@@ -56,13 +56,6 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return inner
 
 
-def innermost(tensor: Tensor) -> Tensor:
-    """The tensor without any wrapping, by whatever transformations."""
-    while is_wrapped(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
-    return tensor
-
-
 def batched(tensor: Tensor, level: int) -> Tensor:
     """A physical tensor, wrapped: the inverse of :func:`physical`."""
     return _functorch._add_batch_dim(tensor, 0, level)

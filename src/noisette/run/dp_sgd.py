@@ -105,6 +105,8 @@ class DpSgdRun(ABC):
         self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise, ranks)
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
+        if isinstance(bound, PerExampleClip):
+            bound.put_back = self._seal.before_microbatch
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
         # The ranks of a sharded model take every microbatch together; others meet once a step.
@@ -215,7 +217,8 @@ class DpSgdRun(ABC):
 
         Args:
             loss: called as ``loss(model, *batch, **keywords)`` with one example at a time, each tensor with a batch
-                axis of length 1; returns a tensor with one value. It is vectorised by ``torch.func.vmap``.
+                axis of length 1; returns a tensor with one value. It is vectorised by ``torch.func.vmap``, or where
+                that cannot be, called once for each example, after which the model is put back.
             batch: the current microbatch; nested values in which each tensor has the examples on its first axis.
             public: tensors that the loss uses otherwise than as arguments, and that no record has been used for.
             keywords: more arguments of the loss, like ``batch``.
@@ -225,7 +228,7 @@ class DpSgdRun(ABC):
 
         Raises:
             PrivacyError: the examples are not those of the current microbatch, they were added before, or the loss
-                cannot be vectorised.
+                cannot be vectorised and leaves something of one example for the next.
         """
         microbatch = Microbatch(batch, keywords)
         self._check_microbatch("accumulate", microbatch.count, "rows")

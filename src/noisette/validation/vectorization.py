@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from noisette._internal.tensor_tree import tensors
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.validation.batch_norm import check_no_batch_norm
 from noisette.validation.buffers import buffers_restored
@@ -15,16 +17,22 @@ from noisette.validation.checked_calls import attributes_restored
 from noisette.validation.probe_inputs import Call
 
 
-def check_vectorized(bound: GradientBound, example: Call) -> None:
-    """The model can be called inside of ``run.accumulate``, with inputs like these.
+def check_vectorized(bound: GradientBound, example: Call) -> str:
+    """How the model is called inside of ``run.accumulate``, with inputs like these: nothing to say if vectorised.
 
     Raises:
         PrivacyError: it cannot; names the module and what to do.
     """
     check_no_batch_norm(bound.model)
     with bound.set_aside(), attributes_restored(bound.model), buffers_restored(bound.model), torch.random.fork_rng():
-        bound.accumulate(sum_of_outputs, *example.args, **example.kwargs, public=())
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", OneByOneWarning)
+            bound.accumulate(sum_of_outputs, *example.args, **example.kwargs, public=())
         bound.pop_sums()
+    for found in said:
+        if found.category is not OneByOneWarning:
+            warnings.warn_explicit(found.message, found.category, found.filename, found.lineno)
+    return next((str(found.message) for found in said if found.category is OneByOneWarning), "")
 
 
 def sum_of_outputs(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:

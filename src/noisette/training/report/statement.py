@@ -131,8 +131,9 @@ def _separability(facts: Facts) -> str:
             "asserted by the operator, and checked on public inputs."
         )
     return (
-        "Separability: the loss of one example is vectorised over the batch, so no model or loss can see another "
-        "example. What a record looks like when it is loaded is not covered by this."
+        "Separability: the loss of one example is vectorised over the batch, or, where that cannot be, called with one "
+        "example at a time, so no model or loss can see another example. What a record looks like when it is loaded is "
+        "not covered by this."
     )
 
 
