@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,12 +195,6 @@ class Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *dy: Tensor) -> Tensor:
         return dy[0] * 3 * ctx.saved_tensors[0] ** 2
-
-
-def scripted_model() -> nn.Module:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return nn.Sequential(torch.jit.script(nn.Linear(3, 3).double()), nn.Linear(3, 2).double())
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -700,18 +693,12 @@ def test_operators_by_their_full_names() -> None:
     )  # fmt: skip
 
 
-def with_an_inner_gradient(m: Part, x: Tensor) -> Tensor:
-    return m.layer(x) + torch.func.grad(lambda w: (x @ w.T).square().sum())(m.layer.weight).sum()
-
-
 def behind_disabled_torch_functions(m: Part, x: Tensor) -> Tensor:
     with torch._C.DisableTorchFunction():
         return m.layer(x)
 
 
 HIDDEN: dict[str, Callable[[], nn.Module]] = {
-    "script": scripted_model,
-    "inner gradient at the weights": lambda: Part(with_an_inner_gradient),
     "disabled torch functions": lambda: Part(behind_disabled_torch_functions),
 }
 

@@ -252,11 +252,8 @@ class PerExampleClip:
         except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
             if clipping.are_finite or self._shards:  # a graph is traced, or other ranks wait
                 raise
-            cause = (
-                error.cause
-                if isinstance(error, NotVectorizedError)
-                else f"{str(error).splitlines()[0].partition('. ')[0]}."
-            )
+            fact = str(error).splitlines()[0].partition(". ")[0]
+            cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
             warnings.warn(_says_one_by_one(cause), OneByOneWarning, stacklevel=3)
             self._is_one_by_one = True
         return self._clipped_sum(loss, microbatch, clipping, public)
