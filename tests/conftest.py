@@ -15,7 +15,7 @@ MARKERS = {
         *("_internal", "capture", "validation", "redteam", "test_architecture.py"),
     ),
     "run": ("run", "ranks", "training", "audit", "assurance", "bench", "gpu", "redteam"),
-    "cli": ("cli", "papers", "docs"),
+    "cli": ("cli", "papers", "docs", "zoo"),
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 # Tests of these folders train and do not examine the accountants.
