@@ -17,7 +17,7 @@ MARKERS = {
     "run": (
         *("run", "ranks", "training", "audit", "assurance", "bench", "estimators", "integrations", "gpu", "redteam"),
     ),
-    "cli": ("cli", "papers", "docs"),
+    "cli": ("cli", "papers", "docs", "zoo"),
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 # Tests of these folders train and do not examine the accountants.

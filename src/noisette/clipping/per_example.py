@@ -38,7 +38,7 @@ from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.per_example import LocatedRecording
+from noisette.gradients.per_example import LocatedRecording, UncoveredError
 from noisette.gradients.repeated_pass import repeatable
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.tape import Tape
@@ -249,10 +249,12 @@ class PerExampleClip:
             return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
         try:
             return self._vectorized_sum(loss, microbatch, clipping, public)
-        except NotVectorizedError as error:
+        except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
             if clipping.are_finite or self._shards:  # a graph is traced, or other ranks wait
                 raise
-            warnings.warn(_says_one_by_one(error.cause), OneByOneWarning, stacklevel=3)
+            fact = str(error).splitlines()[0].partition(". ")[0]
+            cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
+            warnings.warn(_says_one_by_one(cause), OneByOneWarning, stacklevel=3)
             self._is_one_by_one = True
         return self._clipped_sum(loss, microbatch, clipping, public)
 

@@ -53,6 +53,10 @@ class PerExampleGradients:
             return cls(forms, {name: form.squared_norms() for name, form in forms.items()})
 
 
+class UncoveredError(PrivacyError):
+    """Parameters reach the losses otherwise than by operations that were recorded."""
+
+
 def per_example_gradients(
     forward: LocatedRecording, parameters: Mapping[str, Tensor], *, keep: bool, retain_graph: bool = False
 ) -> PerExampleGradients:
@@ -94,7 +98,7 @@ def give_each(
     gradients, which need no memory afterwards unless it keeps them.
     """
     if uncovered := forward.graph.uncovered:
-        raise PrivacyError(
+        raise UncoveredError(
             f"{len(uncovered)} parameters reach the losses outside the recorded forward pass: {', '.join(uncovered)}. "
             "Compute the losses from a call of the module itself, with no penalty on its parameters added (weight "
             "decay belongs to the optimizer). Parts in TorchScript are not recorded; "

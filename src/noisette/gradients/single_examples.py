@@ -100,7 +100,8 @@ def _gradients(value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Ten
         return {}
     with user_hooks_disabled(list(trained.values())):
         found = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
-    return {name: gradient for name, gradient in zip(trained, found, strict=True) if gradient is not None}
+    dense = [g if g is None or g.layout is torch.strided else g.to_dense() for g in found]
+    return {name: gradient for name, gradient in zip(trained, dense, strict=True) if gradient is not None}
 
 
 class _SingleRecorder(Recorder):
@@ -167,6 +168,11 @@ class _SingleRecorder(Recorder):
         if tensor in self._created:  # by code that is hidden from torch functions, as that of an autograd function
             setattr(tensor, _CALL, self._call)
             return True
+        if internals.is_wrapped(tensor):
+            raise PrivacyError(
+                "the loss needs a call of its own for each example, in which a transformation of torch.func cannot be "
+                "followed; use torch.autograd.grad in the loss instead"
+            )
         self._outside.check(tensor)
         return tensor.requires_grad
 
@@ -198,7 +204,7 @@ def _tensors(tree: object) -> Iterator[Tensor]:
 
 def _memory(tensor: Tensor) -> StorageWeakRef | None:
     """The memory of a tensor; ``None`` for a tensor without memory of its own."""
-    ordinary = tensor.layout is torch.strided and not tensor.is_meta
+    ordinary = tensor.layout is torch.strided and not tensor.is_meta and not internals.is_wrapped(tensor)
     return StorageWeakRef(tensor.untyped_storage()) if ordinary else None
 
 

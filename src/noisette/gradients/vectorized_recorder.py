@@ -120,7 +120,7 @@ class VectorizedRecorder(Recorder):
     def _inside(self, func: Operation, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation inside of ``vmap``."""
         weights: dict[int, Tensor] = {}
-        is_batched = False
+        is_batched = is_foreign = False
         for tensor in tensors_among(args, kwargs):
             if internals.is_wrapped(tensor):
                 is_batched = True
@@ -129,7 +129,13 @@ class VectorizedRecorder(Recorder):
                 weights[id(tensor)] = tensor
             elif not self._is_constant(tensor):
                 self._outside.check(tensor)
-                is_batched |= tensor.requires_grad  # a weight of another model: nothing is derived from it
+                is_foreign |= tensor.requires_grad  # a weight of another model: nothing is derived from it
+                if not tensor.requires_grad:
+                    self._constants[id(tensor)] = tensor
+        if is_foreign and not is_batched and not weights and not _writes(func):
+            with torch.no_grad():  # nobody wants its gradient, so the output is a constant
+                return self._without_examples(func, types, args, kwargs, weights)
+        is_batched |= is_foreign
         if not is_batched:
             return self._without_examples(func, types, args, kwargs, weights)
         is_inner = internals.current_level() != self._level  # inside of a transformation by the loss itself

@@ -1,0 +1,218 @@
+"""Whether the clipped sum of a model is exact: against a loop over single examples by plain autograd."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisette import PerExampleClip, PrivacyError
+from noisette._internal.tensor_tree import tensors
+from noisette.clipping.one_by_one import OneByOneWarning
+
+F = nn.functional
+Batch = Mapping[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the zoo: what it is called, of which library it is, how it is made, with or without its dropout."""
+
+    name: str
+    library: str
+    make: Callable[[bool], nn.Module]
+    batch: Callable[[nn.Module], dict[str, Tensor]]
+    loss: Loss
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a model: exact, wrong, refused, crashed, or not built (its own code fails on one example)."""
+
+    outcome: str
+    message: str = ""
+    error: float | None = None
+    dtype: str = ""
+    way: str = ""  # vectorised, or one by one
+    trains: bool | None = None  # with its default dropout
+
+
+def sum_of_outputs(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss that the model computes itself, else a fixed combination of all that it returns."""
+    output = model(**batch)
+    own = getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own.sum()
+    return combined(output)
+
+
+def combined(output: object) -> Tensor:
+    """A fixed combination of all outputs that have gradients."""
+    found = [tensor for tensor in _outputs(output) if tensor.is_floating_point()]
+    parts = [(part * torch.arange(part.numel()).cos().reshape(part.shape).to(part.dtype)).mean() for part in found]
+    return torch.stack([part.double() for part in parts]).sum()
+
+
+def _outputs(output: object) -> list[Tensor]:
+    return tensors(dict(output) if isinstance(output, Mapping) else output)
+
+
+def check(entry: Entry) -> Result:
+    """Compare in double precision, or in single precision where the model cannot run in double, then train a step."""
+    torch.manual_seed(0)
+    try:
+        model, batch, dtype = _runs(entry)
+    except Exception as error:
+        return Result("not built", f"{type(error).__name__}: {str(error).strip()[:300]}")
+    try:
+        wanted, bound = clipped_by_loop(model, batch, entry.loss)
+    except Exception as error:
+        return Result("not built", f"{type(error).__name__}: {str(error).strip()[:300]}")
+    result = _compared(entry, model, batch, wanted, bound, dtype)
+    if result.outcome != "exact":
+        return result
+    return replace(result, **_trained(entry))
+
+
+def _runs(entry: Entry) -> tuple[nn.Module, dict[str, Tensor], torch.dtype]:
+    """The model and a batch in the best precision in which one example goes through."""
+    for dtype in (torch.float64, torch.float32):
+        torch.manual_seed(0)
+        model = entry.make(False).to(dtype)
+        _enliven(model)
+        batch = as_dtype(entry.batch(model), dtype)
+        try:
+            torch.autograd.grad(entry.loss(model, one(batch, 0)), weights(model), allow_unused=True)
+        except RuntimeError:
+            if dtype is torch.float32:
+                raise
+            continue
+        return model, batch, dtype
+    raise AssertionError
+
+
+def _enliven(model: nn.Module) -> None:
+    """Parameters that start as zero or one get other values, so that no gradient is zero for that reason."""
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.requires_grad and p.is_floating_point() and p.numel() > 1 and bool((p == p.flatten()[0]).all()):
+                p.add_(torch.randn_like(p) * 0.05)
+
+
+def as_dtype(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: x.to(dtype) if x.is_floating_point() else x for name, x in batch.items()}
+
+
+def one(batch: Mapping[str, Tensor], i: int) -> dict[str, Tensor]:
+    return {name: tensor[i : i + 1] for name, tensor in batch.items()}
+
+
+def weights(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def clipped_by_loop(model: nn.Module, batch: Batch, loss: Loss) -> tuple[list[Tensor], float]:
+    """The clipped sum from the gradient of each example alone; clips at nine tenths of the median norm."""
+    rows = []
+    for i in range(len(next(iter(batch.values())))):
+        with _contiguous_batch_norm():
+            gradients = torch.autograd.grad(loss(model, one(batch, i)), weights(model), allow_unused=True)
+        rows.append([torch.zeros_like(p) if g is None else g for g, p in zip(gradients, weights(model), strict=True)])
+    norms = [float(torch.stack([g.double().norm() for g in row]).norm()) for row in rows]
+    bound = 0.9 * sorted(norms)[len(norms) // 2]
+    if not 0 < bound < float("inf"):
+        raise ValueError(f"the norms of the gradients are {norms}")
+    factors = [min(1.0, bound / norm) if norm else 1.0 for norm in norms]
+    return [sum(f * g for f, g in zip(factors, column, strict=True)) for column in zip(*rows, strict=True)], bound
+
+
+@contextmanager
+def _contiguous_batch_norm() -> Iterator[None]:
+    """Within it gradients arrive contiguous at a fixed batch norm: torch's own kernel is wrong for one image otherwise.
+
+    torch 2.13 on a processor: one image (1, c, h, w) in the order of rows, its gradient with the channels last.
+    """
+    original = F.batch_norm
+
+    def batch_norm(*args: Any, **kwargs: Any) -> Tensor:
+        output = original(*args, **kwargs)
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient.contiguous())
+        return output.clone()  # a hook stays where it is when the output is written into
+
+    F.batch_norm = batch_norm
+    try:
+        yield
+    finally:
+        F.batch_norm = original
+
+
+def clipped(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> list[Tensor]:
+    """The clipped sum by noisette."""
+    return clipped_and_way(model, batch, loss, bound)[0]
+
+
+def clipped_and_way(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> tuple[list[Tensor], str]:
+    """The clipped sum by noisette, and whether it took the examples one by one."""
+    clip = PerExampleClip(model, bound, capture="eager")
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            clip.accumulate(loss, dict(batch))
+        alone = any(issubclass(warning.category, OneByOneWarning) for warning in said)
+        return list(clip.pop_sums()[0].grads), "one by one" if alone else "vectorised"
+    finally:
+        clip.close()
+
+
+def _compared(
+    entry: Entry, model: nn.Module, batch: Batch, wanted: list[Tensor], bound: float, dtype: torch.dtype
+) -> Result:
+    try:
+        found, way = clipped_and_way(model, batch, entry.loss, bound)
+    except PrivacyError as error:
+        return Result("refused", str(error)[:600])
+    except Exception as error:
+        return Result("crashed", f"{type(error).__name__}: {str(error)[:600]}")
+    error = relative_error(found, wanted)
+    kind = str(dtype).removeprefix("torch.")
+    if error <= _tolerance(model, dtype):
+        return Result("exact", error=error, dtype=kind, way=way)
+    again, _ = clipped_by_loop(model, batch, entry.loss)
+    if relative_error(again, wanted) > 1e-12:
+        if not model.training:
+            return Result("random", f"two loops over the examples differ by {relative_error(again, wanted):.1e}")
+        model.eval()
+        wanted, bound = clipped_by_loop(model, batch, entry.loss)
+        return _compared(entry, model, batch, wanted, bound, dtype)
+    return Result("wrong", f"relative error {error:.1e}", error, kind)
+
+
+def _tolerance(model: nn.Module, dtype: torch.dtype) -> float:
+    """Many models compute parts in single precision, whatever their dtype."""
+    return 1e-6 if dtype is torch.float64 else 5e-4
+
+
+def relative_error(found: list[Tensor], wanted: list[Tensor]) -> float:
+    """The norm of the difference, relative to that of the sum."""
+    difference = torch.stack([(f.double() - w.double()).norm() for f, w in zip(found, wanted, strict=True)]).norm()
+    return float(difference / torch.stack([w.double().norm() for w in wanted]).norm())
+
+
+def _trained(entry: Entry) -> dict[str, Any]:
+    """Whether a step goes through with the default dropout, in single precision."""
+    torch.manual_seed(0)
+    model = entry.make(True).to(torch.float32)
+    batch = as_dtype(entry.batch(model), torch.float32)
+    try:
+        for _ in range(2):
+            sums = clipped(model, batch, entry.loss, 1.0)
+    except Exception as error:
+        return {"trains": False, "message": f"with dropout: {type(error).__name__}: {str(error)[:500]}"}
+    return {"trains": all(bool(g.isfinite().all()) for g in sums)}

@@ -1,0 +1,83 @@
+"""Foreign models from random configurations: the clipped sum of each against a loop over single examples."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers", reason="transformers is not installed")
+peft = pytest.importorskip("peft", reason="peft is not installed")
+
+from experiments.zoo import RESULTS, entries  # noqa: E402
+from experiments.zoo_check import check  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+MEASURED: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())
+QUICK = (Path(__file__).parent / "quick.txt").read_text().split("\n")[:-1]
+# Crops and sizes of these are of real images, so that a step takes long; `python -m experiments.zoo` measures them.
+LIBRARIES = ("transformers", "peft", "torch")
+EXACT = [name for name, found in MEASURED.items() if found["outcome"] == "exact" and found["library"] in LIBRARIES]
+
+
+@cache
+def _entries() -> dict[str, Any]:
+    return {name: entry for library in LIBRARIES for name, entry in entries(library).items()}
+
+
+def assert_exact(name: str) -> None:
+    found = _entries()
+    if name not in found:
+        pytest.skip(f"{name} is not in the installed version of its library")
+    result = check(found[name])
+    if result.outcome == "not built":
+        pytest.skip(f"{name} does not run on one example here: {result.message}")
+    assert result.outcome == "exact", result
+    assert result.trains or MEASURED[name]["trains"] is not True, result
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_model_of_another_library_is_exact(name: str) -> None:
+    assert_exact(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(EXACT) - set(QUICK)))
+def test_every_model_that_was_exact_still_is(name: str) -> None:
+    assert_exact(name)
+
+
+def test_quick_models_are_sixty_of_the_exact_ones() -> None:
+    assert len(QUICK) == 60
+    assert set(QUICK) <= set(EXACT)
+
+
+def test_nothing_was_wrong() -> None:
+    assert not [name for name, found in MEASURED.items() if found["outcome"] in ("wrong", "crashed")]
+
+
+def test_a_wrong_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    from experiments import zoo_check
+
+    original = zoo_check.clipped_by_loop
+
+    def doubled(*args: Any) -> Any:
+        wanted, bound = original(*args)
+        return [g * (1 + 1e-3) for g in wanted], bound
+
+    monkeypatch.setattr(zoo_check, "clipped_by_loop", doubled)
+    assert check(_entries()["torch/Linear"]).outcome == "wrong"
+
+
+def test_the_command_measures_one_model(tmp_path: Path) -> None:
+    output = tmp_path / "zoo.json"
+    command = [sys.executable, "-m", "experiments.zoo", "--library", "torch", "--only", "LSTMCell", "--output", output]
+    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=Path(__file__).parents[2])
+    assert json.loads(output.read_text())["torch/LSTMCell"]["outcome"] == "exact"
