@@ -15,11 +15,11 @@ MARKERS = {
         *("_internal", "capture", "validation", "redteam", "test_architecture.py"),
     ),
     "run": ("run", "ranks", "training", "audit", "assurance", "bench", "gpu", "redteam"),
-    "cli": ("cli", "papers", "docs"),
+    "cli": ("cli", "papers", "docs", "browser"),
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 # Tests of these folders train and do not examine the accountants.
-TRAINING = {"training", "cli", "papers", "docs"}
+TRAINING = {"training", "cli", "papers", "docs", "browser"}
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "noisette"
