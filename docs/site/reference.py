@@ -89,16 +89,17 @@ def recipe_keys() -> str:
 def _tables(owner: type, where: str, lines: list[str]) -> None:
     types = typing.get_type_hints(owner)
     described = (owner.__doc__ or "").partition("\n")[0]
-    lines += ["", f"## `[{where}]`" if where else "## Without a table", "", described, ""]
-    lines += ["| key | type | default |", "|---|---|---|"]
-    nested = []
+    lines += ["", f"## `[{where}]`" if where else "## All tables", "", described, ""]
+    nested, rows = [], []
     for field in dataclasses.fields(owner):
         kind = types[field.name]
         if dataclasses.is_dataclass(kind):
             nested.append((kind, f"{where}.{field.name}" if where else field.name))
             continue
         shown = (kind.__name__ if type(kind) is type else str(kind)).replace("typing.", "").replace("|", "\\|")
-        lines.append(f"| `{field.name}` | {_code(shown)} | {_default(field)} |")
+        rows.append(f"| `{field.name}` | {_code(shown)} | {_default(field)} |")
+    if rows:
+        lines += ["| key | type | default |", "|---|---|---|", *rows]
     for kind, place in nested:
         _tables(typing.cast(type, kind), place, lines)
 

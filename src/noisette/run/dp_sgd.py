@@ -207,9 +207,9 @@ class DpSgdRun(ABC):
         if self.steps_left == 0:
             lost = f" ({self.steps_lost} lost in a crash)" if self.steps_lost else ""
             warnings.warn(
-                f"this run is finished: all of its {self.steps} steps{lost} are taken, so there is no batch and "
-                "nothing is trained. To train further, start another run with noisette.privatize() on the same ledger, which "
-                "adds the costs of both.",
+                f"this run is finished: all of its {self.steps} steps{lost} are spent, so there is no batch left and "
+                "nothing is trained. To train further, start another run with noisette.privatize() on the same "
+                "ledger, which adds the costs of both.",
                 stacklevel=3,
             )
 
