@@ -73,10 +73,13 @@ OPTIONS = {
     },
     "account": {
         "--sampling-rate",
+        "--expected-batch-size",
         "--batch-size",
         "--size",
         "--noise-multiplier",
+        "--noise",
         "--steps",
+        "--epochs",
         "--delta",
         "--epsilon",
         "--group-size",

@@ -78,6 +78,11 @@ SamplingRate = Annotated[
 NOISE_MULTIPLIER = typer.Option(
     help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0."
 )
+NOISE = typer.Option(
+    "--noise-multiplier",
+    "--noise",
+    help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0.",
+)
 STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")
 DELTA = typer.Option(help="Probability with which the bound on epsilon may fail: above 0, below 1.")

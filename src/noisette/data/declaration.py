@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from noisette.data.column_kinds import Category, Number
+from noisette.data.columns import Columns
 from noisette.data.errors import refuse
 
 
@@ -21,6 +23,7 @@ class Declaration:
     ranges: CSV column -> (lowest, highest); its values are clipped to that and mapped to [-1, 1].
     categories: CSV column -> every text it may hold; it becomes one input per text, 0 or 1.
     users: the CSV column that holds the user whom a record belongs to. It is no input.
+    columns: what is declared about every column that is an input, instead of ranges and categories.
 
     Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
     about a record.
@@ -41,6 +44,7 @@ class Declaration:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     users: str | None = None
+    columns: Columns | None = None
 
     def __post_init__(self) -> None:
         names = self.class_names
@@ -63,7 +67,27 @@ class Declaration:
             problems.append(f"the label column {self.label!r} has classes; it takes neither a range nor categories")
         if self.users is not None and self.users in {self.label} | self.ranges.keys() | self.categories.keys():
             problems.append(f"the column of users {self.users!r} is no input and no label; declare nothing else of it")
+        if self.columns is not None:
+            if self.ranges or self.categories:
+                problems.append("columns are declared in full; leave out ranges and categories, or the columns")
+            problems += [
+                f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
+                for role, name in (("label", self.label), ("column of users", self.users))
+                if name in self.columns.names
+            ]
         refuse("declaration", problems)
+
+    def features(self, columns: Iterable[str]) -> Columns:
+        """The columns that are inputs: those declared; or all of ``columns`` but label and users.
+
+        Without a declaration of columns, one that has neither range nor categories is used as numbers.
+        """
+        if self.columns is not None:
+            return self.columns
+        ranges = {name: Number(*bounds) for name, bounds in self.ranges.items()}
+        categories = {name: Category(tuple(texts)) for name, texts in self.categories.items()}
+        names = [name for name in columns if name not in (self.label, self.users)]
+        return Columns({name: ranges.get(name) or categories.get(name) or Number() for name in names})
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette.data import files, table
+from noisette.data import files
 from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows, refuse
+from noisette.data.values import codes
 
 NAMES = ("x_train", "y_train", "x_test", "y_test", "X", "y")
 
@@ -74,5 +75,5 @@ def _inputs(array: np.ndarray) -> np.ndarray:
 
 def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
     if array.dtype.kind == "U":
-        return table.codes(array.tolist(), declaration.class_names)
+        return codes(array.tolist(), declaration.class_names)
     return array.astype(np.int64)

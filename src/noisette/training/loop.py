@@ -24,6 +24,7 @@ from noisette.training.certified import certified_curve
 from noisette.training.cost import costs, start_run
 from noisette.training.outcome import Outcome, Point, Watch
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
+from noisette.training.threads import choose_threads
 
 
 def train(
@@ -176,6 +177,9 @@ class _Training:
     def _train(self, on_step: Watch) -> None:
         run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
         model, optimizer, averaged = run.bound.model, run.optimizer, self._setup.averaged
+        examples = min(settings.batch_size, settings.microbatch_size)
+        records = self._setup.examples.tensors
+        choose_threads(model, self._setup.loss, records[0], records[1], examples)
         _set_learning_rate(run, settings)
         for batch in run.batches():
             for inputs, targets in batch.microbatches(settings.microbatch_size):

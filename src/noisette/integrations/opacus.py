@@ -1,0 +1,272 @@
+"""Loops written for Opacus: the same ``PrivacyEngine``, with examples that are separate by construction.
+
+Opacus itself is not needed. The loop stays as it is, except for one number to declare::
+
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.1, max_grad_norm=1.0,
+        public_size=60_000,
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
+
+from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
+from noisette.clipping.automatic import AutomaticClipping
+from noisette.clipping.flat import FlatClipping
+from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.per_layer import PerLayerClipping
+from noisette.errors import PrivacyError
+from noisette.integrations.deferred import Call, Deferred, LossOfOne, deferred
+from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
+
+_ACCOUNTANTS = {"prv": PldAccountant, "rdp": RdpAccountant, "gdp": GdpAccountant}
+_CLIPPING: dict[str, Callable[[float], Any]] = {
+    "flat": FlatClipping,
+    "per_layer": PerLayerClipping,
+    "automatic": AutomaticClipping,
+}
+_MOST_STEPS = 1_000_000  # of a run that was given its noise; its cost is that of the steps it makes
+_WHOLE = 2**31  # examples of a microbatch: the whole batch
+
+
+class PrivacyEngine:
+    """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
+
+    The loss of a batch, in any form that ``loss.backward()`` ends, is computed again for each example alone, so nothing
+    in it can couple examples, and every model that :meth:`noisette.PrivateRun.accumulate` takes is taken. Values that
+    the loop reads, such as ``loss.item()``, are private: the guarantee does not cover what you print.
+
+    Args:
+        accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
+        secure_mode: accepted; noise is always from a secure source.
+        ledger: records every release; in memory unless given.
+
+    Raises:
+        ValueError: the accountant is unknown.
+    """
+
+    def __init__(
+        self, *, accountant: str = "prv", secure_mode: bool = False, ledger: Ledger | Path | str | None = None
+    ) -> None:
+        if accountant not in _ACCOUNTANTS:
+            raise ValueError(f"expected accountant to be one of {', '.join(_ACCOUNTANTS)}, got {accountant!r}")
+        self._accountant = _ACCOUNTANTS[accountant]()
+        self._ledger = ledger
+        self._run: PrivateRun | None = None
+
+    def make_private(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        public_size: int | None = None,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: torch.Generator | None = None,
+        grad_sample_mode: str = "hooks",
+    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
+        """The model, the optimizer and the loader of a private loop, given the noise.
+
+        Args:
+            module: the model; its trainable parameters are trained.
+            optimizer: of these parameters.
+            data_loader: its data set, collate function and batch size are taken; batches are Poisson samples of that
+                expected size.
+            noise_multiplier: standard deviation of the noise in units of ``max_grad_norm``.
+            max_grad_norm: the clipping norm of one example.
+            public_size: declared number of records. Opacus takes the length of the data set, which is private.
+            batch_first, loss_reduction, poisson_sampling, noise_generator: as in Opacus; values that would not be
+                private are refused.
+            clipping: ``"flat"``, ``"per_layer"`` or ``"automatic"``.
+            grad_sample_mode: accepted; gradients are the same in each mode.
+
+        Guarantee: that of :func:`noisette.privatize`.
+
+        Raises:
+            ValueError: an argument is missing or would not be private; all problems are listed.
+            PrivacyError: as by :func:`noisette.privatize`.
+        """
+        _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
+        clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
+        run = privatize(
+            clip,
+            optimizer,
+            data_loader.dataset,
+            expected_batch_size=data_loader.batch_size or 1,
+            public_size=public_size,
+            steps=_MOST_STEPS,
+            noise_multiplier=noise_multiplier,
+            ledger=self._ledger,
+            collate_fn=data_loader.collate_fn,
+        )
+        return self._parts(run, optimizer)
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: float,
+        max_grad_norm: float,
+        public_size: int | None = None,
+        batch_first: bool = True,
+        loss_reduction: str = "mean",
+        poisson_sampling: bool = True,
+        clipping: str = "flat",
+        noise_generator: torch.Generator | None = None,
+        grad_sample_mode: str = "hooks",
+    ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
+        """Like :meth:`make_private`, with the noise that the budget asks for; the run ends after ``epochs``.
+
+        Args:
+            target_epsilon, target_delta: the budget.
+            epochs: passes over the declared size.
+            module, optimizer, data_loader, max_grad_norm, public_size: as for :meth:`make_private`.
+            batch_first, loss_reduction, poisson_sampling, clipping, noise_generator, grad_sample_mode: likewise.
+
+        Raises:
+            ValueError, PrivacyError: as by :meth:`make_private`.
+        """
+        _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
+        clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
+        run = privatize(
+            clip,
+            optimizer,
+            data_loader.dataset,
+            expected_batch_size=data_loader.batch_size or 1,
+            public_size=public_size,
+            epochs=epochs,
+            epsilon=target_epsilon,
+            delta=target_delta,
+            accountant=self._accountant,
+            ledger=self._ledger,
+            collate_fn=data_loader.collate_fn,
+        )
+        return self._parts(run, optimizer)
+
+    def get_epsilon(self, delta: float) -> float:
+        """The epsilon spent so far.
+
+        Raises:
+            PrivacyError: nothing was made private yet.
+        """
+        if self._run is None:
+            raise PrivacyError("call make_private first: there is no run whose cost could be told")
+        return self._accountant.compose(self._run.ledger.events).epsilon(delta=delta)
+
+    def _parts(self, run: PrivateRun, optimizer: Optimizer) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
+        self._run = run
+        loader = PoissonLoader(run, optimizer)
+        return PrivateModule(run, loader), optimizer, loader
+
+
+class PrivateModule(nn.Module):
+    """The model of a private loop; its outputs remember how they were computed.
+
+    In ``eval`` mode, and under ``torch.no_grad``, it is the model itself.
+    """
+
+    def __init__(self, run: PrivateRun, loader: PoissonLoader) -> None:
+        super().__init__()
+        self._module = run.bound.model
+        self._run = [run]
+        self._loader = loader
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.training or not torch.is_grad_enabled():
+            return self._module(*args, **kwargs)
+        with torch.no_grad():
+            output = self._module(*args, **kwargs)
+        return deferred(output, lambda place: Call(args, kwargs, place), self._backward)
+
+    def _backward(self, loss: Deferred) -> None:
+        """Add the clipped gradients of the current batch."""
+        of_one = LossOfOne(loss, self._loader.examples)
+        if not of_one.rows:
+            raise PrivacyError("the loss has no tensor with one row per example of the batch that the loader gave")
+        self._run[0].accumulate(of_one, *of_one.rows)
+
+
+class PoissonLoader:
+    """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in.
+
+    Attributes:
+        examples: number of records of the present batch.
+    """
+
+    def __init__(self, run: PrivateRun, optimizer: Optimizer) -> None:
+        self._batches = run.batches()
+        self._optimizer = optimizer
+        self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
+        self.examples = 0
+
+    def __len__(self) -> int:
+        """The steps of a pass."""
+        return self._steps
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self._steps):
+            batch = next(self._batches, None)
+            if batch is None:
+                return
+            self.examples = len(batch.indices)
+            if not self.examples:  # the release is noise alone, and is made all the same
+                self._optimizer.step()
+                self._optimizer.zero_grad()
+                continue
+            yield next(batch.microbatches(_WHOLE))
+
+
+def _check(
+    loader: DataLoader[Any],
+    public_size: int | None,
+    batch_first: bool,
+    loss_reduction: str,
+    poisson_sampling: bool,
+    clipping: str,
+    noise_generator: torch.Generator | None,
+) -> None:
+    """Check arguments of Opacus that would not be private, or are not known.
+
+    Raises:
+        ValueError: lists all problems.
+    """
+    problems = [
+        said
+        for wrong, said in (
+            (public_size is None, "declare public_size=, the number of records: the length of the data set is private"),
+            (not batch_first, "batch_first=False: put the examples on the first axis"),
+            (loss_reduction != "mean", f'loss_reduction={loss_reduction!r}: use the mean, loss_reduction="mean"'),
+            (not poisson_sampling, "poisson_sampling=False: no price is known for shuffled batches; leave it out"),
+            (noise_generator is not None, "noise_generator: noise comes from a secure source; leave it out"),
+            (clipping not in _CLIPPING, f"expected clipping to be one of {', '.join(_CLIPPING)}, got {clipping!r}"),
+            (not loader.batch_size, "the data_loader has no batch_size: give it one, not a batch_sampler"),
+        )
+        if wrong
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))

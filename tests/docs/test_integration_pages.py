@@ -1,0 +1,73 @@
+"""The code on the pages about other libraries runs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+import re
+import runpy
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HOW_TO = ROOT / "docs" / "how-to"
+
+
+def code_of(name: str) -> str:
+    blocks = re.findall(r"^```python\n(.*?)^```$", (HOW_TO / name).read_text(), re.DOTALL | re.MULTILINE)
+    return "\n".join(blocks)
+
+
+def reviews(most: int = 200) -> list[dict[str, Any]]:
+    """Sentences of SST-2, with hashes of words as tokens."""
+    path = Path(os.environ.get("NOISETTE_DATA", "-"), "sst2", "train.tsv.gz")
+    if not path.is_file():
+        pytest.skip("SST-2 is not there: set NOISETTE_DATA to the folder of the data sets")
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [
+            {
+                "input_ids": [4 + zlib.crc32(word.encode()) % 1996 for word in row["sentence"].split()],
+                "label": int(row["label"]),
+            }
+            for _, row in zip(range(most), rows, strict=False)
+        ]
+
+
+@pytest.mark.filterwarnings("ignore")  # of other libraries
+def test_trainer_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
+    monkeypatch.chdir(tmp_path)
+    code = code_of("hugging-face-trainer.md")
+    found: dict[str, Any] = {"records": reviews()}
+    exec(code, found)
+    assert found["done"].metrics["epsilon"] <= 8
+    assert (tmp_path / "runs" / "reviews" / "checkpoint-30" / "private-run").is_dir()
+
+
+def test_opacus_page() -> None:
+    found: dict[str, Any] = {}
+    exec(code_of("from-opacus.md"), found)
+    assert 2.5 < found["engine"].get_epsilon(1e-4) <= 3
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments"),
+    [
+        ("opacus_images.py", ("--epochs", "1", "--batch", "300")),
+        ("opacus_text.py", ("--epochs", "1", "--records", "64", "--batch", "16")),
+    ],
+)
+def test_ported_tutorials(
+    script: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "text" in script:
+        pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    runpy.run_path(str(ROOT / "examples" / script), run_name="__main__")
+    assert re.search(r"epoch 1: .*epsilon 7\.\d\d$", capsys.readouterr().out.strip())

@@ -1,0 +1,272 @@
+"""Hugging Face's ``Trainer`` with a privacy budget: exact sums, one release a step, the price after a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
+pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
+
+from transformers import BertConfig, BertForSequenceClassification, TrainerCallback  # noqa: E402
+
+import noisette  # noqa: E402
+from noisette.integrations.transformers import PrivateTrainer, PrivateTrainingArguments  # noqa: E402
+from noisette.mechanisms.gaussian_noise import GaussianNoise  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
+LENGTHS = (3, 9, 5, 2, 8, 4, 7, 6)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
+    drawn = torch.Generator().manual_seed(0)
+    return [
+        {"input_ids": torch.randint(5, 40, (n,), generator=drawn).tolist(), "label": k % 2}
+        for k, n in enumerate(lengths)
+    ]
+
+
+def model(dropout: float = 0.0) -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
+    return BertForSequenceClassification(config)
+
+
+def arguments(folder: Path, **changed: Any) -> PrivateTrainingArguments:
+    given: dict[str, Any] = {
+        "output_dir": str(folder),
+        "epsilon": 8.0,
+        "delta": 1e-3,
+        "public_size": 8,
+        "per_device_train_batch_size": 2,
+        "num_train_epochs": 2,
+        "bucket_edges": (4, 8, 16),
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_steps": 2,
+    }
+    return PrivateTrainingArguments(**given | changed)
+
+
+class Watching(TrainerCallback):
+    """Keeps the events in order, and the gradients of the first step."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.gradients: dict[str, Tensor] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.events.append("train")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.events.append("step")
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.events.append("released")
+        if not self.gradients:
+            self.gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.events.append("end")
+
+
+def test_gradients_are_those_of_single_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = GaussianNoise.add_
+
+    def add_little(self: GaussianNoise, tensors: Any, *, std: float = 1.0, **others: Any) -> None:
+        add(self, tensors, std=std * 1e-8, **others)
+
+    monkeypatch.setattr(GaussianNoise, "add_", add_little)
+    watching, trained = Watching(), model()
+    args = arguments(
+        tmp_path,
+        max_steps=1,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        max_grad_norm=0.5,
+    )
+    PrivateTrainer(trained, args, train_dataset=records(), callbacks=[watching]).train()
+
+    alone = model().double().train()
+    total = {name: torch.zeros_like(p) for name, p in alone.named_parameters()}
+    clipped = 0
+    for record in records():
+        alone.zero_grad()
+        alone(input_ids=torch.tensor([record["input_ids"]]), labels=torch.tensor([record["label"]])).loss.backward()
+        gradients = {name: p.grad for name, p in alone.named_parameters() if p.grad is not None}
+        norm = float(torch.cat([g.flatten() for g in gradients.values()]).norm())
+        clipped += norm > 0.5
+        for name, gradient in gradients.items():
+            total[name] += gradient * min(1.0, 0.5 / norm) / 8
+    assert clipped
+    assert watching.gradients
+    for name, gradient in watching.gradients.items():
+        torch.testing.assert_close(gradient.double(), total[name], rtol=1e-4, atol=1e-7)
+
+
+def test_one_release_a_step_and_no_loss_in_the_logs(tmp_path: Path) -> None:
+    watching = Watching()
+    trainer = PrivateTrainer(model(0.1), arguments(tmp_path), train_dataset=records(), callbacks=[watching])
+    done = trainer.train()
+    assert done.global_step == 8  # two epochs at a rate of 2 / 8
+    assert watching.events == ["train", *["step", "released"] * 8, "end"]
+    assert done.metrics["epsilon"] <= 8.0
+    with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
+        spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
+        assert spent == pytest.approx(done.metrics["epsilon"])
+        assert sum(ledger.events.values()) == 8
+    logged = trainer.state.log_history
+    assert [line["epsilon"] for line in logged] == sorted(line["epsilon"] for line in logged)
+    assert all("loss" not in line and "grad_norm" not in line for line in logged)
+    assert trainer.lr_scheduler.get_last_lr()[0] == pytest.approx(0.0)
+
+
+class Failing(TrainerCallback):
+    """Ends the process, in a manner of speaking, after some step."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.after:
+            raise KeyboardInterrupt
+
+
+def released(folder: Path) -> int:
+    with noisette.Ledger(folder / "ledger.jsonl") as ledger:
+        return int(sum(ledger.events.values()))
+
+
+def test_a_crashed_run_goes_on_within_its_budget(tmp_path: Path) -> None:
+    args = arguments(tmp_path, save_strategy="steps", save_steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateTrainer(model(), args, train_dataset=records(), callbacks=[Failing(5)]).train()
+    assert released(tmp_path) >= 5
+    again = PrivateTrainer(model(), args, train_dataset=records())
+    done = again.train(resume_from_checkpoint=True)
+    assert released(tmp_path) == 8, "the two steps after the checkpoint are spent and not made again"
+    assert done.global_step == 6
+    assert done.metrics["epsilon"] <= 8.0
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(ValueError, match="not written by a PrivateTrainer"):
+        again.train(resume_from_checkpoint=str(other))
+
+
+def test_other_records_are_refused_on_resuming(tmp_path: Path) -> None:
+    args = arguments(tmp_path, save_strategy="steps", save_steps=3)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateTrainer(model(), args, train_dataset=records(), callbacks=[Failing(4)]).train()
+    with pytest.raises((ValueError, noisette.PrivacyError)):
+        PrivateTrainer(model(), args, train_dataset=records(LENGTHS[:-1])).train(resume_from_checkpoint=True)
+
+
+def test_checkpoints_are_limited_and_loaded_by_transformers(tmp_path: Path) -> None:
+    args = arguments(tmp_path, save_strategy="steps", save_steps=2, save_total_limit=2)
+    trainer = PrivateTrainer(model(), args, train_dataset=records())
+    trainer.train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-6", "checkpoint-8"]
+    loaded = BertForSequenceClassification.from_pretrained(tmp_path / "checkpoint-8")
+    for name, p in trainer.model.named_parameters():
+        assert torch.equal(p, dict(loaded.named_parameters())[name])
+    assert not (tmp_path / "checkpoint-8" / "optimizer.pt").exists()
+    assert json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())["global_step"] == 8
+
+
+def test_evaluation_callbacks_and_the_best_model(tmp_path: Path) -> None:
+    args = arguments(
+        tmp_path, save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True
+    )
+    held_out = [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "label": k % 2} for k in range(4)]
+    trainer = PrivateTrainer(model(), args, train_dataset=records(), eval_dataset=held_out)
+    trainer.train()
+    evaluated = [line for line in trainer.state.log_history if "eval_loss" in line]
+    assert [line["step"] for line in evaluated] == [2, 4, 6, 8]
+    assert trainer.state.best_model_checkpoint is not None
+    assert trainer.model.training or not trainer.model.training
+
+
+def test_all_problems_of_the_arguments_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as raised:
+        PrivateTrainingArguments(
+            output_dir=str(tmp_path), max_grad_norm=0.0, auto_find_batch_size=True, dataloader_drop_last=True
+        )
+    said = str(raised.value)
+    for words in (
+        "declare epsilon",
+        "declare delta",
+        "declare public_size",
+        "max_grad_norm above 0",
+        "auto_find_batch_size=True",
+        "dataloader_drop_last=True",
+    ):
+        assert words in said
+    with pytest.raises(ValueError, match="larger than public_size=8"):
+        arguments(tmp_path, per_device_train_batch_size=16)
+    with pytest.raises(TypeError, match="PrivateTrainingArguments"):
+        PrivateTrainer(
+            model(), transformers.TrainingArguments(output_dir=str(tmp_path), report_to=[]), train_dataset=records()
+        ).train()  # type: ignore[arg-type]
+    assert not arguments(tmp_path).push_to_hub
+
+
+def test_a_loader_of_the_training_set_is_refused(tmp_path: Path) -> None:
+    trainer = PrivateTrainer(model(), arguments(tmp_path), train_dataset=records())
+    with pytest.raises(TypeError, match="the private run draws its batches"):
+        trainer.get_train_dataloader()
+
+
+def test_adapters_are_trained_saved_and_loaded(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    adapted = peft.get_peft_model(model(), peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+    before = {name: p.clone() for name, p in adapted.named_parameters() if not p.requires_grad}
+    trainer = PrivateTrainer(adapted, arguments(tmp_path, learning_rate=1e-2), train_dataset=records())
+    trainer.train()
+    trainer.save_model(str(tmp_path / "adapter"))
+    assert all(torch.equal(dict(adapted.named_parameters())[name], value) for name, value in before.items())
+    loaded = peft.PeftModel.from_pretrained(model(), tmp_path / "adapter").eval()
+    x = torch.tensor([[5, 6, 7]])
+    torch.testing.assert_close(loaded(input_ids=x).logits, adapted.eval()(input_ids=x).logits)
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    tokenizers = pytest.importorskip("tokenizers", reason="Hugging Face's tokenizers are not installed")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3}, "[UNK]"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", unk_token="[UNK]")
+
+
+def test_language_models_with_a_tokenizer_and_a_collator(tmp_path: Path, tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=4, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    texts = [tokenizer(text) for text in ("good", "bad good", "good bad unknown", "bad bad bad bad bad")] * 2
+    trainer = PrivateTrainer(
+        transformers.GPT2LMHeadModel(config),
+        arguments(tmp_path),
+        train_dataset=texts,
+        data_collator=transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False),
+        processing_class=tokenizer,
+    )
+    assert trainer.train().global_step == 8
