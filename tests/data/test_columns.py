@@ -118,6 +118,7 @@ def test_a_frame_of_pandas() -> None:
         ({"kind": "number", "low": "zero", "high": 2}, "expected low to be a number, got 'zero'"),
         (AGE | {"missing": 81}, "expected missing from 0 to 80, got 81"),
         (AGE | {"missing": "mean"}, 'expected missing to be a number, "indicator" or "refuse"'),
+        (JOB | {"categories": "cook"}, "expected categories to be a list of texts"),
         (JOB | {"missing": "spy"}, "expected missing to be one of the categories"),
         ({"kind": "category", "categories": ["a", "a"]}, "expected one or more different categories"),
         ({"kind": "category", "categories": ["refuse"]}, "'refuse' is a rule for missing values"),

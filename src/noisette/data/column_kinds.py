@@ -12,7 +12,8 @@ import numpy as np
 from noisette.data import values as of_table
 
 REFUSE, INDICATOR, OWN_CATEGORY = "refuse", "indicator", "own category"
-MISSING_VALUE = "a value is missing"  # a problem that the declaration of a rule solves
+# Problems that the declaration of a rule solves.
+MISSING_VALUE, OTHER_TEXT = "a value is missing", "none of its declared categories"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Category:
         missing = unknown & np.fromiter(map(of_table.is_missing, texts), bool, len(texts))
         rules = (
             (MISSING_VALUE, self.missing, missing),
-            ("none of its declared categories", self.other, unknown & ~missing),
+            (OTHER_TEXT, self.other, unknown & ~missing),
         )
         for problem, rule, rows in rules:
             if rule == REFUSE:

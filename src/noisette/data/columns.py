@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from noisette.data import values as of_table
-from noisette.data.column_kinds import KINDS, MISSING_VALUE, Category, Column, Ignored, Number
+from noisette.data.column_kinds import KINDS, MISSING_VALUE, OTHER_TEXT, Category, Column, Ignored, Number
 from noisette.data.errors import DataError, in_rows, refuse
 
 
@@ -21,6 +21,12 @@ class Frame(Protocol):
 
     def __getitem__(self, name: str, /) -> Any: ...
     def __contains__(self, name: Any, /) -> bool: ...
+
+
+_WAYS_OUT = {
+    MISSING_VALUE: "; declare what it counts as, fill it in, or leave the row out",
+    OTHER_TEXT: "; declare them, or what others count as",
+}
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,7 @@ def _messages(name: str, refused: Mapping[str, np.ndarray]) -> Iterator[str]:
     """One line for each problem of a column that rows have, with these rows."""
     for problem, mask in refused.items():
         rows = np.flatnonzero(mask).tolist()
-        way_out = "; declare what it counts as, fill it in, or leave the row out" if problem == MISSING_VALUE else ""
+        way_out = _WAYS_OUT.get(problem, "")
         if rows:
             yield f"column {name!r}: {problem} {in_rows(rows)}{way_out}"
 
@@ -168,6 +174,8 @@ def _column(name: str, table: Mapping[str, Any], problems: list[str]) -> Column 
     wrong += [
         f"{name!r}: declare {key}" for key, field in known.items() if field.default is MISSING and key not in given
     ]
+    if isinstance(given.get("categories", []), str):
+        wrong.append(f'{name!r}: expected categories to be a list of texts, such as ["a", "b"]')
     if kind is Category:
         given = {key: _as_texts(value) for key, value in given.items()}
     elif kind is Number:

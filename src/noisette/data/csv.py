@@ -1,4 +1,4 @@
-"""Reads the user's own CSV: a header, then one example in each row, with a label column."""
+"""Reads the user's own CSV: a header, then one example in each row, with a column of what is predicted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,16 @@ def read(path: Path, declaration: Declaration) -> DataSet:
         test_split, test_problems = table.encode(test, declaration, features)
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
     refuse(f"{path.name} (row 1 is the first below the header)", problems)
-    return DataSet(name=path.name, train=split, test=test_split, classes=classes, declared_size=size)
+    return DataSet(
+        path.name,
+        split,
+        test_split,
+        classes=classes,
+        declared_size=size,
+        words=declaration.numbering.size if declaration.text else 0,
+        target=declaration.target,
+        features=() if declaration.text else features.names,
+    )
 
 
 def _table(path: Path) -> table.Table:
@@ -45,6 +54,7 @@ def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
     """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
     named = {"label": [declaration.label], "ranges": declaration.ranges, "categories": declaration.categories}
     named |= {"users": [declaration.users]} if declaration.users is not None else {}
+    named |= {"text": [declaration.text]} if declaration.text is not None else {}
     problems = []
     for fact, names in named.items():
         for name in names:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -14,25 +16,73 @@ from noisette.data.columns import Columns
 from noisette.data.dataset import Split
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows
-from noisette.data.values import codes, is_missing
+from noisette.data.values import codes, is_missing, numbers, whole_numbers_as_texts
 
+_LONGEST = 2**30  # characters of a field
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
 
 
 def rows(path: Path) -> list[list[str]]:
     """The fields of each line of a CSV in UTF-8, gzipped if its name ends in .gz; empty lines are left out.
 
+    Fields are separated by commas, semicolons or tabs: by what separates most names in the first line, the header.
+
     Raises:
         DataError: the file is absent, damaged or not UTF-8; the message quotes none of its contents.
     """
+    return _read(path, fields)
+
+
+def header(path: Path) -> list[str]:
+    """The names of the columns, from the first line of a CSV; the rows below it are not parsed.
+
+    Raises:
+        DataError: as for :func:`rows`, or the file is empty.
+    """
+    # Bytes below the first line are not looked at, whether they are text or not.
+    found = _read(path, lambda stream: fields([stream.readline()]), errors="replace")
+    if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
+        raise DataError(f"{path} is not text in UTF-8; convert it")
+    if not found:
+        raise DataError(f"{path} is empty; its first line must name the columns")
+    return found[0]
+
+
+def _read(path: Path, parse: Callable[[TextIO], list[list[str]]], errors: str = "strict") -> list[list[str]]:
+    """What the function makes of the text in a file, which is unzipped if its name ends in .gz."""
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            return [row for row in csv.reader(stream, skipinitialspace=True) if row]
+        with opened(path, "rt", encoding="utf-8-sig", newline="", errors=errors) as stream:
+            return parse(stream)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8; convert it") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def fields(lines: Iterable[str]) -> list[list[str]]:
+    """The fields of each line that is not empty; the first line decides what separates them.
+
+    Raises:
+        csv.Error: a field has no end.
+
+    >>> fields(["a;b\\n", "1,5;2\\n"])
+    [['a', 'b'], ['1,5', '2']]
+    """
+    rest = iter(lines)
+    header = next(rest, "")
+    before = csv.field_size_limit(_LONGEST)  # a text may be longer than the 128 KiB of the default
+    try:
+        whole = csv.reader(chain([header], rest), delimiter=_delimiter(header), skipinitialspace=True)
+        return [row for row in whole if row]
+    finally:
+        csv.field_size_limit(before)
+
+
+def _delimiter(header: str) -> str:
+    """What separates the names in a header: a comma unless there are more semicolons or tabs outside of quotes."""
+    outside = "".join(header.split('"')[::2])
+    return max(",;\t", key=outside.count)
 
 
 def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -55,18 +105,35 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
-    """Inputs from the columns ``features``, targets from the label column, and the problems found.
+    """Inputs from the columns ``features`` or the text, targets from the label column, and the problems found.
 
     The problems name rows and columns, never values; if there are any, the split must not be used.
     """
-    inputs, problems = features.encoded(table)
-    labels = table[declaration.label]
-    targets, wrong = codes(labels, declaration.class_names), _not_a_class(declaration)
-    problems += _problems(declaration.label, labels, targets < 0, problem=wrong)
+    inputs, problems = inputs_of(table, declaration, features)
+    targets, wrong = _targets(table[declaration.label], declaration)
+    problems += wrong
     users = None if declaration.users is None else table[declaration.users]
     if users is not None:
         problems += _problems(str(declaration.users), users, np.array([*map(is_missing, users)]), problem="")
     return Split(inputs, targets, users), problems
+
+
+def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tuple[np.ndarray, list[str]]:
+    """The inputs alone, and the problems found."""
+    if declaration.text is None:
+        return features.encoded(table)
+    return declaration.numbering.number(table[declaration.text]), []  # a text may be empty
+
+
+def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
+    """Numbers of classes, int64, or numbers between -1 and 1, float32; and the problems found."""
+    if declaration.target is not None:
+        found = numbers(labels)
+        problems = _problems(declaration.label, labels, np.isnan(found), problem="not a number")
+        return declaration.target.scaled(found), problems
+    named = whole_numbers_as_texts(labels) if isinstance(declaration.classes, int) else labels
+    found = codes(named, declaration.class_names)
+    return found, _problems(declaration.label, labels, found < 0, problem=_not_a_class(declaration))
 
 
 def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str) -> list[str]:
