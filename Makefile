@@ -10,7 +10,7 @@ CHECK := tests/test_architecture.py tests/gradients/rules tests/_internal/test_k
   --ignore=tests/accounting/accountants/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo check test test-all lint format bench gpu assurance clean
+.PHONY: demo check test test-all lint format docs bench gpu assurance clean
 
 demo: .venv/.installed
 	$(BIN)/noisette train --out runs/demo
@@ -33,6 +33,10 @@ format: .venv/.test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The site, in build/site; a broken link or a name without documentation is an error.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 bench: .venv/.bench
 	$(BIN)/noisette bench --experiments targets,memory --threads 2 --seconds 10 --out benchmarks/results
 	$(BIN)/python -m benchmarks.table
@@ -53,6 +57,10 @@ assurance: .venv/.test
 
 .venv/.test: .venv/.installed
 	$(INSTALL) -e ".[test]"
+	touch $@
+
+.venv/.docs: .venv/.installed
+	$(INSTALL) -e ".[docs]"
 	touch $@
 
 .venv/.bench: .venv/.installed

@@ -17,11 +17,11 @@ MARKERS = {
     "run": (
         *("run", "ranks", "training", "audit", "assurance", "bench", "estimators", "integrations", "gpu", "redteam"),
     ),
-    "cli": ("cli", "papers", "docs", "zoo"),
+    "cli": ("cli", "papers", "docs", "zoo", "browser"),
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 # Tests of these folders train and do not examine the accountants.
-TRAINING = {"training", "cli", "papers", "docs"}
+TRAINING = {"training", "cli", "papers", "docs", "browser"}
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "noisette"

@@ -38,7 +38,7 @@ LEVEL = {folder: level for level, folders in enumerate(ORDER) for folder in fold
 MOST_ENTRIES, MOST_EDGES = 25, 118
 # Folders of tests without counterpart in the package: helpers, planted faults, attacks, GPUs, pages, what is not
 # installed.
-OTHER_TESTS = {"support", "assurance", "redteam", "gpu", "docs", "papers", "zoo"}
+OTHER_TESTS = {"support", "assurance", "redteam", "gpu", "docs", "papers", "zoo", "browser"}
 NOT_INSTALLED = {"papers", "experiments", "examples", "benchmarks", "tests"}
 CATCH_ALL = {"utils", "util", "helpers", "helper", "common", "misc", "core", "base_utils"}
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "yaml"}

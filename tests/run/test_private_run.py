@@ -539,7 +539,8 @@ def test_step_without_a_batch_and_more_steps_than_declared() -> None:
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             run.optimizer.step()
         take_steps(run)
-        assert list(run.batches()) == []
+        with pytest.warns(UserWarning, match="this run is finished"):
+            assert list(run.batches()) == []
         with pytest.raises(PrivacyError, match="needs a batch of its own"):
             run.optimizer.step()
         assert run.steps_taken == 3

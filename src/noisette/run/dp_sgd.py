@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -32,6 +33,7 @@ from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease, mark_of
 from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
 from noisette.ranks.shards import is_sharded, local
+from noisette.run.remaining_batches import RemainingBatches
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
 from noisette.sampling.fetching import fetch_of
@@ -89,6 +91,7 @@ class DpSgdRun(ABC):
             bound.ranks = ranks
         self.optimizer = optimizer
         self.sampling_rate = event.sampling_rate
+        self.expected_batch_size = expected_batch_size
         self.steps = steps
         self.separability = separability
         self.steps_taken = self._first_step = steps_taken
@@ -151,11 +154,10 @@ class DpSgdRun(ABC):
         """How many times the work of this object so far is still to come."""
         return self.steps_left / max(1, self.steps_taken - self._first_step)
 
-    def batches(
-        self, workers: int = 0, to: torch.device | str | None = None, ahead: int = 1
-    ) -> Generator[Batch, None, None]:
+    def batches(self, workers: int = 0, to: torch.device | str | None = None, ahead: int = 1) -> RemainingBatches:
         """Line 1: the batches that remain, drawn as declared: Poisson batches
         unless others were. Each may be empty, and each needs one step. Of several ranks, each gets a part of each.
+        Their ``len`` is the number of steps left, the total of a progress bar; a finished run warns that it has none.
 
         Args:
             workers: processes that load records; with 0 a thread does. Their script needs
@@ -171,7 +173,11 @@ class DpSgdRun(ABC):
             TypeError, ValueError: ``workers`` or ``ahead`` is not a whole number of at least 0.
             RuntimeError: a loading process died; the step is not released.
         """
+        return RemainingBatches(self._batches(workers, to, ahead), lambda: self.steps_left)
+
+    def _batches(self, workers: int, to: torch.device | str | None, ahead: int) -> Generator[Batch, None, None]:
         fetch = fetch_of(self._records.gather, workers=workers, ahead=ahead, to=to)
+        self._say_whether_finished()
         self.bound.before_first_batch()
         drawn: dict[int, Batch] = {}  # those ahead, by their steps
 
@@ -197,6 +203,16 @@ class DpSgdRun(ABC):
         finally:
             fetch.close()
 
+    def _say_whether_finished(self) -> None:
+        if self.steps_left == 0:
+            lost = f" ({self.steps_lost} lost in a crash)" if self.steps_lost else ""
+            warnings.warn(
+                f"this run is finished: all of its {self.steps} steps{lost} are spent, so there is no batch left and "
+                "nothing is trained. To train further, start another run with noisette.privatize() on the same "
+                "ledger, which adds the costs of both.",
+                stacklevel=3,
+            )
+
     def _drawn(self, step: int) -> np.ndarray:
         """Indices of the records of a step's batch that this process loads."""
         whole = self._sampler.indices(step=step)
@@ -206,8 +222,11 @@ class DpSgdRun(ABC):
         """The batch with these records."""
         before_each = self._seal.before_microbatch
         if self._is_sharded:
-            return JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
-        return Batch(drawn, self._records, self._measured, before_each)
+            batch = JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
+        else:
+            batch = Batch(drawn, self._records, self._measured, before_each)
+        batch.expected = self.expected_batch_size
+        return batch
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
         """Lines 2 and 3: add the bounded gradients of the current microbatch to the sum of the batch.

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.keystream import SecretKey
+from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting import Accountant, Event, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.events import StepRelease
@@ -99,6 +100,24 @@ class PrivateRun(DpSgdRun):
         if separability == "asserted":
             hook = ValidateOnFirstCall(bound, example)
             self._hooks.append(bound.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+
+    def __repr__(self) -> str:
+        return as_text("PrivateRun", self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html("PrivateRun", self._shown())
+
+    def _shown(self) -> dict[str, object]:
+        """What was declared and how far the run is; nothing that was drawn."""
+        terms = self.terms
+        lost = f", {self.steps_lost} lost in a crash" if self.steps_lost else ""
+        facts: dict[str, object] = {"steps": f"{self.steps_taken} of {self.steps}{lost}", "release": repr(terms.event)}
+        facts["expected batch size"] = f"{terms.expected_batch_size:g}"
+        if terms.epsilon is not None:
+            facts["budget of epsilon"] = terms.epsilon
+        if terms.delta is not None:
+            facts["delta"] = terms.delta
+        return facts | {"data set": self.ledger.dataset}
 
     @classmethod
     def on_ranks(

@@ -17,7 +17,7 @@ from noisette.sampling.loading import Records
 from noisette.sampling.poisson import Batch
 
 
-@dataclass
+@dataclass(repr=False)
 class JointBatch(Batch):
     """A rank's part of a batch. Where it has fewer microbatches than another rank, blank ones follow.
 

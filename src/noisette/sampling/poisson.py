@@ -14,6 +14,7 @@ import numpy as np
 
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
+from noisette._internal.shown_facts import as_text
 from noisette.errors import PrivacyError
 from noisette.sampling.fetching import Fetch, Parts, Thread
 from noisette.sampling.gaps import DENSEST, records_at_gaps
@@ -100,7 +101,7 @@ class FixedSize:
         return False
 
 
-@dataclass
+@dataclass(repr=False)
 class Batch:
     """The examples of one step, possibly none, to be processed in microbatches that fit in memory.
 
@@ -116,6 +117,7 @@ class Batch:
     size: MicrobatchSize | None = None  # chooses the size of the microbatch under way
     fetch: Fetch | None = None  # of the run; a thread of its own unless given
     later: Callable[[], Iterator[Batch]] = lambda: iter(())  # the next batches, of steps that are paid for
+    expected: float | None = None  # the declared size of the whole batch, of all ranks
 
     def __post_init__(self) -> None:
         self._buckets = np.zeros(len(self.indices), dtype=np.int64)  # of each example, ascending
@@ -123,6 +125,10 @@ class Batch:
             found = self.records.buckets[self.indices]
             order = np.argsort(found, kind="stable")
             self.indices, self._buckets = self.indices[order], found[order]
+
+    def __repr__(self) -> str:
+        """What was declared: the drawn records and their number are secret, and notebooks are published."""
+        return as_text("Batch", {"expected size": "unknown" if self.expected is None else f"{self.expected:g}"})
 
     def microbatches(self, size: int | Literal["auto"]) -> Iterator[Any]:
         """The batch in microbatches of at most ``size`` examples, which only bounds memory: the sum is the same.

@@ -16,6 +16,7 @@ from typing import NoReturn, Self
 from weakref import WeakSet
 
 from noisette._internal.checks import count
+from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting.events import Event, check_events
 from noisette.accounting.ledger.compaction import Tail
 from noisette.accounting.ledger.file import LedgerFile
@@ -157,6 +158,17 @@ class Ledger:
                 self._file.close()
                 raise
         _LEDGERS.add(self)
+
+    def __repr__(self) -> str:
+        return as_text("Ledger", self._shown())
+
+    def _repr_html_(self) -> str:
+        return as_html("Ledger", self._shown())
+
+    def _shown(self) -> dict[str, object]:
+        releases = [f"{times} x {event!r}" for event, times in self.events.items()]
+        kept = "in memory" if self.path is None else str(self.path.name)
+        return {"data set": self.dataset, "releases": "; ".join(releases) or "none", "kept": kept}
 
     @classmethod
     def read(cls, path: Path | str) -> Self:
