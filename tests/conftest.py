@@ -14,7 +14,9 @@ MARKERS = {
         *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
         *("_internal", "capture", "validation", "redteam", "test_architecture.py"),
     ),
-    "run": ("run", "ranks", "training", "audit", "assurance", "bench", "integrations", "gpu", "redteam"),
+    "run": (
+        *("run", "ranks", "training", "audit", "assurance", "bench", "estimators", "integrations", "gpu", "redteam"),
+    ),
     "cli": ("cli", "papers", "docs"),
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}

@@ -31,6 +31,8 @@ _PUBLIC = {
     "clipping.per_layer": ("PerLayerClipping",),
     "clipping.per_example": ("PerExampleClip",),
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
+    "estimators.classifier": ("PrivateClassifier",),
+    "estimators.regressor": ("PrivateRegressor",),
     "gradients.rules": ("rule",),
     "lipschitz.bound": ("LipschitzBound",),
     "lipschitz.noise_allocation": ("GlobalAllocation", "OptimalAllocation", "PerLayerAllocation"),

@@ -39,6 +39,8 @@ from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
 from noisette.errors import MissingRuleError as MissingRuleError
 from noisette.errors import PrivacyError as PrivacyError
 from noisette.errors import UnsupportedEventError as UnsupportedEventError
+from noisette.estimators.classifier import PrivateClassifier as PrivateClassifier
+from noisette.estimators.regressor import PrivateRegressor as PrivateRegressor
 from noisette.gradients.rules import rule as rule
 from noisette.lipschitz.bound import LipschitzBound as LipschitzBound
 from noisette.lipschitz.noise_allocation import GlobalAllocation as GlobalAllocation

@@ -28,6 +28,8 @@ PLAN = RUN | {"--delta": "1e-5"}
 FULL = {"--sampling-rate": "1", "--noise-multiplier": "10", "--steps": "100", "--delta": "1e-5"}
 FIXED = {"--batch-size": "600", "--size": "60000", "--noise-multiplier": "4", "--steps": "100", "--delta": "1e-5"}
 
+EXPECTED = {"--expected-batch-size": "600", "--size": "60000", "--noise": "4", "--epochs": "100", "--delta": "1e-5"}
+
 
 def run(options, *flags):
     return CliRunner().invoke(app, [*(word for option in options.items() for word in option), *flags])
@@ -155,8 +157,14 @@ def test_infinite_epsilon_is_valid_json():
         (PLAN | {"--epsilon": "1"}, ["exactly one of delta and epsilon"]),
         (RUN, ["exactly one of delta and epsilon"]),
         (RUN | {"--epsilon": "-1"}, ["epsilon=-1"]),
-        (PLAN | {"--batch-size": "5"}, ["exactly one of sampling_rate and batch_size", "both batch_size and size"]),
-        (PLAN | {"--size": "5"}, ["both batch_size and size"]),
+        (
+            PLAN | {"--batch-size": "5"},
+            ["exactly one of sampling_rate and expected_batch_size and batch_size", "need size"],
+        ),
+        (PLAN | {"--size": "5"}, ["size needs batch_size or expected_batch_size"]),
+        (EXPECTED | {"--expected-batch-size": "70000"}, ["at most all 60000 records"]),
+        (EXPECTED | {"--expected-batch-size": "0", "--epochs": "-1"}, ["expected_batch_size > 0", "epochs > 0"]),
+        (EXPECTED | {"--steps": "5"}, ["exactly one of steps and epochs"]),
         (FIXED | {"--batch-size": "0"}, ["batch_size >= 1"]),
         (FIXED | {"--batch-size": "70000"}, ["batch_size <= size"]),
         (FIXED | {"--group-size": "2", "--steps": "0"}, ["group_size", "steps"]),
@@ -280,3 +288,12 @@ def test_more_steps_than_any_training_has_are_refused_in_words(steps):
     assert (result.exit_code, result.stdout) == (2, "")
     assert "steps <= 1e+12" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_epochs_and_an_expected_batch_stand_for_steps_and_rate():
+    assert facts(EXPECTED) == facts(PLAN)
+
+
+def test_epochs_of_batches_of_a_fixed_size():
+    with_epochs = {name: value for name, value in FIXED.items() if name != "--steps"} | {"--epochs": "1"}
+    assert facts(with_epochs) == facts(FIXED)

@@ -35,6 +35,21 @@ def then(kind, forward, **parts):
 def batch_norm():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))
 
+class ByName(nn.Module):
+    def __init__(self, mixing):
+        super().__init__()
+        self.layer, self.mixing = nn.Linear(4, 3), mixing
+
+    def forward(self, *, values, mask, scale=1.0):
+        x = self.layer(values * mask.unsqueeze(-1)) * scale
+        return x - x.mean(0) if self.mixing else x
+
+def inputs_by_name():
+    return ByName(False), {"values": torch.randn(2, 4), "mask": torch.ones(2)}
+
+def mixing_inputs_by_name():
+    return ByName(True), {"values": torch.randn(2, 4), "mask": torch.ones(2), "scale": 2.0}
+
 def frozen_affine_batch_norm():
     model = batch_norm()
     model[2].requires_grad_(False)
@@ -263,6 +278,15 @@ def test_inputs_are_returned_with_the_model_or_given_by_shape(doctor) -> None:
     assert doctor("with_inputs").exit_code == 0
     assert doctor("like_a_recipe", "--input-shape", "1,8,8").exit_code == 0
     assert doctor("like_a_recipe", "--data", "digits").exit_code == 0
+
+
+def test_inputs_by_name_are_given_by_name(doctor) -> None:
+    shown = doctor("inputs_by_name")
+    assert shown.exit_code == 0, shown.output
+    assert "run.accumulate: accepted" in shown.output
+    assert "run.backward: accepted" in shown.output
+    mixing = doctor("mixing_inputs_by_name")
+    assert "run.backward: refused" in mixing.output
 
 
 def test_training_in_half_precision_is_checked_as_such(doctor) -> None:

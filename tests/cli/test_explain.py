@@ -18,6 +18,17 @@ def mlp():
 def tokens():
     return nn.Embedding(11, 4), torch.zeros(2, 7, dtype=torch.long)
 
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, *, values, mask):
+        return self.layer(values * mask)
+
+def inputs_by_name():
+    return ByName(), {"values": torch.ones(2, 4), "mask": torch.ones(2, 4)}
+
 def normed():
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
 
@@ -62,6 +73,13 @@ def explain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return CliRunner().invoke(app, ["explain", target, *(["--input-shape", shape] if shape else []), *options])
 
     return run
+
+
+def test_inputs_by_name_are_given_by_name(explain) -> None:
+    shown = explain("inputs_by_name")
+    assert shown.exit_code == 0, shown.output
+    assert "layer.weight" in shown.output
+    assert "The step is captured as one graph" in shown.output
 
 
 def test_each_use_is_listed_with_its_rule_and_size(explain) -> None:

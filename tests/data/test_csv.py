@@ -153,3 +153,27 @@ def test_width_does_not_depend_on_the_records(tmp_path: Path) -> None:
     many = load(written(tmp_path, CONTENT), declaration=DECLARED)
     assert few.train.inputs.shape[1] == many.train.inputs.shape[1]
     assert few.declared_size == many.declared_size
+
+
+@pytest.mark.parametrize("separator", [";", "\t", ","])
+def test_what_separates_the_names_in_the_header_separates_all_fields(tmp_path: Path, separator: str) -> None:
+    content = "\n".join(separator.join(row) for row in (("a", "b", "label"), ("1", "2", "0"), ('" 3"', "4", "1")))
+    found = load(written(tmp_path, content), declaration=Declaration(classes=2, size=2))
+    assert found.train.inputs.tolist() == [[1, 2], [3, 4]]
+
+
+def test_separators_in_quoted_names_do_not_count(tmp_path: Path) -> None:
+    path = written(tmp_path, '"a;b;c",label\n1,0\n')
+    assert load(path, declaration=Declaration(classes=2, size=1)).train.inputs.tolist() == [[1]]
+
+
+def test_labels_in_any_case_and_with_decimals(tmp_path: Path) -> None:
+    named = load(written(tmp_path, "x,label\n1,YES\n2,no\n"), declaration=Declaration(classes=("No", "Yes"), size=2))
+    assert named.train.targets.tolist() == [1, 0]
+    numbered = load(written(tmp_path, "x,label\n1,1.0\n2,0.0\n"), declaration=Declaration(classes=2, size=2))
+    assert numbered.train.targets.tolist() == [1, 0]
+
+
+def test_a_long_text_in_a_field(tmp_path: Path) -> None:
+    path = written(tmp_path, f'text,label\n"{"word " * 40_000}",0\n')
+    assert load(path, declaration=Declaration(classes=2, size=1, text="text")).train.inputs.shape == (1, 64)

@@ -128,3 +128,36 @@ def test_undeclared(pets: Path) -> None:
 def test_csv_facts_are_refused(pets: Path) -> None:
     declared = Declaration(classes=("cat", "dog"), size=1, test=pets, categories={"b": ("c",)})
     assert "the folder test beside train" in refusal(pets, declared)
+
+
+def test_classes_without_a_folder_train_and_names_in_any_case(tmp_path: Path) -> None:
+    for place in ("Cat/a.PNG", "dog/b.png"):
+        (tmp_path / place).parent.mkdir()
+        Image.new("L", (2, 2), 255).save(tmp_path / place, format="PNG")
+    found = load(str(tmp_path), declaration=Declaration(classes=("cat", "DOG"), size=2))
+    assert found.train.targets.tolist() == [0, 1]
+    assert found.test is None
+
+
+def test_folders_train_and_test_in_any_case(tmp_path: Path) -> None:
+    for place in ("Train/cat/a.png", "TEST/Cat/a.png"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        Image.new("L", (2, 2)).save(tmp_path / place)
+    found = load(str(tmp_path), declaration=Declaration(classes=("cat", "dog"), size=2))
+    assert found.test is not None
+    assert len(found.test.targets) == 1
+
+
+def test_classes_that_differ_in_case_alone_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "cat").mkdir()
+    Image.new("L", (2, 2)).save(tmp_path / "cat" / "a.png")
+    found = load(str(tmp_path), declaration=Declaration(classes=("Cat", "cat"), size=2))
+    assert found.train.targets.tolist() == [1]
+
+
+def test_a_folder_test_needs_one_to_train_with(tmp_path: Path) -> None:
+    for place in ("cat/a.png", "test/cat/a.png"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        Image.new("L", (2, 2)).save(tmp_path / place)
+    with pytest.raises(DataError, match=r"there is no folder .*train"):
+        load(str(tmp_path), declaration=Declaration(classes=("cat", "dog"), size=2))

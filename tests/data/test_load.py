@@ -10,7 +10,10 @@ from noisette.data import DataError, Declaration, load, names
 
 
 def test_built_in_names() -> None:
-    images, others = ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10"), ("adult", "ag-news")
+    images, others = (
+        ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10"),
+        ("adult", "ag-news", "sst2", "imdb"),
+    )
     anomalies = ("aloi", "campaign", "celeba", "donors", "magic", "mammography", "shuttle", "skin", "yeast")
     assert names() == (*images, *others, *(f"adbench-{name}" for name in anomalies))
 

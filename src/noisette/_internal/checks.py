@@ -58,6 +58,15 @@ def count(**arguments: object) -> None:
             raise ValueError(f"expected {name} >= 1, got {name}={value}")
 
 
+def whole(**arguments: object) -> None:
+    """Each argument is a whole number of at least zero, or an error names it."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
+        if value < 0:
+            raise ValueError(f"expected {name} >= 0, got {name}={value}")
+
+
 def all_of(*checks: Callable[[], object]) -> None:
     """Run every check, then report all problems at once.
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from noisette._internal import checks
 from noisette.accounting import TAIL_SHARE, Accountant, Event, Ledger, PrivacyCurve, tail_delta_of
+from noisette.accounting.calibrate import SEE_PLAN
 from noisette.accounting.ledger.lines import Series
 from noisette.accounting.noise_tail import MOST_DIMENSIONS
 from noisette.accounting.run_parameters import RunParameters
@@ -103,5 +104,6 @@ class PrivacyBudget:
             raise PrivacyError(
                 f"with the {steps} steps that are left the ledger would reach epsilon={epsilon:.4g} by the "
                 f"{self.accountant.name} accountant, beyond the budget of {budget:g}: the noise is too small for so "
-                "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget"
+                "many steps, or other releases were made meanwhile. Take fewer steps, more noise or a larger budget: "
+                + SEE_PLAN
             )

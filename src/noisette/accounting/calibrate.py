@@ -22,6 +22,9 @@ TENTH = int(math.log(1.1) / math.log(RATIO))
 # The limits of the searches, far beyond any real run.
 LEAST_RATE, MOST_STEPS = 1e-12, 10**9
 
+# The way out of a budget that does not allow what was asked for.
+SEE_PLAN = "`noisette plan --size N --epsilon E --delta D` lists the batches, epochs and noise that a budget allows"
+
 Excess: TypeAlias = Callable[[int], float]
 
 NO_EVENTS: Events = MappingProxyType({})
@@ -356,7 +359,7 @@ class _Budget:
         added = " together with the prior events" if self.prior_events else ""
         return (
             f"the {self.accountant.name} accountant cannot guarantee epsilon={self.epsilon} at delta={self.delta} for "
-            f"{plan}{added}; choose a larger epsilon or delta, or another accountant"
+            f"{plan}{added}; choose a larger epsilon or delta, or another accountant: {SEE_PLAN}"
         )
 
 

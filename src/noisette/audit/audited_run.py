@@ -23,6 +23,7 @@ from noisette.clipping.norms import ClippingRule
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.data import DataSet, Split, names
+from noisette.data.target import Target
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.lipschitz import TauCrossEntropy
@@ -45,21 +46,27 @@ class Shapes:
     words: tuple[int, ...]  # for texts: number of word vectors and their length; () otherwise
     classes: int
     declared_size: int
+    numbered: int = 0  # for texts without word vectors: how many numbers of words there are
+    target: Target | None = None  # of a regression
 
     @classmethod
     def of(cls, data: DataSet) -> Self:
         """The facts of a data set."""
-        words = () if data.vectors is None else data.vectors.shape
-        return cls(data.name, data.train.inputs.shape[1:], words, data.classes, data.declared_size)
+        words, shape = () if data.vectors is None else data.vectors.shape, data.train.inputs.shape[1:]
+        return cls(data.name, shape, words, data.classes, data.declared_size, data.words, data.target)
 
     def random_data(self, seed: int, examples: int = _RANDOM_RECORDS) -> DataSet:
         """Random records in place of the private ones."""
         random = np.random.default_rng(seed)
         size = (examples, *self.inputs)
-        inputs = random.integers(0, self.words[0], size) if self.words else random.random(size, dtype=np.float32)
+        numbers = self.words[0] if self.words else self.numbered
+        inputs = random.integers(0, numbers, size) if numbers else random.random(size, dtype=np.float32)
         vectors = random.normal(size=self.words).astype(np.float32) if self.words else None
-        train = Split(inputs, random.integers(0, self.classes, examples))
-        return DataSet(self.data, train, None, self.classes, self.declared_size, "", vectors)
+        classes = random.integers(0, self.classes, examples)
+        train = Split(inputs, classes if self.target is None else random.uniform(-1, 1, examples).astype(np.float32))
+        return DataSet(
+            self.data, train, None, self.classes, self.declared_size, "", vectors, self.numbered, self.target
+        )
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,9 @@ class AuditedRun:
             clip = settings["lipschitz"]["logit_clip"] if lipschitz else facts["max_grad_norm"]
             rule = CLIPPING_RULES["flat" if lipschitz else settings["privacy"]["clipping"]].resolve()
             inputs, words = tuple(facts["input_shape"]), tuple(facts["word_vectors"])
-            shapes = Shapes(facts["data"], inputs, words, facts["classes"], facts["declared_size"])
+            bounds, numbered = settings["data"].get("target"), facts.get("words", 0)
+            target = Target(*bounds) if bounds else None
+            shapes = Shapes(facts["data"], inputs, words, facts["classes"], facts["declared_size"], numbered, target)
             return cls(
                 event,
                 facts["steps"],

@@ -17,6 +17,8 @@ from noisette.cli.doctor import doctor
 from noisette.cli.explain import explain
 from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
+from noisette.cli.predict import predict
+from noisette.cli.schema import schema
 from noisette.cli.train import train
 
 app = typer.Typer(
@@ -26,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, explain, doctor, account, calibrate, plan, audit, bench):
+for command in (train, predict, schema, explain, doctor, account, calibrate, plan, audit, bench):
     app.command()(command)
 app.add_typer(ledger)
 

@@ -18,9 +18,16 @@ from noisette.cli.privacy_cost import PrivacyCost
 @plain_errors()
 def account(
     *,
-    noise_multiplier: Annotated[float, options.NOISE_MULTIPLIER],
-    steps: Annotated[int, options.STEPS],
+    noise_multiplier: Annotated[float, options.NOISE],
+    steps: Annotated[int | None, options.STEPS] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the declared size, instead of --steps: above 0.")
+    ] = None,
     sampling_rate: options.SamplingRate = None,
+    expected_batch_size: Annotated[
+        float | None,
+        typer.Option(help="Expected records in a Poisson batch, instead of a sampling rate; needs --size."),
+    ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -28,7 +35,9 @@ def account(
             "guarantee is for replacing one record, the noise in units of the clipping norm."
         ),
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Records in the data set, for --batch-size.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Records in the data set, for --batch-size and --expected-batch-size.")
+    ] = None,
     delta: Annotated[float | None, options.DELTA] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Compute delta at this epsilon, instead of epsilon at a delta: above 0.")
@@ -43,23 +52,36 @@ def account(
 ) -> None:
     """Compute the privacy cost of a training run: epsilon at a delta, or delta at an epsilon.
 
-    Example: noisette account --sampling-rate 0.01 --noise-multiplier 1.3 --steps 6000 --delta 1e-5
+    Example: noisette account --size 60000 --expected-batch-size 600 --epochs 60 --noise 1.3 --delta 1e-5
     """
     checks.all_of(
-        partial(checks.exactly_one, sampling_rate=sampling_rate, batch_size=batch_size),
-        partial(_check_batches, batch_size, size),
+        partial(
+            checks.exactly_one,
+            sampling_rate=sampling_rate,
+            expected_batch_size=expected_batch_size,
+            batch_size=batch_size,
+        ),
+        partial(checks.exactly_one, steps=steps, epochs=epochs),
+        partial(_check_batches, batch_size, expected_batch_size, size),
         lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
         partial(checks.count, group_size=group_size),
         partial(_check_group, batch_size, group_size),
         partial(checks.positive, noise_multiplier=noise_multiplier),
-        partial(checks.count, steps=steps),
+        lambda: steps is None or checks.count(steps=steps),
+        lambda: epochs is None or checks.positive(epochs=epochs),
         partial(checks.exactly_one, delta=delta, epsilon=epsilon),
         lambda: delta is None or checks.open_fraction(delta=delta),
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
-        partial(options.at_most, options.MOST_STEPS, steps=steps),
         partial(options.at_most, options.MOST_RECORDS, size=size, batch_size=batch_size),
         partial(options.check_plot, plot),
     )
+    if expected_batch_size is not None:
+        assert size is not None
+        sampling_rate = expected_batch_size / size
+    if steps is None:
+        assert epochs is not None
+        steps = max(1, round(epochs / (sampling_rate or _share(batch_size, size))))
+    options.at_most(options.MOST_STEPS, steps=steps)
     event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy
     if sampling_rate is None:
         assert batch_size is not None
@@ -78,12 +100,27 @@ def account(
     cost.show(as_json=as_json, plot=plot, command="account")
 
 
-def _check_batches(batch_size: int | None, size: int | None) -> None:
-    if batch_size is None and size is None:
+def _share(batch_size: int | None, size: int | None) -> float:
+    """The part of the records in a batch of a fixed size."""
+    assert batch_size is not None
+    assert size is not None
+    return batch_size / size
+
+
+def _check_batches(batch_size: int | None, expected_batch_size: float | None, size: int | None) -> None:
+    if batch_size is None and expected_batch_size is None and size is None:
         return
-    if batch_size is None or size is None:
-        raise ValueError("batches of a fixed size need both batch_size and size")
-    FixedSizeGaussian(batch_size, size, noise_multiplier=1.0)  # checks its arguments
+    if size is None:
+        raise ValueError("batch_size and expected_batch_size need size, the number of records in the data set")
+    checks.count(size=size)
+    if expected_batch_size is not None:
+        checks.positive(expected_batch_size=expected_batch_size)
+        if expected_batch_size > size:
+            raise ValueError(f"expected a batch of at most all {size} records, got {expected_batch_size=:g}")
+    elif batch_size is not None:
+        FixedSizeGaussian(batch_size, size, noise_multiplier=1.0)  # checks its arguments
+    else:
+        raise ValueError("size needs batch_size or expected_batch_size")
 
 
 def _check_group(batch_size: int | None, group_size: int) -> None:

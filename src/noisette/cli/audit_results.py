@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import Progress
 
-from noisette.cli.training import load_data, load_public
-
 if TYPE_CHECKING:
     from torch import nn
 
@@ -41,13 +39,14 @@ class AuditResults:
 
     def __post_init__(self) -> None:
         from noisette.audit.audited_run import AuditedRun
+        from noisette.training.load import load_data
         from noisette.training.recipe import Recipe
 
         if self.path.is_dir():
             self.run: AuditedRun = AuditedRun.of_run(self.path)
         else:
             recipe = Recipe.read(self.path)
-            self.run = AuditedRun.of_recipe(recipe, load_data(recipe.data, self.data_dir))
+            self.run = AuditedRun.of_recipe(recipe, load_data(recipe, self.data_dir))
 
     def audit_mechanism(self, steps: int, pairs: int, whole_run: bool) -> None:
         """Make the audits that read no record."""
@@ -69,10 +68,16 @@ class AuditResults:
             return
         from noisette.audit import audit_one_run, membership_of
         from noisette.cli.watch import Watch
+        from noisette.training.load import load_data, load_public
         from noisette.training.loop import train
 
         run, recipe = self.run, self.run.known_recipe
-        data, public = load_data(recipe.data, self.data_dir), load_public(recipe.public, self.data_dir)
+        if membership and recipe.data.holdout is not None:
+            raise ValueError(
+                "which records this run held out was forgotten when it ended, so members and others cannot be told "
+                "apart; leave --membership out, or train with a second file as test"
+            )
+        data, public = load_data(recipe, self.data_dir), load_public(recipe, self.data_dir)
 
         def trained(data: DataSet, on_step: OnStep) -> nn.Module:
             return train(recipe, data, public=public, ledger_path=None, on_step=on_step).model

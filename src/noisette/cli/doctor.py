@@ -20,6 +20,7 @@ from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
     from noisette.mechanisms.bounded_sum import GradientBound
+    from noisette.validation import Call
 
 _EXAMPLES = 2
 _REFUSED = 1
@@ -34,8 +35,9 @@ def doctor(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Function that returns a torch.nn.Module, or (module, example inputs), or a gradient bound. Called "
-            "with no arguments, or with (shape of an example, number of classes) if it takes two.",
+            help="Function that returns a torch.nn.Module, or (module, example inputs), or a gradient bound. The "
+            "inputs are a tensor, a tuple, or a dictionary of arguments by name. Called with no arguments, or with "
+            "(shape of an example, number of classes) if it takes two.",
         ),
     ],
     data: Annotated[
@@ -60,11 +62,11 @@ def doctor(
         raise ValueError("--data and --input-shape both give the shape of an example; give one of them")
     sample, classes = _of_data(data, data_dir) if data else (None, CLASSES)
     shape = tuple(sample.shape[1:]) if sample is not None else given_shape(input_shape)
-    bound, inputs = _bound_and_inputs(target, made_by(target, shape, classes), shape, sample)
+    bound, call = _bound_and_call(target, made_by(target, shape, classes), shape, sample)
     device = next(iter(bound.parameters.values())).device.type
     with torch.autocast(device, torch.bfloat16) if bf16 else nullcontext():
-        batched = _checked(target, bound, inputs)
-        vectorised = _line("run.accumulate: examples are seen alone", lambda: _vectorised(bound, inputs))
+        batched = _checked(target, bound, call)
+        vectorised = _line("run.accumulate: examples are seen alone", lambda: _vectorised(bound, call))
     bound.close()
     _show([vectorised, *batched])
     refused = sum(line.passed is False for line in batched)
@@ -89,19 +91,18 @@ def _of_data(name: str, data_dir: Path | None) -> tuple[Any, int]:
     return torch.zeros(_EXAMPLES, *shape, *words), found.classes
 
 
-def _bound_and_inputs(
-    target: str, made: Any, shape: tuple[int, ...] | None, sample: Any
-) -> tuple[GradientBound, tuple[Any, ...]]:
-    """The bound that the target returned, or per-example clipping of its model, and example inputs."""
+def _bound_and_call(target: str, made: Any, shape: tuple[int, ...] | None, sample: Any) -> tuple[GradientBound, Call]:
+    """The bound that the target returned, or per-example clipping of its model, and a call with example inputs."""
     from noisette.clipping.per_example import PerExampleClip
     from noisette.lipschitz.bound import LipschitzBound
+    from noisette.validation import Call
 
     if isinstance(made, PerExampleClip | LipschitzBound):
         if shape is None:
             raise ValueError(f"{target} returned a bound: give the shape of one example with --data or --input-shape")
         return made, model_and_inputs(target, made.model, shape)[1]
-    model, inputs = model_and_inputs(target, made, shape)
-    return PerExampleClip(model, _MAX_GRAD_NORM), inputs if sample is None else (sample,)
+    model, call = model_and_inputs(target, made, shape)
+    return PerExampleClip(model, _MAX_GRAD_NORM), call if sample is None else Call((sample,), {})
 
 
 @dataclass(frozen=True)
@@ -111,23 +112,23 @@ class _Line:
     remark: str
 
 
-def _checked(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list[_Line]:
+def _checked(target: str, bound: GradientBound, given: Call) -> list[_Line]:
     """The result of each check, in order. Those after a refused one are not made.
 
     Raises:
         ValueError: the model does not accept the inputs.
     """
-    from noisette.validation import CHECKS, Call
+    from noisette.validation import CHECKS
     from noisette.validation.usable_inputs import with_usable_kinds
 
-    call = Call(inputs, {})
+    call = given
     try:
-        bound.model(*inputs)
+        bound.model(*given.args, **given.kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise ValueError(f"{target} does not accept its inputs: {error}; give the shape of its data") from error
     with suppress(PrivacyError):  # the checks themselves say what is wrong
         call = with_usable_kinds(bound.model, call)
-    lines = [_line("every trainable parameter is covered", lambda: _coverage(bound, inputs))]
+    lines = [_line("every trainable parameter is covered", lambda: _coverage(bound, given))]
     for k, check in enumerate(CHECKS):
         if k == 0 or all(line.passed for line in lines):
             lines.append(_line(check.name, lambda check=check: check.run(bound, call) or ""))
@@ -136,15 +137,15 @@ def _checked(target: str, bound: GradientBound, inputs: tuple[Any, ...]) -> list
     return lines
 
 
-def _vectorised(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
+def _vectorised(bound: GradientBound, call: Call) -> str:
     """How examples are seen alone: nothing to say where the loss of one example can be vectorised.
 
     Raises:
         PrivacyError: it cannot.
     """
-    from noisette.validation import Call, check_vectorized
+    from noisette.validation import check_vectorized
 
-    return check_vectorized(bound, Call(inputs, {}))
+    return check_vectorized(bound, call)
 
 
 def _line(name: str, look: Callable[[], str]) -> _Line:
@@ -154,7 +155,7 @@ def _line(name: str, look: Callable[[], str]) -> _Line:
         return _Line(name, False, str(refusal))
 
 
-def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
+def _coverage(bound: GradientBound, call: Call) -> str:
     """The trained parameters, after checking that each of their uses has a rule or a bound.
 
     Raises:
@@ -173,7 +174,7 @@ def _coverage(bound: GradientBound, inputs: tuple[Any, ...]) -> str:
         )
     if isinstance(bound, LipschitzBound):
         return trained
-    explanation = explain(bound.model, *inputs)
+    explanation = explain(bound.model, *call.args, kwargs=call.kwargs)
     mixing = batch_mixing_modules(bound.model)
     if problems := [problem for problem in explanation.problems if problem not in mixing]:
         raise PrivacyError("\n".join(problems))

@@ -28,7 +28,8 @@ def explain(
         str,
         typer.Argument(
             metavar="MODULE:CALLABLE",
-            help="Function that returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. Called "
+            help="Function that returns a torch.nn.Module, or (module, example inputs), or a LipschitzBound. The "
+            "inputs are a tensor, a tuple, or a dictionary of arguments by name. Called "
             f"with no arguments, or with (shape of an example, {CLASSES} classes) if it takes two.",
         ),
     ],
@@ -58,18 +59,18 @@ def explain(
     if isinstance(made, LipschitzBound):
         _show_bounds(explain_model(made))
         return
-    model, inputs = model_and_inputs(target, made, given_shape(input_shape))
+    model, call = model_and_inputs(target, made, given_shape(input_shape))
     try:
         if batch_norm is not None:
-            _replace_batch_norm(model, batch_norm, inputs)
-        explanation = explain_model(model, *inputs)
+            _replace_batch_norm(model, batch_norm, call.args)
+        explanation = explain_model(model, *call.args, kwargs=call.kwargs)
     except PrivacyError:
         raise
     except (RuntimeError, TypeError) as error:
         raise ValueError(
             f"{target} does not accept its inputs: {error}; give --input-shape, or return (module, inputs)"
         ) from error
-    _show(explanation, "" if explanation.problems else capture_remark(model, inputs))
+    _show(explanation, "" if explanation.problems else capture_remark(model, call.args, call.kwargs))
     if explanation.problems:
         raise typer.Exit(_REFUSED)
 

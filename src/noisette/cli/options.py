@@ -41,6 +41,21 @@ def whole_numbers(option: str, given: str, example: str, *, most: float = math.i
     return tuple(int(part) for part in parts)
 
 
+def numbers(option: str, given: str, example: str, *, count: int) -> tuple[float, ...]:
+    """The numbers in a text, separated by commas.
+
+    Raises:
+        ValueError: there are more or fewer, or one is no finite number.
+    """
+    try:
+        found = tuple(float(part) for part in given.split(","))
+    except ValueError:
+        found = ()
+    if len(found) != count or not all(map(math.isfinite, found)):
+        raise ValueError(f"expected --{option} as {count} numbers, such as {example}, got {given!r}")
+    return found
+
+
 MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point would no longer tell runs apart
 
 
@@ -77,6 +92,11 @@ SamplingRate = Annotated[
 ]
 NOISE_MULTIPLIER = typer.Option(
     help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0."
+)
+NOISE = typer.Option(
+    "--noise-multiplier",
+    "--noise",
+    help="Standard deviation of the noise, in units of the sum's sensitivity to one record: above 0.",
 )
 STEPS = typer.Option(help="Number of steps, empty batches included: at least 1.")
 EPSILON = typer.Option(help="Privacy budget, in nats: above 0.")

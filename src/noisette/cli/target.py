@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from noisette.validation import Call
 
 CLASSES = 10  # if no data set gives their number
 _EXAMPLES = 2
@@ -57,8 +60,11 @@ def made_by(target: str, shape: tuple[int, ...] | None, classes: int = CLASSES) 
     return factory(shape, classes)
 
 
-def model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> tuple[nn.Module, tuple[Any, ...]]:
-    """The model that the target returned, and inputs for it: those returned with it, or zeros of the given shape.
+def model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> tuple[nn.Module, Call]:
+    """The model that the target returned, and a call of it: with what was returned beside it, or zeros of the shape.
+
+    What is returned beside the model is a tensor, positional arguments, or a dictionary of arguments by name, such as a
+    tokenizer of Hugging Face gives.
 
     Raises:
         ValueError: no module was returned, or neither inputs nor a shape are given.
@@ -66,12 +72,17 @@ def model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> t
     import torch
     from torch import Tensor, nn
 
+    from noisette.validation import Call
+
     inputs = None
     if isinstance(made, tuple) and len(made) == 2:
         made, inputs = made
-        inputs = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     if not isinstance(made, nn.Module):
         raise ValueError(f"{target} returned a {type(made).__name__}; expected a torch.nn.Module, or (module, inputs)")
     if inputs is None and shape is None:
         raise ValueError(f"{target} returned no example inputs: give the shape of one example with --input-shape")
-    return made, inputs if inputs is not None else (torch.zeros(_EXAMPLES, *(shape or ())),)
+    if inputs is None:
+        return made, Call((torch.zeros(_EXAMPLES, *(shape or ())),), {})
+    if isinstance(inputs, Mapping):
+        return made, Call((), {str(name): value for name, value in inputs.items()})
+    return made, Call((inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {})

@@ -6,18 +6,26 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from noisette import data as data_sets
 from noisette._internal.registry import described
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir, option
+from noisette.cli.options import DataDir, numbers, option
 from noisette.cli.training import begin, go_on
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.models import names as model_names
-from noisette.training.recipe import BATCH_NORMS, BATCHES, Recipe, accountant_names
+from noisette.training.recipe import (
+    BATCH_NORMS,
+    BATCHES,
+    OPTIMIZERS,
+    Recipe,
+    accountant_names,
+    default_recipe,
+    read_schema,
+)
 
 if TYPE_CHECKING:
     from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
@@ -110,6 +118,9 @@ def train(
             "auto",
         ),
     ] = None,
+    optimizer: Annotated[
+        str | None, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", "what suits the data")
+    ] = None,
     lr: Annotated[float | None, _training("F", "Learning rate.", "what suits the data")] = None,
     seed: Annotated[
         int | None, _training("N", "Seed of the first weights. Noise and sampling never depend on it.", "0")
@@ -127,16 +138,40 @@ def train(
         _norm("NAME", "Data set of the public examples that give the statistics. It has no privacy guarantee."),
     ] = None,
     public_examples: Annotated[int | None, _norm("N", "Number of public examples.", "128")] = None,
+    columns: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SCHEMA.toml",
+            help="What is declared about each column of a CSV, and the facts below; noisette schema writes one.",
+            exists=True,
+            dir_okay=False,
+            show_default=False,
+            rich_help_panel="Data of your own, declared",
+        ),
+    ] = None,
     classes: Annotated[str | None, _declared("N|A,B,..", "Number of classes, or their names in order.")] = None,
+    target: Annotated[
+        str | None, _declared("LOW,HIGH", "Instead of classes: bounds of a number to predict; others are clipped.")
+    ] = None,
+    unit: Annotated[str | None, _declared("TEXT", "The unit of that number, for the report.")] = None,
     size: Annotated[int | None, _declared("N", "Public number of training records; need not be exact.")] = None,
-    label: Annotated[str | None, _declared("COLUMN", "CSV: the column that holds the class.", "label")] = None,
+    label: Annotated[str | None, _declared("COLUMN", "CSV: the column of the class or number.", "label")] = None,
+    text: Annotated[str | None, _declared("COLUMN", "CSV: the column of a text, which is the only input.")] = None,
+    tokens: Annotated[int | None, _declared("N", "Texts: how many words of each are used.", "64")] = None,
     test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
+    holdout: Annotated[
+        float | None,
+        _declared("F", "The share of records drawn at random to test with. Test figures on them are not private."),
+    ] = None,
     users: Annotated[
         str | None,
         _declared("COLUMN", "CSV: the column of the user of a record. The guarantee is then for users.", "for records"),
     ] = None,
     records_per_user: Annotated[int | None, _declared("K", "The most records of one user that are used.")] = None,
     public_users: Annotated[int | None, _declared("N", "Number of users, if it is public: it may save noise.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
+    ] = False,
 ) -> None:
     """Train a classifier with differential privacy, and report its accuracy and its privacy cost.
 
@@ -149,24 +184,29 @@ def train(
     """
     if resume:
         _refuse_other_options(context)
-        go_on(resume)
+        go_on(resume, as_json)
         return
-    base = Recipe.read(recipe) if recipe else Recipe.default_for(data or Recipe().data.name)
+    declared = (read_schema(columns) if columns else {}) | _given(
+        {
+            "name": data,
+            "classes": _classes(classes),
+            "size": size,
+            "label": label,
+            "target": None if target is None else numbers("target", target, "0,120", count=2),
+            "unit": unit,
+            "text": text,
+            "tokens": tokens,
+            "test": test,
+            "holdout": holdout,
+            "users": users,
+            "records_per_user": records_per_user,
+            "public_users": public_users,
+        }
+    )
+    base = Recipe.read(recipe) if recipe else default_recipe(declared, model, optimizer)
     settings = replace(
         base,
-        data=_with(
-            base.data,
-            {
-                "name": data,
-                "classes": _classes(classes),
-                "size": size,
-                "label": label,
-                "test": test,
-                "users": users,
-                "records_per_user": records_per_user,
-                "public_users": public_users,
-            },
-        ),
+        data=_with(base.data, declared),
         model=_with(base.model, {"name": model, "batch_norm": batch_norm}),
         public=_with(base.public, {"data": public, "examples": public_examples}),
         privacy=_with(
@@ -188,25 +228,31 @@ def train(
                 "batches": batches,
                 "largest_batch": largest_batch,
                 "compile": compile,
+                "optimizer": optimizer,
                 "lr": lr,
                 "seed": seed,
             },
         ),
     )
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0])
-    begin(settings, place, data_dir)
+    begin(settings, place, data_dir, as_json)
 
 
 def _refuse_other_options(context: typer.Context) -> None:
     sources = {p.opts[-1]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
     given = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
-    if others := [option for option in given if option != "--resume"]:
+    if others := [option for option in given if option not in ("--resume", "--json")]:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
 
 
 def _with(section: Section, given: Mapping[str, object]) -> Section:
     """The section of a recipe with the values that the command line gave."""
-    return replace(section, **{key: value for key, value in given.items() if value is not None})
+    return replace(section, **_given(given))
+
+
+def _given(values: Mapping[str, object]) -> dict[str, Any]:
+    """The values that the command line gave."""
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _classes(given: str | None) -> int | tuple[str, ...] | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import INTERRUPTED, TERMINATED
@@ -19,39 +18,55 @@ from noisette.cli.errors import INTERRUPTED, TERMINATED
 if TYPE_CHECKING:
     from noisette.data import DataSet
     from noisette.ranks import AnyRanks
-    from noisette.training.recipe import DataSection, PublicSection, Recipe
+    from noisette.training.recipe import Recipe
     from noisette.training.report import Facts, RunFolder
 
-P = ParamSpec("P")
+_KEY_BYTES = 32  # of the key that decides which records are held out
 
 
-def _reported(work: Callable[P, tuple[Facts, Path] | None]) -> Callable[P, None]:
-    """The work as a command, which reports on the terminal how it ended; nothing where the work returns nothing."""
-
-    @wraps(work)
-    def command(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            done = work(*args, **kwargs)
-        except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
-            typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
-            raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
-        if done is None:
-            return
-        facts, place = done
-        _summarize(facts, place)
-        if not facts.completed:
-            raise typer.Exit(INTERRUPTED)
-
-    return command
-
-
-@_reported
-def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path] | None:
+def begin(recipe: Recipe, out: Path, data_dir: Path | None, as_json: bool) -> None:
     """Train by a recipe, and write a run folder; on several ranks, rank 0 alone writes and reports.
+
+    Args:
+        recipe: the settings.
+        out: the folder.
+        data_dir: where built-in data sets are looked for.
+        as_json: whether the result is printed as JSON instead of a table.
 
     Raises:
         typer.Exit: the run was stopped.
     """
+    _report(lambda: _begin(recipe, out, data_dir), as_json)
+
+
+def go_on(place: Path, as_json: bool) -> None:
+    """Continue an unfinished run with the settings that it began with.
+
+    Raises:
+        typer.Exit: the run was stopped.
+    """
+    _report(lambda: _go_on(place), as_json)
+
+
+def _report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
+    """Do the work, and report how it ended; nothing where the work returns nothing."""
+    try:
+        done = work()
+    except (KeyboardInterrupt, SystemExit) as stop:  # before the first step, pressed twice, or SIGTERM
+        typer.echo("\n".join(["Stopped.", *getattr(stop, "__notes__", ["Nothing was spent."])]), err=True)
+        raise typer.Exit(INTERRUPTED if isinstance(stop, KeyboardInterrupt) else TERMINATED) from None
+    if done is None:
+        return
+    facts, place = done
+    if as_json:
+        typer.echo(json.dumps({"folder": str(place), **json.loads(facts.as_json())}, indent=2))
+    else:
+        _summarize(facts, place)
+    if not facts.completed:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path] | None:
     from noisette.training.report import RunFolder
     from noisette.training.unfinished import in_words, unfinished_runs
 
@@ -63,17 +78,15 @@ def begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path
             return _follow(ranks, recipe, data_dir)
         for begun in unfinished_runs(out):
             typer.echo(f"{in_words(begun)}\nThis command begins another run, whose ledger does not count it.", err=True)
-        settings = {"recipe": asdict(_with_absolute_paths(recipe)), "data_dir": data_dir and str(data_dir.resolve())}
+        settings = {
+            "recipe": asdict(_with_absolute_paths(recipe)),
+            "data_dir": data_dir and str(data_dir.resolve()),
+            "holdout_key": secrets.token_hex(_KEY_BYTES),
+        }
         return _train(ranks, recipe, data_dir, folder, settings), out
 
 
-@_reported
-def go_on(place: Path) -> tuple[Facts, Path] | None:
-    """Continue an unfinished run with the settings that it began with.
-
-    Raises:
-        typer.Exit: the run was stopped.
-    """
+def _go_on(place: Path) -> tuple[Facts, Path] | None:
     from noisette.training.recipe import Recipe
     from noisette.training.report import RunFolder
 
@@ -82,7 +95,7 @@ def go_on(place: Path) -> tuple[Facts, Path] | None:
         with ranks.unanimous("the run folder"):
             folder = RunFolder.unfinished(place)
             settings = folder.settings
-            if missing := {"recipe", "data_dir"} - settings.keys():
+            if missing := {"recipe", "data_dir", "holdout_key"} - settings.keys():
                 raise ValueError(f"the settings in {folder.checkpoint} lack {', '.join(sorted(missing))}; restore them")
             recipe = Recipe.of(settings["recipe"], str(folder.checkpoint))
             data_dir = Path(settings["data_dir"]) if settings["data_dir"] else None
@@ -103,7 +116,8 @@ def _train(
     from noisette.training.loop import resume, train
     from noisette.training.report import documents, facts_of
 
-    data, public = _loaded(ranks, recipe, data_dir)
+    key = bytes.fromhex((folder.settings if settings is None else settings)["holdout_key"])
+    data, public = _loaded(ranks, recipe, data_dir, key)
     with folder, Watch(f"{data.name}, {recipe.model.name}") as watch:
         ranks.from_first("the checkpoint folder", lambda: [str(folder.checkpoint), settings is None])
         if settings is None:
@@ -149,10 +163,15 @@ def _follow(ranks: AnyRanks, recipe: Recipe, data_dir: Path | None) -> None:
             )
 
 
-def _loaded(ranks: AnyRanks, recipe: Recipe, data_dir: Path | None) -> tuple[DataSet, DataSet | None]:
-    """The records and the public examples, which every rank loads."""
+def _loaded(
+    ranks: AnyRanks, recipe: Recipe, data_dir: Path | None, holdout_key: bytes = b""
+) -> tuple[DataSet, DataSet | None]:
+    """The records and the public examples, which every rank loads; rank 0 has the key of the records held out."""
+    from noisette.training.load import load_data, load_public
+
+    key = bytes.fromhex(ranks.from_first("the key of the records held out", holdout_key.hex))
     with ranks.unanimous("the data"):
-        return load_data(recipe.data, data_dir), load_public(recipe.public, data_dir)
+        return load_data(recipe, data_dir, holdout_key=key), load_public(recipe, data_dir)
 
 
 @contextmanager
@@ -180,6 +199,7 @@ def on_ranks() -> Iterator[AnyRanks]:
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that a run can be continued from any folder."""
     from noisette.data import names
+    from noisette.models.local_folder import is_folder_of_model
 
     def whole(path: str | None) -> str | None:
         return path and str(Path(path).resolve())
@@ -187,55 +207,30 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
     def named(name: str) -> str:
         return name if name in names() else str(Path(name).resolve())
 
+    def whole_model(name: str) -> str:
+        return str(Path(name).resolve()) if is_folder_of_model(name) else name
+
     data, model, public = recipe.data, recipe.model, recipe.public
     return replace(
         recipe,
         data=replace(data, name=named(data.name), test=whole(data.test)),
-        model=replace(model, weights=whole(model.weights)),
+        model=replace(model, name=whole_model(model.name), weights=whole(model.weights)),
         public=replace(public, data=public.data and named(public.data)),
     )
 
 
-def load_data(section: DataSection, data_dir: Path | None) -> DataSet:
-    """The data set that a recipe names, with the declarations of the recipe."""
-    from noisette.data import Declaration, load
-
-    declaration = Declaration(
-        classes=section.classes,
-        size=section.size,
-        label=section.label,
-        test=Path(section.test) if section.test else None,
-        ranges=section.ranges,
-        categories=section.categories,
-        users=section.users,
-    )
-    return load(section.name, data_dir=data_dir, declaration=declaration)
-
-
-def load_public(section: PublicSection, data_dir: Path | None) -> DataSet | None:
-    """The data set of the public examples, if there are any; the size of the user's own files need not be declared."""
-    from noisette.data import Declaration, load, names
-
-    if section.data is None:
-        return None
-    own = section.data not in names()
-    declaration = Declaration(classes=section.classes, size=section.examples if own else None)
-    return load(section.data, data_dir=data_dir, declaration=declaration)
-
-
 def _summarize(facts: Facts, out: Path) -> None:
-    from noisette.training.report import duration, percent, power_of_ten, upward
+    from noisette.training.report import duration, power_of_ten, rows_of_tests, upward
 
-    accuracy = "not measured" if facts.test_accuracy is None else percent(facts.test_accuracy)
     privacy = facts.recipe.privacy
-    table = Table.grid(padding=(0, 2))
-    for name, value in (
-        ("test accuracy", accuracy),
+    lines = [
+        *(rows_of_tests(facts) or [("test accuracy", "not measured")]),
         ("privacy", f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(privacy.delta)} ({facts.neighbouring})"),
         ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
         ("steps", facts.progress),
         ("time", duration(facts.seconds)),
         ("report", str(out / "report.html")),
-    ):
-        table.add_row(name, value)
-    Console(soft_wrap=True).print(table)
+    ]
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        typer.echo(f"{name:<{width}}  {value}")

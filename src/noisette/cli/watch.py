@@ -73,7 +73,7 @@ class Watch:
             self._task,
             total=run.steps,
             completed=point.step,
-            status=f"epsilon {upward(point.epsilon)}{accuracy}",
+            status=f"epsilon {upward(point.epsilon)}{accuracy}  {_threads()}",
         )
         if self._asked_to_stop:
             raise self._asked_to_stop
@@ -105,3 +105,11 @@ class Watch:
         _COMPILER.removeHandler(self._compiler)
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+def _threads() -> str:
+    """The threads that the steps are computed with, for a model on a processor."""
+    import torch
+
+    number = torch.get_num_threads()
+    return "1 thread" if number == 1 else f"{number} threads"

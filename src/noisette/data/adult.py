@@ -68,6 +68,6 @@ def _split(path: Path) -> Split:
     rows = [row for row in table.rows(path) if not row[0].startswith("|")]  # the test file begins with a comment
     columns = table.table(path, header=[*ATTRIBUTES, DECLARED.label], rows=rows)
     income = [text.rstrip(".") for text in columns[DECLARED.label]]  # labels of the test file end with a dot
-    split, problems = table.encode({**columns, DECLARED.label: income}, features=list(ATTRIBUTES), declaration=DECLARED)
+    split, problems = table.encode({**columns, DECLARED.label: income}, DECLARED, DECLARED.features(ATTRIBUTES))
     refuse(str(path), problems)
     return split

@@ -10,6 +10,7 @@ import numpy as np
 from noisette.data import files, glove, table
 from noisette.data.dataset import DataSet, Split
 from noisette.data.errors import in_rows, refuse
+from noisette.data.values import codes
 from noisette.data.words import Vocabulary
 
 SOURCE = files.Source(
@@ -60,7 +61,7 @@ def _subset(path: Path) -> _Read:
 
 def _split(path: Path, read: Callable[[Path], _Read], vocabulary: Vocabulary) -> Split:
     texts, labels, names = read(path)
-    targets = table.codes(labels, names)
+    targets = codes(labels, names)
     unknown = np.flatnonzero(targets < 0).tolist()
     refuse(str(path), [f"the class is none of {', '.join(names)} {in_rows(unknown)}"] if unknown else [])
     return Split(vocabulary.number(texts, tokens=TOKENS), targets)

@@ -1,4 +1,4 @@
-"""Reads the user's own CSV: a header, then one example in each row, with a label column."""
+"""Reads the user's own CSV: a header, then one example in each row, with a column of what is predicted."""
 
 from __future__ import annotations
 
@@ -20,18 +20,27 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     """
     classes, size = declaration.public_facts(path.name)
     train = _table(path)
-    features = [name for name in train if name not in (declaration.label, declaration.users)]
     refuse(path.name, _absent_columns(train, declaration))
-    split, problems = table.encode(train, features=features, declaration=declaration)
+    features = declaration.features(train)
+    split, problems = table.encode(train, declaration, features)
     test_split = None
     if declaration.test is not None:
         test = _table(declaration.test)
         if test.keys() != train.keys():
             raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
-        test_split, test_problems = table.encode(test, features=features, declaration=declaration)
+        test_split, test_problems = table.encode(test, declaration, features)
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
     refuse(f"{path.name} (row 1 is the first below the header)", problems)
-    return DataSet(name=path.name, train=split, test=test_split, classes=classes, declared_size=size)
+    return DataSet(
+        path.name,
+        split,
+        test_split,
+        classes=classes,
+        declared_size=size,
+        words=declaration.numbering.size if declaration.text else 0,
+        target=declaration.target,
+        features=() if declaration.text else features.names,
+    )
 
 
 def _table(path: Path) -> table.Table:
@@ -45,6 +54,7 @@ def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
     """Messages on declared columns that are absent, each with a similar name or all names, and on absent features."""
     named = {"label": [declaration.label], "ranges": declaration.ranges, "categories": declaration.categories}
     named |= {"users": [declaration.users]} if declaration.users is not None else {}
+    named |= {"text": [declaration.text]} if declaration.text is not None else {}
     problems = []
     for fact, names in named.items():
         for name in names:
@@ -52,6 +62,14 @@ def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:
                 close = get_close_matches(name, found, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, found))}"
                 problems.append(f"{fact}: there is no column {name!r}; {hint}")
+    if declaration.columns is not None:
+        declared = {declaration.label, declaration.users, *declaration.columns.declared}
+        problems += [
+            f'columns: column {name!r} is not declared; declare it, or as kind = "ignored"'
+            for name in found
+            if name not in declared
+        ]
+        problems += [f"columns: {problem}" for problem in declaration.columns.absent(found)]
     if not set(found) - {declaration.label, declaration.users}:
         problems.append("there is no column besides the label" + (" and the users" if declaration.users else ""))
     return problems

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from noisette.data.errors import refuse
+from noisette.data.target import Target
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Examples of one split: ``inputs`` float32, (n, c, h, w) or (n, features); ``targets`` int64, (n,).
 
-    Inputs of a text are int64, (n, tokens): rows of the ``vectors`` of its data set. ``users`` are the ids of whom each
+    Inputs of a text are int64, (n, tokens): rows of the ``vectors`` of its data set, or numbers of words. Targets of a
+    regression are float32, from -1 to 1. ``users`` are the ids of whom each
     example belongs to, in their order; ``None`` if they are not known.
     """
 
@@ -31,6 +33,9 @@ class DataSet:
     records: public results may depend on it, but never on ``len(train.inputs)``.
     ``note`` is what a report of results must mention, for example that a copy is partial; "" if nothing.
     ``vectors`` are the word vectors of a text, float32, (words, dims), public and independent of the records.
+    ``words`` is how many numbers of words there are in a text without such vectors, whose meaning a model learns.
+    ``features`` are the columns of a table that are inputs, in their order; () where inputs are no such columns.
+    ``target`` is the number that a regression predicts, ``None`` where classes are predicted; ``classes`` is then 1.
 
     Raises:
         DataError: lists every split whose labels and inputs contradict each other, the declared classes or the vectors.
@@ -43,6 +48,9 @@ class DataSet:
     declared_size: int
     note: str = ""
     vectors: np.ndarray | None = None
+    words: int = 0
+    target: Target | None = None
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         splits = {"train": self.train} | ({} if self.test is None else {"test": self.test})
@@ -50,9 +58,9 @@ class DataSet:
         shapes = [split.inputs.shape[1:] for split in splits.values()]
         if shapes[0] != shapes[-1]:
             problems.append(f"the examples of train have shape {shapes[0]}, those of test {shapes[-1]}; expected equal")
-        if self.vectors is not None:
+        if words := self.words if self.vectors is None else len(self.vectors):
             for name, split in splits.items():
-                problems += _word_problems(name, split, words=len(self.vectors))
+                problems += _word_problems(name, split, words=words)
         refuse(self.name, problems)
 
     def _label_problems(self, name: str, split: Split) -> list[str]:
@@ -60,6 +68,9 @@ class DataSet:
         problems = []
         if len(split.inputs) != len(split.targets):
             problems.append(f"{name} has {len(split.inputs)} inputs but {len(split.targets)} labels; expected equal")
+        if self.target is not None:
+            outside = np.flatnonzero(~(np.abs(split.targets) <= 1))
+            return [*problems, f"{name} has {len(outside)} targets outside -1..1"] if len(outside) else problems
         outside = np.flatnonzero((split.targets < 0) | (split.targets >= self.classes))
         if len(outside):
             problems.append(
@@ -72,7 +83,7 @@ class DataSet:
 def _word_problems(name: str, split: Split, *, words: int) -> list[str]:
     if split.inputs.ndim != 2 or split.inputs.dtype.kind != "i":
         got = f"{split.inputs.dtype} of shape {split.inputs.shape}"
-        return [f"{name} has inputs of type {got}; with word vectors they are integers, (n, tokens)"]
+        return [f"{name} has inputs of type {got}; of words they are integers, (n, tokens)"]
     outside = np.flatnonzero(((split.inputs < 0) | (split.inputs >= words)).any(axis=1))
     if len(outside):
         return [f"{name} has {len(outside)} texts with words outside 0..{words - 1}, the first at index {outside[0]}"]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from noisette.data.column_kinds import Category, Number
+from noisette.data.columns import Columns
 from noisette.data.errors import refuse
+from noisette.data.numbering import Numbering
+from noisette.data.target import Target
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,10 @@ class Declaration:
     ranges: CSV column -> (lowest, highest); its values are clipped to that and mapped to [-1, 1].
     categories: CSV column -> every text it may hold; it becomes one input per text, 0 or 1.
     users: the CSV column that holds the user whom a record belongs to. It is no input.
+    columns: what is declared about every column that is an input, instead of ranges and categories.
+    target: the bounds of the number in the label column, for regression instead of classes.
+    text: the CSV column that holds a text. It is then the only input.
+    numbering: how texts become numbers of words.
 
     Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
     about a record.
@@ -41,6 +49,10 @@ class Declaration:
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     users: str | None = None
+    columns: Columns | None = None
+    target: Target | None = None
+    text: str | None = None
+    numbering: Numbering = field(default_factory=Numbering)
 
     def __post_init__(self) -> None:
         names = self.class_names
@@ -63,7 +75,33 @@ class Declaration:
             problems.append(f"the label column {self.label!r} has classes; it takes neither a range nor categories")
         if self.users is not None and self.users in {self.label} | self.ranges.keys() | self.categories.keys():
             problems.append(f"the column of users {self.users!r} is no input and no label; declare nothing else of it")
+        if self.target is not None and self.classes is not None:
+            problems.append("classes are for labels and target is for a number; declare one of them")
+        if self.text is not None and (self.columns is not None or self.ranges or self.categories):
+            problems.append("a text is the only input; leave out columns, ranges and categories")
+        if self.text is not None and self.text in (self.label, self.users):
+            problems.append(f"the column {self.text!r} is the text; it cannot be the label or the users too")
+        if self.columns is not None:
+            if self.ranges or self.categories:
+                problems.append("columns are declared in full; leave out ranges and categories, or the columns")
+            problems += [
+                f'column {name!r} is the {role}; leave its declaration out, or declare kind = "ignored"'
+                for role, name in (("label", self.label), ("column of users", self.users))
+                if name in self.columns.names
+            ]
         refuse("declaration", problems)
+
+    def features(self, columns: Iterable[str]) -> Columns:
+        """The columns that are inputs: those declared; or all of ``columns`` but label and users.
+
+        Without a declaration of columns, one that has neither range nor categories is used as numbers.
+        """
+        if self.columns is not None:
+            return self.columns
+        ranges = {name: Number(*bounds) for name, bounds in self.ranges.items()}
+        categories = {name: Category(tuple(texts)) for name, texts in self.categories.items()}
+        names = [name for name in columns if name not in (self.label, self.users)]
+        return Columns({name: ranges.get(name) or categories.get(name) or Number() for name in names})
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -73,19 +111,22 @@ class Declaration:
         return tuple(map(str, range(self.classes))) if isinstance(self.classes, int) else tuple(self.classes)
 
     def public_facts(self, subject: str) -> tuple[int, int]:
-        """The declared number of classes and size; ``subject`` names the files in errors.
+        """The declared number of classes (1 for regression) and size; ``subject`` names the files in errors.
 
         Raises:
             DataError: names each of them that was not declared.
         """
         problems = []
-        if self.classes is None:
-            problems.append("declare classes: their number or their names; they are not inferred from the records")
+        if self.classes is None and self.target is None:
+            problems.append(
+                "declare classes: their number or their names; they are not inferred from the records. Or declare "
+                "target, the bounds of a number"
+            )
         if self.size is None:
             problems.append("declare size: the publicly known number of records; records are not counted")
         refuse(subject, problems)
         assert self.size is not None
-        return len(self.class_names), self.size
+        return 1 if self.target else len(self.class_names), self.size
 
     def refuse_csv_facts(self, subject: str, *, test_place: str) -> None:
         """Raise if more than classes and size is declared: the other facts apply to CSV files only.
@@ -96,8 +137,9 @@ class Declaration:
         problems = []
         if self.test is not None:
             problems.append(f"test: a separate file is for CSV only; here the test split is {test_place}")
-        for fact, columns in (("ranges", self.ranges), ("categories", self.categories)):
-            if columns:
+        given = {"ranges": self.ranges, "categories": self.categories, "columns": self.columns, "text": self.text}
+        for fact, value in given.items():
+            if value:
                 problems.append(f"{fact}: for CSV columns only; leave it out")
         if self.users is not None:
             problems.append("users: a column of a CSV; for other data give noisette.privatize the users of the records")

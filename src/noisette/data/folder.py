@@ -1,4 +1,4 @@
-"""Reads the user's own folder of images: ``DIR/train/CLASS/*.png`` and optionally ``DIR/test/CLASS/*.png``."""
+"""Reads a folder of images: ``DIR/CLASS/*.png``, or ``DIR/train/CLASS/*.png`` and ``DIR/test/CLASS/*.png``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class _File:
 def read(path: Path, declaration: Declaration) -> DataSet:
     """The images as a data set, inputs (n, c, h, w) in [0, 1]; the folders are named after the declared classes.
 
-    All images must be 8-bit grey, or all 8-bit colour, and have the size of the first. Hidden files are ignored.
+    These lie in a folder ``train`` and optionally ``test``, or in ``path`` itself. Names of folders count the same in
+    upper and lower case. All images must be 8-bit grey, or all 8-bit colour, and have the size of the first. Hidden
+    files are ignored.
 
     Raises:
         DataError: lists what is undeclared; or every folder that is not a declared class and every file that is not
@@ -42,30 +44,57 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     """
     declaration.refuse_csv_facts(path.name, test_place="in the folder test beside train")
     classes, size = declaration.public_facts(path.name)
+    if declaration.target is not None:
+        raise DataError(f"{path.name} is a folder of images, which have classes; declare these instead of a target")
     names = declaration.class_names
-    train = _files(path / "train", names)
-    test = _files(path / "test", names) if (path / "test").is_dir() else None
+    parts = {part: _named(path, part) for part in ("train", "test")}
+    train = _files(parts["train"] or _whole(path, names, parts["test"]), names)
+    test = _files(parts["test"], names) if parts["test"] else None
     first = _first(train[0])
     train_split, test_split = _split(train, first), _split(test, first) if test is not None else None
     return DataSet(name=path.name, train=train_split, test=test_split, classes=classes, declared_size=size)
 
 
+def _named(folder: Path, name: str) -> Path | None:
+    """The folder of this name in any case, exactly as written if there is one; ``None`` if there is none."""
+    found = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.casefold() == name.casefold()]
+    return min(found, key=lambda entry: (entry.name != name, entry.name), default=None)
+
+
+def _whole(path: Path, names: Sequence[str], test: Path | None) -> Path:
+    """The folder itself, if it holds the folders of the classes.
+
+    Raises:
+        DataError: it does not, or there is a folder of test images without one to train with.
+    """
+    if test is None and any(_named(path, name) for name in names):
+        return path
+    raise DataError(
+        f"there is no folder {path / 'train'}; put images into {path / 'train'}/CLASS/ or {path}/CLASS/, a folder "
+        "for each declared class"
+    )
+
+
+def _present(folder: Path, names: Sequence[str]) -> dict[str, str]:
+    """The declared classes that have a folder, with its name, which may be written in another case."""
+    told_apart = len({name.casefold() for name in names}) == len(names)
+    found = {name: _named(folder, name) for name in names if name.strip(".")}
+    return {name: place.name for name, place in found.items() if place and (told_apart or place.name == name)}
+
+
 def _files(folder: Path, names: Sequence[str]) -> list[_File]:
     """Every image file of one split, class by class in the declared order, then by name."""
-    if not folder.is_dir():
-        raise DataError(
-            f"there is no folder {folder}; put images into {folder}/CLASS/, a folder for each declared class"
-        )
     problems = []
-    present = {entry.name for entry in folder.iterdir()}
-    undeclared = [entry for entry in present.difference(names) if not entry.startswith(".")]
+    present = _present(folder, names)
+    entries = {entry.name for entry in folder.iterdir()}
+    undeclared = [entry for entry in entries.difference(present.values()) if not entry.startswith(".")]
     if undeclared:
         problems.append(f"{len(undeclared)} entries are not named after a declared class; remove or declare them")
     found: list[_File] = []
     for target, name in enumerate(names):
         if name not in present:  # a class may have no examples, and a name such as ".." is not a class
             continue
-        paths = sorted(entry for entry in (folder / name).glob("*") if not entry.name.startswith("."))
+        paths = sorted(entry for entry in (folder / present[name]).glob("*") if not entry.name.startswith("."))
         other = [entry for entry in paths if entry.suffix.lower() not in SUFFIXES]
         if other:
             problems.append(f"{name}: {len(other)} entries do not end in {', '.join(sorted(SUFFIXES))}")

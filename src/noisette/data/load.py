@@ -38,9 +38,9 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     """
     declaration = declaration or Declaration()
     if name in REGISTRY:
-        if declaration != Declaration():
+        if declaration != Declaration(numbering=declaration.numbering):
             raise DataError(f"{name} is a built-in set and takes no declaration; write ./{name} for files of your own")
-        return REGISTRY[name].read(data_dir)
+        return REGISTRY[name].load(data_dir, declaration.numbering)
     path = Path(name)
     if path.is_dir():
         return folder.read(path, declaration)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette.data import files, table
+from noisette.data import files
 from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows, refuse
+from noisette.data.values import codes
 
 NAMES = ("x_train", "y_train", "x_test", "y_test", "X", "y")
 
@@ -32,7 +33,9 @@ def read(path: Path, declaration: Declaration) -> DataSet:
         pairs.append(("x_test", "y_test"))
     refuse(path.name, [problem for x, y in pairs for problem in _problems(arrays, x, y, declaration)])
     train, *test = (Split(_inputs(arrays[x]), _targets(arrays[y], declaration)) for x, y in pairs)
-    return DataSet(name=path.name, train=train, test=test[0] if test else None, classes=classes, declared_size=size)
+    return DataSet(
+        path.name, train, test[0] if test else None, classes=classes, declared_size=size, target=declaration.target
+    )
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
@@ -55,7 +58,10 @@ def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Dec
             f"{x} is {arrays[x].dtype} of shape {arrays[x].shape}; "
             "expected real numbers, (n, features), (n, h, w) or (n, c, h, w)"
         )
-    if arrays[y].ndim != 1 or arrays[y].dtype.kind not in "buiU":
+    if declaration.target is not None:
+        if arrays[y].ndim != 1 or arrays[y].dtype.kind not in "uif" or not np.isfinite(arrays[y]).all():
+            problems.append(f"{y} is {arrays[y].dtype} of shape {arrays[y].shape}; expected finite real numbers, (n,)")
+    elif arrays[y].ndim != 1 or arrays[y].dtype.kind not in "buiU":
         problems.append(f"{y} is {arrays[y].dtype} of shape {arrays[y].shape}; expected integers or class names, (n,)")
     elif arrays[y].dtype.kind == "U" and (unknown := np.flatnonzero(_targets(arrays[y], declaration) < 0).tolist()):
         problems.append(
@@ -73,6 +79,8 @@ def _inputs(array: np.ndarray) -> np.ndarray:
 
 
 def _targets(array: np.ndarray, declaration: Declaration) -> np.ndarray:
+    if declaration.target is not None:
+        return declaration.target.scaled(array.astype(np.float64))
     if array.dtype.kind == "U":
-        return table.codes(array.tolist(), declaration.class_names)
+        return codes(array.tolist(), declaration.class_names)
     return array.astype(np.int64)

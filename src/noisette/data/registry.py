@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from noisette.data import adbench, adult, ag_news, cifar10, digits, emnist, mnist
+from noisette.data import adbench, adult, ag_news, cifar10, digits, emnist, imdb, mnist, sst2
 from noisette.data.dataset import DataSet
+from noisette.data.numbering import Numbering
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,24 @@ class BuiltIn:
     read: Callable[[Path | None], DataSet]
     description: str
 
+    def load(self, data_dir: Path | None, numbering: Numbering) -> DataSet:
+        """The data set, in which there are no words to number."""
+        return self.read(data_dir)
 
-REGISTRY: dict[str, BuiltIn] = {
+
+@dataclass(frozen=True)
+class BuiltInTexts:
+    """A built-in set of texts: its reader, which is called with ``data_dir`` and how words are numbered."""
+
+    read: Callable[[Path | None, Numbering], DataSet]
+    description: str
+
+    def load(self, data_dir: Path | None, numbering: Numbering) -> DataSet:
+        """The data set."""
+        return self.read(data_dir, numbering)
+
+
+REGISTRY: dict[str, BuiltIn | BuiltInTexts] = {
     "digits": BuiltIn(lambda data_dir: digits.read(), "handwritten digits, 8 x 8 pixels; installed with scikit-learn"),
     "mnist": BuiltIn(mnist.mnist, "handwritten digits, 28 x 28 pixels"),
     "fashion-mnist": BuiltIn(mnist.fashion_mnist, "articles of clothing, 28 x 28 pixels"),
@@ -28,6 +45,8 @@ REGISTRY: dict[str, BuiltIn] = {
     "cifar10": BuiltIn(cifar10.cifar10, "colour photographs of ten kinds of objects, 32 x 32 pixels"),
     "adult": BuiltIn(adult.adult, "census records: is the income above 50,000 dollars?"),
     "ag-news": BuiltIn(ag_news.ag_news, "news articles on four topics, as GloVe word vectors"),
+    "sst2": BuiltInTexts(sst2.sst2, "sentences of film reviews: positive?"),
+    "imdb": BuiltInTexts(imdb.imdb, "whole film reviews: positive?"),
     **{
         f"adbench-{name}": BuiltIn(partial(adbench.read, name), table.description)
         for name, table in adbench.TABLES.items()

@@ -1,37 +1,88 @@
-"""Reads tables of text, and encodes their columns as inputs and class numbers, as declared."""
+"""Reads tables of text, and encodes their columns as inputs and targets, as declared."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
+from noisette.data.columns import Columns
 from noisette.data.dataset import Split
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows
+from noisette.data.values import codes, is_missing, numbers, whole_numbers_as_texts
 
-MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none"})  # compared in lower case
+_LONGEST = 2**30  # characters of a field
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
 
 
 def rows(path: Path) -> list[list[str]]:
     """The fields of each line of a CSV in UTF-8, gzipped if its name ends in .gz; empty lines are left out.
 
+    Fields are separated by commas, semicolons or tabs: by what separates most names in the first line, the header.
+
     Raises:
         DataError: the file is absent, damaged or not UTF-8; the message quotes none of its contents.
     """
+    return _read(path, fields)
+
+
+def header(path: Path) -> list[str]:
+    """The names of the columns, from the first line of a CSV; the rows below it are not parsed.
+
+    Raises:
+        DataError: as for :func:`rows`, or the file is empty.
+    """
+    # Bytes below the first line are not looked at, whether they are text or not.
+    found = _read(path, lambda stream: fields([stream.readline()]), errors="replace")
+    if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
+        raise DataError(f"{path} is not text in UTF-8; convert it")
+    if not found:
+        raise DataError(f"{path} is empty; its first line must name the columns")
+    return found[0]
+
+
+def _read(path: Path, parse: Callable[[TextIO], list[list[str]]], errors: str = "strict") -> list[list[str]]:
+    """What the function makes of the text in a file, which is unzipped if its name ends in .gz."""
     try:
         opened = gzip.open if path.suffix.lower() == ".gz" else open
-        with opened(path, "rt", encoding="utf-8-sig", newline="") as stream:
-            return [row for row in csv.reader(stream, skipinitialspace=True) if row]
+        with opened(path, "rt", encoding="utf-8-sig", newline="", errors=errors) as stream:
+            return parse(stream)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8; convert it") from error
     except (OSError, EOFError, zlib.error, csv.Error) as error:
         raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def fields(lines: Iterable[str]) -> list[list[str]]:
+    """The fields of each line that is not empty; the first line decides what separates them.
+
+    Raises:
+        csv.Error: a field has no end.
+
+    >>> fields(["a;b\\n", "1,5;2\\n"])
+    [['a', 'b'], ['1,5', '2']]
+    """
+    rest = iter(lines)
+    header = next(rest, "")
+    before = csv.field_size_limit(_LONGEST)  # a text may be longer than the 128 KiB of the default
+    try:
+        whole = csv.reader(chain([header], rest), delimiter=_delimiter(header), skipinitialspace=True)
+        return [row for row in whole if row]
+    finally:
+        csv.field_size_limit(before)
+
+
+def _delimiter(header: str) -> str:
+    """What separates the names in a header: a comma unless there are more semicolons or tabs outside of quotes."""
+    outside = "".join(header.split('"')[::2])
+    return max(",;\t", key=outside.count)
 
 
 def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -53,41 +104,36 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
     return dict(zip(header, zip(*rows, strict=True), strict=True))
 
 
-def encode(table: Table, *, features: Sequence[str], declaration: Declaration) -> tuple[Split, list[str]]:
-    """Inputs from the columns ``features`` in this order, targets from the label column, and the problems found.
+def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
+    """Inputs from the columns ``features`` or the text, targets from the label column, and the problems found.
 
-    Inputs are float32, (n, width), where the width follows from the declaration alone: a declared range gives
-    values in [-1, 1], each declared category gives one input, and any other column is read as numbers.
     The problems name rows and columns, never values; if there are any, the split must not be used.
     """
-    blocks, problems = [], []
-    for name in features:
-        block, found = _inputs(name, table[name], declaration)
-        blocks.append(block)
-        problems += found
-    labels = table[declaration.label]
-    targets = codes(labels, declaration.class_names)
-    problems += _problems(declaration.label, labels, targets < 0, problem=_not_a_class(declaration))
+    inputs, problems = inputs_of(table, declaration, features)
+    targets, wrong = _targets(table[declaration.label], declaration)
+    problems += wrong
     users = None if declaration.users is None else table[declaration.users]
     if users is not None:
         problems += _problems(str(declaration.users), users, np.array([*map(is_missing, users)]), problem="")
-    return Split(np.concatenate(blocks, axis=1, dtype=np.float32), targets, users), problems
+    return Split(inputs, targets, users), problems
 
 
-def _inputs(name: str, column: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
-    """The inputs of one column, (n, width), and its problems."""
-    if name in declaration.categories:
-        texts = declaration.categories[name]
-        indices = codes(column, texts)
-        problems = _problems(name, column, indices < 0, problem="none of its declared categories")
-        return one_hot(indices, width=len(texts)), problems
-    values = numbers(column)
-    problem = "not a finite number (for a column of text, declare its categories)"
-    problems = _problems(name, column, ~np.isfinite(values), problem=problem)
-    if name in declaration.ranges:
-        low, high = declaration.ranges[name]
-        values = scaled(values, low=low, high=high)
-    return values[:, None], problems
+def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tuple[np.ndarray, list[str]]:
+    """The inputs alone, and the problems found."""
+    if declaration.text is None:
+        return features.encoded(table)
+    return declaration.numbering.number(table[declaration.text]), []  # a text may be empty
+
+
+def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
+    """Numbers of classes, int64, or numbers between -1 and 1, float32; and the problems found."""
+    if declaration.target is not None:
+        found = numbers(labels)
+        problems = _problems(declaration.label, labels, np.isnan(found), problem="not a number")
+        return declaration.target.scaled(found), problems
+    named = whole_numbers_as_texts(labels) if isinstance(declaration.classes, int) else labels
+    found = codes(named, declaration.class_names)
+    return found, _problems(declaration.label, labels, found < 0, problem=_not_a_class(declaration))
 
 
 def _problems(name: str, column: Sequence[str], bad: np.ndarray, *, problem: str) -> list[str]:
@@ -107,58 +153,3 @@ def _not_a_class(declaration: Declaration) -> str:
     if isinstance(declaration.classes, int):
         return f"not in 0..{declaration.classes - 1} (if labels are text, declare classes as the list of their names)"
     return "none of the declared classes"
-
-
-def numbers(column: Sequence[str]) -> np.ndarray:
-    """The numbers of a column, float32, (n,); not finite where a text is not a finite number."""
-    try:
-        values = np.array(column, dtype=np.float64)
-    except ValueError:
-        values = np.array([_number(text) for text in column])
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32)
-
-
-def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
-    """The index of each text in ``names``, int64, (n,); -1 where it is not among them.
-
-    >>> codes(["b", "a", "c"], ("a", "b"))
-    array([ 1,  0, -1])
-    """
-    indices = {name: index for index, name in enumerate(names)}
-    return np.fromiter((indices.get(text, -1) for text in column), dtype=np.int64, count=len(column))
-
-
-def one_hot(indices: np.ndarray, *, width: int) -> np.ndarray:
-    """One input per category, float32, (n, width): 1 at the index, 0 elsewhere.
-
-    >>> one_hot(np.array([1, 0]), width=3)
-    array([[0., 1., 0.],
-           [1., 0., 0.]], dtype=float32)
-    """
-    return (indices[:, None] == np.arange(width)).astype(np.float32)
-
-
-def scaled(values: np.ndarray, *, low: float, high: float) -> np.ndarray:
-    """Values clipped to [low, high] and mapped to [-1, 1].
-
-    >>> scaled(np.array([-5.0, 0.0, 5.0, 10.0, 99.0]), low=0, high=10)
-    array([-1., -1.,  0.,  1.,  1.])
-    """
-    return (np.clip(values, low, high) - low) * (2 / (high - low)) - 1
-
-
-def is_missing(text: str) -> bool:
-    """Whether a field stands for a missing value.
-
-    >>> is_missing(" NaN "), is_missing("0")
-    (True, False)
-    """
-    return text.strip().lower() in MISSING
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan

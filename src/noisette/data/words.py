@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 import numpy as np
 
@@ -30,8 +31,10 @@ _WORD = re.compile(
 )
 
 
-def split(text: str) -> list[str]:
+def split(text: str, most: int | None = None) -> list[str]:
     """The words, numbers and punctuation of a text, in lower case, split as for GloVe as far as fixed rules allow.
+
+    With ``most``, the first ones of the text, as many as that.
 
     Remains of character references are decoded; markup and backslashes are removed.
 
@@ -39,7 +42,8 @@ def split(text: str) -> list[str]:
     ['oil', 'at', '$', '46.50', 'a', 'barrel', ',', 'the', 'company', "'s", 'traders', 'had', "n't", 'sold', '.']
     """
     whole = html.unescape(_BARE_REFERENCE.sub(r"&\1;", text)).lower()
-    return _WORD.findall(_TAG.sub(" ", whole).replace("\\", " ").replace("’", "'"))
+    plain = _TAG.sub(" ", whole).replace("\\", " ").replace("’", "'")
+    return [match[0] for match in islice(_WORD.finditer(plain), most)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +84,6 @@ class Vocabulary:
         """
         numbered = np.full((len(texts), tokens), PADDING, np.int64)
         for row, text in zip(numbered, texts, strict=True):
-            found = [self._numbers.get(word, UNKNOWN) for word in split(text)[:tokens]]
+            found = [self._numbers.get(word, UNKNOWN) for word in split(text, tokens)]
             row[: len(found)] = found
         return numbered

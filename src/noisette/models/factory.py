@@ -5,30 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from noisette.models.fixed_features import FixedFeatures
+from noisette.models.hugging_face import text_model
+from noisette.models.local_folder import is_folder_of_model
 from noisette.models.registry import REGISTRY, BuiltIn
 from noisette.models.shapes import Shape, numbers_of
 from noisette.nn.evaluation import in_evaluation
 
-Factory = Callable[[Shape, int], nn.Module]
+Factory = Callable[..., nn.Module]  # called with shape and classes, and with words
 
 
-def build(name: str, shape: Shape, classes: int) -> nn.Module:
-    """A fresh model: one of :func:`names`, or ``package.module:callable`` called with (shape, classes).
+def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
+    """A fresh model: one of :func:`names`, ``package.module:callable``, or a folder of Hugging Face.
+
+    Args:
+        name: which one; your own callable is called with (shape, classes), and for numbers of words with words too.
+        shape: that of an example.
+        classes: the number of scores.
+        words: how many numbers of words there are, if an example is a text of such numbers.
 
     Raises:
         ValueError: there is no such model, or it does not return one score per class for an example of this shape.
     """
-    factory = _built_in(REGISTRY[name]) if name in REGISTRY else _users_own(name)
     try:
-        model = factory(shape, classes)
+        model = _made(name, shape, classes, words)
     except TypeError as error:
-        raise ValueError(f"the model {name!r} is called with (shape of an example, classes), but: {error}") from error
+        called = "(shape of an example, classes, words)" if words else "(shape of an example, classes)"
+        raise ValueError(f"the model {name!r} is called with {called}, but: {error}") from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} returned a {type(model).__name__}, not a torch.nn.Module")
     try:
@@ -58,6 +67,27 @@ def projected(name: str, shape: Shape, classes: int, components: int) -> FixedFe
     return FixedFeatures(nn.Sequential(nn.Flatten(), projection), build(name, (components,), classes))
 
 
+def _made(name: str, shape: Shape, classes: int, words: int) -> nn.Module:
+    if is_folder_of_model(name):
+        if not words:
+            raise ValueError(f"{name} is a model for texts; give it a data set of texts")
+        return text_model(Path(name), classes)
+    if name not in REGISTRY and Path(name).is_dir():
+        raise ValueError(f"the folder {name} holds no config.json: it is no model that save_pretrained has written")
+    if name not in REGISTRY:
+        factory = _users_own(name)
+        return factory(shape, classes, words) if words else factory(shape, classes)
+    model = REGISTRY[name]
+    if model.of_words != bool(words):
+        able = ", ".join(known for known, other in REGISTRY.items() if other.of_words)
+        raise ValueError(
+            f"the model {name!r} takes no texts whose words are numbers; there are {able}, or a folder of Hugging Face"
+            if words
+            else f"the model {name!r} takes texts whose words are numbers; there are none in these data"
+        )
+    return _built_in(model)(shape, classes, words=words) if words else _built_in(model)(shape, classes)
+
+
 def _built_in(model: BuiltIn) -> Factory:
     def resolved(value: Any) -> Any:
         return _imported(f"noisette.models.{value}") if isinstance(value, str) else value
@@ -68,7 +98,8 @@ def _built_in(model: BuiltIn) -> Factory:
 def _users_own(name: str) -> Factory:
     if not name.partition(":")[2]:
         raise ValueError(
-            f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable"
+            f"no model {name!r}; there are {', '.join(REGISTRY)}, or give your own as package.module:callable "
+            "or a folder of Hugging Face"
         )
     try:
         return _imported(name)

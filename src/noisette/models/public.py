@@ -28,6 +28,8 @@ from noisette.models.small import linear as linear
 from noisette.models.small import mlp as mlp
 from noisette.models.small import mlp1000 as mlp1000
 from noisette.models.small import scattering as scattering
+from noisette.models.text import bag_of_words as bag_of_words
+from noisette.models.text import transformer as transformer
 from noisette.models.tutorial import CentreCrop as CentreCrop
 from noisette.models.tutorial import cifar_tutorial as cifar_tutorial
 from noisette.models.tutorial import tf_tutorial as tf_tutorial

@@ -24,6 +24,7 @@ class BuiltIn:
     factory: str | Callable[..., nn.Module]
     description: str
     settings: Mapping[str, str | bool] = field(default_factory=dict)
+    of_words: bool = False  # examples are numbers of words, and ``words``, how many there are, is one more argument
 
 
 _BATCH_NORM = {"norm": "blocks:batch_norm"}
@@ -60,6 +61,8 @@ REGISTRY: dict[str, BuiltIn] = {
     "ln-light-vgg": BuiltIn("vggs:light_vgg", "light-vgg with layer norm", _LAYER_NORM),
     "bilstm-dl": BuiltIn("bilstm:bilstm_dl", "bidirectional LSTM for texts"),
     "ln-bilstm-dl": BuiltIn("bilstm:ln_bilstm_dl", "bidirectional LSTM with layer norm"),
+    "transformer": BuiltIn("text:transformer", "small Transformer for texts", of_words=True),
+    "bag-of-words": BuiltIn("text:bag_of_words", "mean of word vectors for texts, and a linear layer", of_words=True),
     "lipschitz-linear": BuiltIn("lipschitz:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("lipschitz:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
     "lipschitz-rows": BuiltIn("lipschitz:lipschitz_rows", "1-Lipschitz network for tables of numbers"),

@@ -29,7 +29,7 @@ from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import AnyRanks
 from noisette.sampling.schemes import Sampling
 from noisette.sampling.users import Users
-from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, Recipe
+from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, Recipe
 
 _FEATURES_AT_ONCE = 100
 _EVALUATED_AT_ONCE = 2000
@@ -58,7 +58,7 @@ class TrainingSetup:
     ) -> None:
         settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(settings.seed)
-        model = _model(recipe, data)
+        model = model_of(recipe, data)
         self.components = components() if components and recipe.projection.components else None
         if self.components is not None:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
@@ -69,6 +69,7 @@ class TrainingSetup:
             assert chosen is not None, "a recipe that standardises names its public examples"
             model = _standardised(model, chosen, data, device)
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
+        self.target = data.target
         self.examples = _Examples(data.train, fixed, device)
         self.users = _users(recipe, data)
         self.sampling = _sampling(recipe)
@@ -80,8 +81,8 @@ class TrainingSetup:
         beside = recipe.public.examples if recipe.model.batch_norm == "per-example-exact" else 0
         self.at_once = max(1, _EVALUATED_AT_ONCE // (1 + beside))
         shape = self.examples.tensors[0].shape[1:]
-        self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, shape, data.classes)
-        self.optimizer = torch.optim.SGD(trained.parameters(), lr=settings.lr, momentum=settings.momentum)
+        self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, shape, data)
+        self.optimizer = OPTIMIZERS[settings.optimizer].resolve()(trained.parameters(), settings)
         average = _warm_average(settings.averaging)
         self.averaged = AveragedModel(trained, avg_fn=average) if settings.averaging else None
         self.learned: nn.Module = self.averaged.module if self.averaged else trained
@@ -121,17 +122,17 @@ def _sampling(recipe: Recipe) -> Sampling:
     return kind() if largest is None else kind(largest)
 
 
-def _model(recipe: Recipe, data: DataSet) -> nn.Module:
+def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     """A new model, with public weights, word vectors or a projection (its weight is set later) where there are any."""
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
-    if components and data.vectors is not None:
+    if components and (data.vectors is not None or data.words):
         raise ValueError(f"{data.name} is text, which has no principal components; leave the projection out")
     if components:
         return models.projected(recipe.model.name, shape, data.classes, components)
     words = None if data.vectors is None else nn.Embedding.from_pretrained(torch.as_tensor(data.vectors), freeze=True)
     if words:
         shape = (*shape, words.embedding_dim)
-    model = models.build(recipe.model.name, shape, data.classes)
+    model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:
         model = models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
     return models.FixedFeatures(words, model) if words else model
@@ -214,7 +215,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]  # of scores and targets, one value fo
 
 
 def _bound(
-    model: nn.Module, recipe: Recipe, shape: Sequence[int], classes: int
+    model: nn.Module, recipe: Recipe, shape: Sequence[int], data: DataSet
 ) -> tuple[Loss, GradientBound, float | None]:
     """The loss, the bound, and the noise multiplier of a whole step if the recipe gives one.
 
@@ -222,7 +223,7 @@ def _bound(
         model: what is trained.
         recipe: the settings.
         shape: that of one input of the model.
-        classes: how many scores the model gives.
+        data: the records, of which only classes and target are used.
     """
     if recipe.lipschitz.tau is None:
         # Only a run with a Lipschitz bound projects constrained weights; loading them projects them in any case.
@@ -231,8 +232,9 @@ def _bound(
                 f"{recipe.model.name} constrains its weights so that its layers bound the gradient: give the recipe a "
                 "table lipschitz, such as [lipschitz] tau = 30"
             )
-        return partial(nn.functional.cross_entropy, reduction="none"), *_clip(model, recipe)
-    lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, classes)
+        of_classes = partial(nn.functional.cross_entropy, reduction="none")
+        return of_classes if data.target is None else squared_error, *_clip(model, recipe)
+    lipschitz, loss = recipe.lipschitz, TauCrossEntropy(recipe.lipschitz.tau, data.classes)
     bound = LipschitzBound(
         model,
         loss=loss,
@@ -241,6 +243,11 @@ def _bound(
         logit_clipping=FlatClipping(lipschitz.logit_clip) if lipschitz.logit_clip else None,
     )
     return loss, bound, recipe.privacy.noise_multiplier
+
+
+def squared_error(predictions: Tensor, targets: Tensor) -> Tensor:
+    """The squared error of each example, (n,), from predictions (n, 1) and targets (n,)."""
+    return (predictions.squeeze(1) - targets).square()
 
 
 def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from noisette.accounting import Ledger, PldAccountant, epsilon_curve, steps_for
 from noisette.accounting.budget import delta_left_for_noise
+from noisette.accounting.calibrate import SEE_PLAN
 from noisette.accounting.sampling_plan import schedule
 from noisette.ranks import AnyRanks
 from noisette.run.private import PrivateRun
@@ -34,7 +35,7 @@ def length(recipe: Recipe, size: int, noise_multiplier: float | None, ledger: Le
             f"epsilon={privacy.epsilon:g} at delta={privacy.delta:g} does not allow one step of rate "
             f"{sampling_rate:.4g} with noise_multiplier={noise_multiplier:.4g}"
             + (f" beside {len(ledger.events)} other releases" if ledger.events else "")
-            + "; raise epsilon or noise_multiplier"
+            + f"; raise epsilon or noise_multiplier: {SEE_PLAN}"
         )
     return sampling_rate, min(steps, affordable)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.certified import certified_curve
 from noisette.training.cost import costs, start_run
 from noisette.training.outcome import Outcome, Point, Watch
+from noisette.training.predictions import ClassFigures, NumberFigures
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
+from noisette.training.scores import class_figures, number_figures, outputs
+from noisette.training.threads import choose_threads
 
 
 def train(
@@ -169,6 +172,7 @@ class _Training:
             self._add_point(outcome.epsilon)
         outcome.seconds = time.perf_counter() - self._start
         outcome.model.eval()
+        outcome.test = self._figures()
         if outcome.recipe.lipschitz.used and outcome.data.test is not None:
             outcome.certified = certified_curve(outcome.model, outcome.data.test)
         return outcome
@@ -176,6 +180,9 @@ class _Training:
     def _train(self, on_step: Watch) -> None:
         run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
         model, optimizer, averaged = run.bound.model, run.optimizer, self._setup.averaged
+        examples = min(settings.batch_size, settings.microbatch_size)
+        records = self._setup.examples.tensors
+        choose_threads(model, self._setup.loss, records[0], records[1], examples)
         _set_learning_rate(run, settings)
         for batch in run.batches():
             for inputs, targets in batch.microbatches(settings.microbatch_size):
@@ -190,8 +197,8 @@ class _Training:
                 self._add_point(self._costs[run.steps_spent])
                 self._save()
             following = next(step for step in self._costs if step >= run.steps_spent)
-            latest = points[-1].test_accuracy if points else None
-            self._show(on_step, Point(run.steps_spent, self._costs[following], latest))
+            latest = points[-1] if points else Point(0, 0.0, None)
+            self._show(on_step, replace(latest, step=run.steps_spent, epsilon=self._costs[following]))
 
     def _show(self, on_step: Watch, point: Point) -> None:
         """Call ``on_step``; where it asks one rank to stop, all stop after this step."""
@@ -212,9 +219,19 @@ class _Training:
         return self._setup.loss(model(inputs), targets)
 
     def _add_point(self, epsilon: float) -> None:
+        figures = self._figures()
+        accuracy = figures.accuracy if isinstance(figures, ClassFigures) else None
+        rmse = figures.rmse if isinstance(figures, NumberFigures) else None
+        self._outcome.points.append(Point(self._outcome.run.steps_spent, epsilon, accuracy, rmse))
+
+    def _figures(self) -> ClassFigures | NumberFigures | None:
+        """How well the model predicts the test examples, if there are any."""
         setup = self._setup
-        accuracy = evaluate(setup.learned, *setup.test, at_once=setup.at_once) if setup.test else None
-        self._outcome.points.append(Point(self._outcome.run.steps_spent, epsilon, accuracy))
+        if setup.test is None:
+            return None
+        inputs, targets = setup.test
+        scores, right = outputs(setup.learned, inputs, at_once=setup.at_once), targets.cpu().numpy()
+        return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
 
     def _save(self) -> None:
         if self._checkpoint is None:

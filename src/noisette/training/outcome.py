@@ -9,12 +9,13 @@ from torch import nn
 
 from noisette.data import DataSet
 from noisette.run.private import PrivateRun
+from noisette.training.predictions import ClassFigures, NumberFigures
 from noisette.training.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Point:
-    """The privacy cost of a run after a step, and its accuracy on the public test set if there is one.
+    """The privacy cost of a run after a step, and its accuracy on the test examples if there are any.
 
     ``step`` counts the steps that epsilon covers, whether they moved the weights or were lost when a process crashed.
     """
@@ -22,6 +23,7 @@ class Point:
     step: int
     epsilon: float
     test_accuracy: float | None
+    test_rmse: float | None = None  # of a predicted number instead, in its unit
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Outcome:
     seconds: float = 0.0  # for calibration, training and evaluation
     interrupted: bool = False
     resumed: int = 0  # how many times
+    test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
     certified: list[tuple[float, float]] = field(default_factory=list)  # radii, and the certified test accuracy at each
 
     @property

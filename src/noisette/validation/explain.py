@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,11 @@ class Explanation:
     bounds: tuple[LayerBound, ...] = ()
 
 
-def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
-    """The uses of the model's trainable parameters in a forward pass on ``inputs``, with the rule of each.
+def explain(model: nn.Module | LipschitzBound, *inputs: Any, kwargs: Mapping[str, Any] | None = None) -> Explanation:
+    """The uses of the model's trainable parameters in a forward pass on these inputs, with the rule of each.
 
-    A Lipschitz bound needs no inputs, because the bounds of its layers hold for all inputs.
+    ``kwargs`` are inputs by name. A Lipschitz bound needs no inputs, because the bounds of its layers hold for all
+    inputs.
 
     >>> report = explain(nn.Linear(3, 2), torch.zeros(4, 3))
     >>> [(use.parameter, use.rule) for use in report.uses]
@@ -60,7 +61,7 @@ def explain(model: nn.Module | LipschitzBound, *inputs: Any) -> Explanation:
     tape = Tape(model, rewrites())
     try:
         with torch.enable_grad():
-            output = model(*inputs)
+            output = model(*inputs, **(kwargs or {}))
         recording = tape.recording
         names = {id(p): name for name, p in tape.parameters.items()}
         names |= {

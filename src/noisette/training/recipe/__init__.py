@@ -5,9 +5,12 @@ from noisette.training.recipe.choices import BATCH_NORMS as BATCH_NORMS
 from noisette.training.recipe.choices import BATCHES as BATCHES
 from noisette.training.recipe.choices import COMPILE as COMPILE
 from noisette.training.recipe.choices import NEED_PUBLIC as NEED_PUBLIC
+from noisette.training.recipe.choices import OPTIMIZERS as OPTIMIZERS
 from noisette.training.recipe.constraints import ACCOUNTANTS as ACCOUNTANTS
 from noisette.training.recipe.constraints import accountant_names as accountant_names
+from noisette.training.recipe.defaults import default_recipe as default_recipe
 from noisette.training.recipe.recipe import Recipe as Recipe
+from noisette.training.recipe.schema import read_schema as read_schema
 from noisette.training.recipe.sections import DataSection as DataSection
 from noisette.training.recipe.sections import LipschitzSection as LipschitzSection
 from noisette.training.recipe.sections import ModelSection as ModelSection

@@ -34,6 +34,12 @@ def _schemes():
     return schemes
 
 
+def _optimizers():
+    from noisette.training import optimizers
+
+    return optimizers
+
+
 def _allocations():
     from noisette.lipschitz import noise_allocation
 
@@ -63,6 +69,11 @@ BATCHES: Mapping[str, Entry] = {
 
 # Whether a step is captured and compiled, with the value of ``capture`` that it stands for.
 COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "yes": "compiled", "no": "eager"}
+
+OPTIMIZERS: Mapping[str, Entry] = {
+    "sgd": Entry(lambda: _optimizers().sgd, "stochastic gradient descent, with momentum"),
+    "adam": Entry(lambda: _optimizers().adam, "steps scaled by running means of the noised gradients"),
+}
 
 ALLOCATIONS: Mapping[str, Entry] = {
     "global": Entry(lambda: _allocations().GlobalAllocation, "the same noise on every parameter"),

@@ -8,7 +8,8 @@ from pathlib import Path
 from noisette._internal import checks
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, NEED_PUBLIC
+from noisette.data.columns import Columns
+from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, NEED_PUBLIC, OPTIMIZERS
 from noisette.training.recipe.sections import (
     DataSection,
     LipschitzSection,
@@ -78,7 +79,49 @@ def check_training(training: TrainingSection) -> None:
         lambda: checks.count(microbatch_size=training.microbatch_size),
         lambda: check_choice("compile", training.compile, COMPILE),
         lambda: _check_batches(training),
+        lambda: _check_optimizer(training),
     )
+
+
+def _check_optimizer(training: TrainingSection) -> None:
+    check_choice("optimizer", training.optimizer, OPTIMIZERS)
+    if training.optimizer != "sgd" and training.momentum:
+        raise ValueError(f'momentum is that of SGD; with optimizer = "{training.optimizer}" leave it out')
+
+
+def check_data(data: DataSection, lipschitz: LipschitzSection, training: TrainingSection) -> None:
+    """Test examples come from one place, and a number is predicted with clipping."""
+    checks.all_of(
+        lambda: data.holdout is None or checks.open_fraction(holdout=data.holdout),
+        lambda: checks.count(tokens=data.tokens),
+        lambda: checks.count(words=data.words),
+        lambda: _check_test(data, training),
+        lambda: Columns.of(data.columns),
+        lambda: _check_target(data, lipschitz),
+    )
+
+
+def _check_test(data: DataSection, training: TrainingSection) -> None:
+    if data.holdout is not None and (training.batches == "truncated" or data.public_users is not None):
+        raise ValueError(
+            "truncated batches and public_users need a number of records or users that is public, and how many are "
+            "held out is random; leave holdout out, or these"
+        )
+    if data.holdout is not None and data.test is not None:
+        raise ValueError("test examples come from a second file or are held out; give test or holdout, not both")
+
+
+def _check_target(data: DataSection, lipschitz: LipschitzSection) -> None:
+    if data.target is None:
+        if data.unit:
+            raise ValueError("unit is that of a number to predict; give its bounds as target")
+        return
+    if len(data.target) != 2:
+        raise ValueError(f"expected target as two numbers, the lowest and the highest, got {data.target}")
+    if data.classes is not None:
+        raise ValueError("classes are for labels and target is for a number; give one of them")
+    if lipschitz.used:
+        raise ValueError("the loss of a table lipschitz is for classes; leave the table out, or target")
 
 
 def _check_batches(training: TrainingSection) -> None:

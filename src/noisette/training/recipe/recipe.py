@@ -21,21 +21,6 @@ from noisette.training.recipe.sections import (
     TrainingSection,
 )
 
-# Settings that are known to work on the built-in data sets.
-_IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
-_FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
-_FEATURES = PrivacySection(max_grad_norm=0.1)
-_KNOWN_TO_WORK = {
-    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95), "cnn"),
-    "mnist": (_FEATURES, _IMAGES, "scattering"),
-    "fashion-mnist": (_FEATURES, _IMAGES, "scattering"),
-    "cifar10": (_FEATURES, _IMAGES, "scattering"),
-    "kmnist": (_FEATURES, _FEW_IMAGES, "scattering"),
-    "emnist-letters": (_FEATURES, _FEW_IMAGES, "scattering"),
-    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
-    "ag-news": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9), "bilstm-dl"),
-}
-
 
 @dataclass(frozen=True)
 class Recipe:
@@ -57,6 +42,7 @@ class Recipe:
             lambda: constraints.check_privacy(self.privacy),
             lambda: constraints.check_lipschitz(self.lipschitz, self.model, self.privacy),
             lambda: constraints.check_training(self.training),
+            lambda: constraints.check_data(self.data, self.lipschitz, self.training),
             lambda: constraints.check_users(self.data, self.projection, self.training),
         )
 
@@ -86,11 +72,9 @@ class Recipe:
             raise ValueError(f"{source} has {len(problems)} problems:\n  " + "\n  ".join(problems))
         return cls(**sections)
 
-    @classmethod
-    def default_for(cls, data: str) -> Self:
-        """A recipe that is known to work for this data set; for another one, an MLP with the default settings."""
-        known = _KNOWN_TO_WORK.get(data)
-        if known is None:
-            return cls(DataSection(name=data), ModelSection("mlp"))
-        privacy, training, model = known
-        return cls(DataSection(name=data), ModelSection(model), privacy=privacy, training=training)
+    @staticmethod
+    def default_for(data: str) -> Recipe:
+        """A recipe that is known to work for this data set; see :func:`default_recipe`."""
+        from noisette.training.recipe.defaults import default_recipe
+
+        return default_recipe({"name": data})

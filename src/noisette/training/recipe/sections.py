@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,18 @@ class DataSection:
     users: str | None = None  # the CSV column of the user whom a record belongs to: the guarantee is then for users
     records_per_user: int | None = None  # the most records of one user that are used
     public_users: int | None = None  # the number of users, where it is public
+    columns: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # see noisette.data.columns.Columns.of
+    target: tuple[float, float] | None = None  # the bounds of the number in the label column, for regression
+    unit: str = ""  # that of the target
+    text: str | None = None  # the CSV column of a text, which is the only input
+    tokens: int = 64  # how many words of a text are used
+    words: int = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
+    holdout: float | None = None  # the share of the records that is drawn at random to test with
 
 
 @dataclass(frozen=True)
 class ModelSection:
-    """A model of ``noisette.models`` or ``package.module:callable``, and its first weights."""
+    """A model of ``noisette.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
 
     name: str = "cnn"
     weights: str | None = None  # a safetensors file of weights that were trained on public records
@@ -86,7 +94,8 @@ class TrainingSection:
     epochs: float = 40.0
     batch_size: int = 1024  # expected
     lr: float = 1.0
-    momentum: float = 0.0
+    optimizer: str = "sgd"  # a name in OPTIMIZERS
+    momentum: float = 0.0  # of SGD
     cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
     lr_end: float | None = None  # instead of the cosine: the learning rate changes linearly to this one and stays there
     lr_epochs: float = 10.0  # the number of epochs that this takes

@@ -6,5 +6,6 @@ from noisette.training.report.numbers import duration as duration
 from noisette.training.report.numbers import percent as percent
 from noisette.training.report.numbers import power_of_ten as power_of_ten
 from noisette.training.report.numbers import upward as upward
+from noisette.training.report.of_tests import rows_of_tests as rows_of_tests
 from noisette.training.report.run_folder import RunFolder as RunFolder
 from noisette.training.report.run_folder import documents as documents

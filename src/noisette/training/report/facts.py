@@ -16,16 +16,21 @@ from noisette.accounting import RdpAccountant
 from noisette.accounting.events import UserLevel
 from noisette.accounting.serialization import event_of
 from noisette.accounting.serialization import facts_of as event_facts
+from noisette.models.local_folder import is_folder_of_model, sha256_of_weights
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.outcome import Outcome, Point
-    from noisette.training.recipe import Recipe
+    from noisette.training.predictions import ClassFigures, NumberFigures
+    from noisette.training.recipe import ModelSection, Recipe
 
 
 def _computed_by(accountant: str, own: str) -> str:
     """The package that computes the privacy cost, with its version: the divergences are those of a library."""
     return f"dp-accounting {version('dp-accounting')}" if accountant == RdpAccountant.name else f"noisette {own}"
+
+
+_PATHS = (("data", "name"), ("data", "test"), ("model", "weights"), ("public", "data"))
 
 
 @dataclass(frozen=True)
@@ -65,9 +70,13 @@ class Facts:
     ``separability`` is how the examples of a batch are kept apart: "by construction", or "asserted" by the operator;
     ``test_accuracy`` is that of the saved model, ``None`` if it was not measured; ``steps_lost`` are covered by epsilon
     and were lost when a process crashed; ``resumed`` counts how often the run was continued in another process;
+    ``test`` is how well the saved model predicts the test examples, ``None`` if there are none;
+    ``features`` are the names of the columns that are inputs, which the header of a CSV makes public;
+    ``words`` is how many numbers of words there are in texts without word vectors;
     ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it.
 
-    Guarantee: no field depends on the training records except through the noise. There is no loss, gradient norm, batch
+    Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
+    also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
     size or number of records here, and a run publishes this class, the weights and the ledger only.
     """
 
@@ -108,11 +117,20 @@ class Facts:
     device: str
     points: tuple[Point, ...]
     certified: tuple[tuple[float, float], ...] = ()
+    test: ClassFigures | NumberFigures | None = None
+    features: tuple[str, ...] = ()
+    words: int = 0
 
     @property
     def unit(self) -> str:
         """Whom the guarantee protects: "user" or "record"."""
         return "user" if isinstance(event_of(self.event), UserLevel) else "record"
+
+    @property
+    def model_name(self) -> str:
+        """The name of the model; of a folder without those above it, which are the user's own."""
+        name = self.recipe.model.name
+        return Path(name).name if is_folder_of_model(name) else name
 
     @property
     def progress(self) -> str:
@@ -123,9 +141,10 @@ class Facts:
     def as_json(self) -> str:
         """The text of ``run.json``. It has file names in the place of paths: the user's folders are not published."""
         content = asdict(self)
-        for section, key in (("data", "name"), ("data", "test"), ("model", "weights"), ("public", "data")):
+        for section, key in _PATHS:
             if path := content["recipe"][section][key]:
                 content["recipe"][section][key] = Path(path).name
+        content["recipe"]["model"]["name"] = self.model_name
         return json.dumps(content, indent=2) + "\n"
 
 
@@ -145,7 +164,7 @@ def facts_of(outcome: Outcome) -> Facts:
         word_vectors=() if data.vectors is None else data.vectors.shape,
         classes=data.classes,
         parameters=outcome.parameters,
-        public_weights=_sha256(recipe.model.weights),
+        public_weights=_sha256(recipe.model),
         epsilon=outcome.epsilon,
         neighbouring=run.event.neighbouring.value,
         accountant_version=_computed_by(recipe.privacy.accountant, noisette.__version__),
@@ -173,6 +192,9 @@ def facts_of(outcome: Outcome) -> Facts:
         device=next(outcome.model.parameters()).device.type,
         points=tuple(outcome.points),
         certified=tuple(outcome.certified),
+        test=outcome.test,
+        features=data.features,
+        words=data.words,
     )
 
 
@@ -201,5 +223,8 @@ def _layer_bounds(run: PrivateRun) -> LayerBounds:
     )
 
 
-def _sha256(path: str | None) -> str:
-    return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+def _sha256(model: ModelSection) -> str:
+    """The SHA-256 of the public weights that a run began with, "" if there are none."""
+    if is_folder_of_model(model.name):
+        return sha256_of_weights(Path(model.name))
+    return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()

@@ -80,14 +80,30 @@ def accuracy_against_epsilon(facts: Facts) -> str:
     measured = [(p.epsilon, 100 * p.test_accuracy) for p in facts.points if p.test_accuracy is not None]
     if not measured:
         return ""
-    spent, percents = zip(*measured, strict=True)
+    return _against_epsilon(measured, "test accuracy (%)", percent(measured[-1][1] / 100), whole=True)
+
+
+def error_against_epsilon(facts: Facts) -> str:
+    """The test error of a predicted number against the epsilon spent, as an SVG element; "" if it was not measured."""
+    measured = [(p.epsilon, p.test_rmse) for p in facts.points if p.test_rmse is not None]
+    if not measured:
+        return ""
+    unit = facts.recipe.data.unit
+    return _against_epsilon(
+        measured, f"test RMSE ({unit})" if unit else "test RMSE", f"{measured[-1][1]:.4g}", whole=False
+    )
+
+
+def _against_epsilon(measured: Sequence[tuple[float, float]], name: str, last: str, *, whole: bool) -> str:
+    """A line through the measured values, labelled with the last; ``whole`` if ticks are whole numbers."""
+    spent, values = zip(*measured, strict=True)
     with matplotlib.rc_context(STYLE):
-        figure, axes = _empty("ε spent", "test accuracy (%)")
-        axes.plot(spent, percents, color=BLUE, marker="o", markersize=3.5, clip_on=False)
+        figure, axes = _empty("ε spent", name)
+        axes.plot(spent, values, color=BLUE, marker="o", markersize=3.5, clip_on=False)
         axes.set_xlim(0, float(upward(spent[-1])))
         axes.margins(y=0.1)
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        end_label(axes, percent(percents[-1] / 100), (spent[-1], percents[-1]), BLUE)
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=whole))
+        end_label(axes, last, (spent[-1], values[-1]), BLUE)
         return svg(figure, salt="accuracy")
 
 

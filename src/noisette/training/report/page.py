@@ -13,10 +13,19 @@ from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
+from noisette.data.columns import Columns
+from noisette.training.predictions import NumberFigures
+from noisette.training.recipe import DataSection
 from noisette.training.report.attacks import CAPTIONS, attack_panels, attack_rows, attack_sentence
 from noisette.training.report.facts import Facts
-from noisette.training.report.figures import accuracy_against_epsilon, accuracy_against_radius, epsilon_against_steps
+from noisette.training.report.figures import (
+    accuracy_against_epsilon,
+    accuracy_against_radius,
+    epsilon_against_steps,
+    error_against_epsilon,
+)
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
+from noisette.training.report.of_tests import confusion, rows_of_tests, set_of_tests
 from noisette.training.report.plan_figures import as_svg
 from noisette.training.report.statement import statement
 from noisette.training.report.templates import templates
@@ -45,7 +54,12 @@ def page(facts: Facts) -> str:
         facts=facts,
         settings=_settings(facts),
         epsilon_figure=Markup(epsilon_against_steps(facts)),
-        accuracy_figure=Markup(accuracy_against_epsilon(facts)),
+        accuracy_figure=Markup(accuracy_against_epsilon(facts) or error_against_epsilon(facts)),
+        error=_error(facts),
+        test_rows=rows_of_tests(facts) if facts.test else [],
+        test_set=set_of_tests(facts),
+        test_kind="public test examples" if facts.recipe.data.holdout is None else "records held out",
+        confusion=confusion(facts),
         radius_figure=Markup(accuracy_against_radius(facts.certified)),
         attack=attack_sentence(attack, facts.unit),
         attack_rows=attack_rows(attack),
@@ -55,9 +69,19 @@ def page(facts: Facts) -> str:
         ],
         sections=statement(facts),
         loading=_loading(facts),
+        predicts=bool(facts.features or facts.recipe.data.text),
         upward=upward,
         percent=percent,
         power_of_ten=power_of_ten,
+    )
+
+
+def _error(facts: Facts) -> str:
+    """The error of a predicted number for the headline, "" if classes are predicted or nothing was tested."""
+    return (
+        f"Test error (RMSE) of {facts.test.rmse:.4g} {facts.test.unit}".rstrip()
+        if isinstance(facts.test, NumberFigures)
+        else ""
     )
 
 
@@ -78,8 +102,9 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
         "Data and model": [
             ("data", facts.data),
             ("declared size", f"{facts.declared_size:,} examples"),
-            ("example", f"{example}, {facts.classes} classes"),
-            ("model", recipe.model.name),
+            ("example", f"{example}, {'a number to predict' if recipe.data.target else f'{facts.classes} classes'}"),
+            *_own(recipe.data),
+            ("model", facts.model_name),
             ("trained parameters", f"{facts.parameters:,}"),
             *([("first weights", start)] if facts.public_weights else []),
             *_norm(facts),
@@ -103,6 +128,21 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
         ],
     }
+
+
+def _own(data: DataSection) -> list[tuple[str, str]]:
+    """What is declared about data of the user's own beside size and classes."""
+    columns = Columns.of(data.columns) if data.columns else None
+    rows = []
+    if columns is not None:
+        rows.append(("columns", f"{len(columns.names)} declared, {columns.width} inputs"))
+    if data.text is not None:
+        rows.append(("text", f"the first {data.tokens} words of {data.text}"))
+    if data.target is not None:
+        rows.append(("target", f"{data.label}, {data.target[0]:g} to {data.target[1]:g} {data.unit}".rstrip()))
+    if data.holdout is not None:
+        rows.append(("held out to test with", percent(data.holdout)))
+    return rows
 
 
 def _bound(facts: Facts) -> list[tuple[str, str]]:
@@ -144,7 +184,8 @@ def _plain(value: object) -> str:
 def _loading(facts: Facts) -> str:
     """The Python code that builds the model and loads its weights."""
     recipe, shape = facts.recipe, repr((*facts.input_shape, *facts.word_vectors[1:]))
-    model = f"models.build({recipe.model.name!r}, {shape}, {facts.classes})"
+    words = f", {facts.words}" if facts.words else ""
+    model = f"models.build({facts.model_name!r}, {shape}, {facts.classes}{words})"
     if recipe.projection.components:
         model = f"models.projected({recipe.model.name!r}, {shape}, {facts.classes}, {recipe.projection.components})"
     if facts.word_vectors:

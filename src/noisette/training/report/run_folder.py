@@ -176,7 +176,7 @@ class RunFolder:
 
 def documents(facts: Facts, model: nn.Module) -> dict[str, bytes]:
     """The files of a run folder other than the ledger: their names and contents."""
-    title = f"Privacy statement of {facts.recipe.model.name} trained on {facts.data}"
+    title = f"Privacy statement of {facts.model_name} trained on {facts.data}"
     return {
         "model.safetensors": _weights(model),
         "privacy.txt": as_text(statement(facts), title=title).encode(),

@@ -14,6 +14,7 @@ from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.training.report.facts import Facts
 from noisette.training.report.numbers import power_of_ten, upward
+from noisette.training.report.own_data import except_held_out, held_out, inputs, of_test_examples
 
 _WIDTH = 88
 
@@ -55,6 +56,8 @@ def _guarantee(facts: Facts) -> Section:
         f"first weights, the model and the settings, and may choose the {unit} in question. It does not depend on "
         "publishing the last weights only.",
     ]
+    if facts.recipe.data.holdout is not None:
+        paragraphs.append(held_out(facts))
     switches = "none."
     if privacy.allow_large_delta:
         switches = (
@@ -222,8 +225,8 @@ def _before_training(facts: Facts) -> Iterator[str]:
     model, public, projection = facts.recipe.model, facts.recipe.public, facts.recipe.projection
     if facts.public_weights:
         yield (
-            f"First weights: from a file with the SHA-256 {facts.public_weights}. The records that these weights were "
-            "trained on have no guarantee here: they are taken to be public."
+            f"First weights: from {_source(facts)} with the SHA-256 {facts.public_weights}. The records that these "
+            "weights were trained on have no guarantee here: they are taken to be public."
         )
     if facts.word_vectors:
         words, length = facts.word_vectors
@@ -232,6 +235,7 @@ def _before_training(facts: Facts) -> Iterator[str]:
             "public and are not trained. One record is one whole text: a single word of it has no guarantee of its "
             "own, and neither have all texts of one author together."
         )
+    yield from inputs(facts.recipe.data, facts.public_weights)
     for user, used in (
         (f'The norm in the place of batch norm ("{model.batch_norm}")', model.batch_norm),
         ("The standardisation of the fixed features", model.standardised),
@@ -250,6 +254,11 @@ def _before_training(facts: Facts) -> Iterator[str]:
         )
 
 
+def _source(facts: Facts) -> str:
+    """What held the first weights."""
+    return "a file" if facts.recipe.model.weights is not None else "the files of a model in a folder"
+
+
 def _cost(facts: Facts) -> Section:
     return Section(
         "How epsilon was computed",
@@ -260,8 +269,8 @@ def _cost(facts: Facts) -> Section:
             "generator cannot reach; the accountant was given the rest.",
             f"Size of the training set: {facts.declared_size:,}, a declared and public constant from which the "
             "sampling rate and the number of steps follow. Nothing that is published was computed from the actual "
-            "number of records, which stays private.",
-            "Test accuracy is exact: the test examples are taken to be public and have no guarantee.",
+            f"number of records{except_held_out(facts)}.",
+            of_test_examples(facts),
         ),
     )
 

@@ -1,0 +1,227 @@
+"""``noisette schema``: writes what is declared about the columns of a table, from public knowledge alone."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from noisette.cli.errors import plain_errors
+from noisette.cli.options import numbers, option
+
+_OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
+
+
+@plain_errors()
+def schema(
+    header_of: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE.csv", help="Take the names of the columns from its first line. No other line is read."
+        ),
+    ] = None,
+    names: Annotated[str | None, option("A,B,..", "The names of the columns, instead of a file.")] = None,
+    label: Annotated[str | None, option("COLUMN", "The column of the class or number to predict.", "label")] = None,
+    classes: Annotated[str | None, option("N|A,B,..", "Number of classes, or their names in order.")] = None,
+    target: Annotated[str | None, option("LOW,HIGH", "Instead of classes: bounds of the number to predict.")] = None,
+    unit: Annotated[str | None, option("TEXT", "The unit of that number.")] = None,
+    size: Annotated[int | None, option("N", "Public number of records; need not be exact.")] = None,
+    number: Annotated[
+        list[str] | None, option("COLUMN=LOW,HIGH", "A column of numbers and its bounds. Repeat for each.")
+    ] = None,
+    category: Annotated[
+        list[str] | None, option("COLUMN=A,B,..", "A column of texts and all that are known. Repeat for each.")
+    ] = None,
+    missing: Annotated[
+        list[str] | None,
+        option(
+            "COLUMN=RULE",
+            "What a missing value counts as: a number, indicator, a category, own category, or refuse. Repeatable.",
+            "indicator for numbers, own category for texts",
+        ),
+    ] = None,
+    ignore: Annotated[str | None, option("A,B,..", "Columns that are not read.")] = None,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask about every column that no option declares.")] = False,
+    out: Annotated[Path, option("FILE.toml", "The file to write.")] = Path("schema.toml"),
+) -> None:
+    """Write a schema for noisette train --columns: what is publicly known about each column of a table.
+
+    Bounds and categories come from what you know about the columns, never from the rows: those would tell about single
+    records. The first line of the file, which names the columns, is the only one that is read. These names are taken to
+    be public: the report of a run contains them.
+    """
+    if out.exists():
+        raise ValueError(f"{out} exists; choose another --out, or move it away")
+    columns = _named(header_of, names)
+    facts = _facts(label, classes, target, unit, size)
+    declared = _declared(columns, number or [], category or [], missing or [], ignore)
+    left = [name for name in columns if name not in declared and name != (label or "label")]
+    if ask:
+        declared |= {name: _asked(name) for name in left}
+        left = []
+    declared |= {name: {"kind": _OPEN} for name in left}
+    _check(facts, {name: table for name, table in declared.items() if name not in left})
+    _write(out, facts, {name: declared[name] for name in columns if name in declared})
+    typer.echo(f"schema  {out}")
+    if left:
+        typer.echo(f'Still to be declared, with kind = "{_OPEN}" in the file: {", ".join(left)}')
+
+
+def _named(header_of: Path | None, names: str | None) -> list[str]:
+    """The names of the columns, from the header of a file or from the option."""
+    if (header_of is None) == (names is None):
+        raise ValueError("give a CSV whose first line names the columns, or --names")
+    if names is not None:
+        found = [name.strip() for name in names.split(",")]
+    else:
+        assert header_of is not None, "one of the two is given"
+        from noisette.data.table import header
+
+        found = header(header_of)
+    if len(set(found)) < len(found) or "" in found:
+        raise ValueError("the columns must have different names, none of them empty")
+    return found
+
+
+def _facts(
+    label: str | None, classes: str | None, target: str | None, unit: str | None, size: int | None
+) -> dict[str, Any]:
+    """What is declared about the table as a whole."""
+    named: Any = None
+    if classes is not None:
+        named = int(classes) if classes.isdecimal() else [name.strip() for name in classes.split(",")]
+    facts = {
+        "label": label or "label",
+        "classes": named,
+        "target": None if target is None else list(numbers("target", target, "0,120", count=2)),
+        "unit": unit,
+        "size": size,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _declared(
+    columns: Sequence[str], number: Sequence[str], category: Sequence[str], missing: Sequence[str], ignore: str | None
+) -> dict[str, dict[str, Any]]:
+    """The columns that options declare, as the tables of a schema."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def add(name: str, table: dict[str, Any], option: str) -> None:
+        if name not in columns:
+            raise ValueError(f"--{option}: there is no column {name!r}; there are {', '.join(columns)}")
+        if name in found:
+            raise ValueError(f"the column {name!r} is declared twice")
+        found[name] = table
+
+    for given in number:
+        name, bounds = _pair("number", given, "age=0,100")
+        add(name, _number(numbers(f"number {name}", bounds, "0,100", count=2)), "number")
+    for given in category:
+        name, texts = _pair("category", given, "job=cook,smith")
+        add(name, _category([text.strip() for text in texts.split(",")]), "category")
+    for name in ignore.split(",") if ignore else []:
+        add(name.strip(), {"kind": "ignored"}, "ignore")
+    for given in missing:
+        name, rule = _pair("missing", given, "age=indicator")
+        if name not in found or found[name]["kind"] == "ignored":
+            raise ValueError(f"--missing {name}=...: declare the column with --number or --category too")
+        found[name]["missing"] = _rule(rule) if found[name]["kind"] == "number" else rule
+    return found
+
+
+def _number(bounds: Sequence[float]) -> dict[str, Any]:
+    low, high = bounds
+    return {"kind": "number", "low": low, "high": high, "missing": "indicator"}
+
+
+def _category(texts: list[str]) -> dict[str, Any]:
+    return {"kind": "category", "categories": texts, "missing": "own category", "other": "own category"}
+
+
+def _rule(text: str) -> float | str:
+    """A number if the text is one."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _asked(name: str) -> dict[str, Any]:
+    """What the user answers about a column."""
+    kind = typer.prompt(
+        f"{name}: number, category or ignored?",
+        type=str,
+        value_proc=lambda given: _chosen(given, ("number", "category", "ignored")),
+    )
+    if kind == "number":
+        return _number(typer.prompt(f"{name}: lowest and highest value, such as 0,100", value_proc=_bounds))
+    if kind == "category":
+        return _category([text.strip() for text in typer.prompt(f"{name}: all known texts, such as a,b").split(",")])
+    return {"kind": kind}
+
+
+def _chosen(given: str, choices: Sequence[str]) -> str:
+    if given not in choices:
+        raise typer.BadParameter(f"answer one of {', '.join(choices)}")
+    return given
+
+
+def _bounds(given: str) -> tuple[float, float]:
+    try:
+        low, high = numbers("number", given, "0,100", count=2)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not low < high:
+        raise typer.BadParameter("expected the lowest value first")
+    return low, high
+
+
+def _pair(option: str, given: str, example: str) -> tuple[str, str]:
+    """The name of a column and what is declared about it."""
+    name, equals, value = given.partition("=")
+    if not equals or not name.strip() or not value.strip():
+        raise ValueError(f"expected --{option} as {example}, got {given!r}")
+    return name.strip(), value.strip()
+
+
+def _check(facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check that the declarations do not contradict themselves; see :class:`noisette.data.Declaration`."""
+    from noisette.data import Declaration
+    from noisette.data.columns import Columns
+    from noisette.data.target import Target
+
+    named = facts.get("classes")
+    Declaration(
+        classes=tuple(named) if isinstance(named, list) else named,
+        size=facts.get("size"),
+        label=facts["label"],
+        columns=Columns.of(declared),
+        target=Target(facts["target"][0], facts["target"][1], facts.get("unit", "")) if "target" in facts else None,
+    )
+
+
+def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) -> None:
+    from noisette._internal import atomic_files
+
+    lines = [
+        "# What is publicly known about the columns, for noisette train --columns. Written without reading any row:",
+        "# bounds and categories must come from what the columns mean, not from the records.",
+        *(f"{key} = {_toml(value)}" for key, value in facts.items()),
+    ]
+    for name, table in declared.items():
+        lines += ["", f"[columns.{json.dumps(name, ensure_ascii=False)}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
+    atomic_files.write(out, ("\n".join(lines) + "\n").encode())
+
+
+def _toml(value: Any) -> str:
+    """A text, a number or a list of them in TOML."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return str(int(value)) if isinstance(value, float) and math.isfinite(value) and value.is_integer() else repr(value)

@@ -1,0 +1,95 @@
+"""Texts as numbers of words, by a rule that is public: a hash of each word, or the tokenizer of a public model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from noisette.data import words
+from noisette.data.errors import DataError
+
+PADDING = 0  # of no word, where words are hashed
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """How a text becomes numbers of words.
+
+    tokens: how many words of a text are used, the first ones; shorter texts are padded.
+    words: how many numbers words are hashed to, padding included. Words with one hash count as the same.
+    folder: a folder of Hugging Face, whose tokenizer numbers the words instead.
+
+    Guarantee: the number of a word depends on the word alone, never on the texts: no vocabulary is learned from them.
+
+    Raises:
+        DataError: a number is too small.
+
+    >>> Numbering(tokens=4, words=100).number(["Oil rose", "oil"])
+    array([[29,  4,  0,  0],
+           [29,  0,  0,  0]])
+    """
+
+    tokens: int = 64
+    words: int = 4096
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.words < 2:
+            raise DataError(f"expected tokens >= 1 and words >= 2, got tokens={self.tokens} and words={self.words}")
+
+    def number(self, texts: Sequence[str]) -> np.ndarray:
+        """The numbers of the words of each text, int64, (n, tokens).
+
+        Raises:
+            DataError: the tokenizer cannot be loaded.
+        """
+        return self._hashed(texts) if self.folder is None else _tokenized(self.folder, texts, self.tokens)
+
+    @property
+    def size(self) -> int:
+        """How many different numbers there are, from 0 on.
+
+        Raises:
+            DataError: the tokenizer cannot be loaded.
+        """
+        return self.words if self.folder is None else len(_tokenizer(self.folder))
+
+    def _hashed(self, texts: Sequence[str]) -> np.ndarray:
+        numbers: dict[str, int] = {}
+        numbered = np.full((len(texts), self.tokens), PADDING, np.int64)
+        for row, text in zip(numbered, texts, strict=True):
+            found = words.split(text, self.tokens)
+            row[: len(found)] = [numbers.setdefault(word, _hash(word, self.words)) for word in found]
+        return numbered
+
+
+def _hash(word: str, words: int) -> int:
+    """A number from 1 to words - 1, the same on every machine."""
+    return 1 + int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest()) % (words - 1)
+
+
+def _tokenized(folder: Path, texts: Sequence[str], tokens: int) -> np.ndarray:
+    found = _tokenizer(folder)(list(texts), truncation=True, max_length=tokens, padding="max_length")
+    return np.array(found["input_ids"], dtype=np.int64)
+
+
+def _tokenizer(folder: Path):
+    """The tokenizer in a folder, with a number for padding; no code of the folder is run and nothing is downloaded."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise DataError(f"{folder} needs Hugging Face's transformers: pip install transformers") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{folder} holds no tokenizer that can be loaded: {error}") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        raise DataError(f"the tokenizer in {folder} has no token for padding; set pad_token and save it again")
+    tokenizer.padding_side = "right"
+    return tokenizer

@@ -1,0 +1,119 @@
+"""Settings that need no search: clipping norm, batch, passes and learning rate, from public numbers alone.
+
+``docs/how-to/choose-settings.md`` explains each rule, with its measurement on four public data sets.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from noisette._internal import checks
+
+# Gradients are clipped to norm one; the learning rate is in the same unit, so no other value needs to be tried.
+MAX_GRAD_NORM = 1.0
+# Enough steps to train, few enough that a step has little noise (`accounting.plan` recommends as few as allowed).
+STEPS = 500
+# Passes over the data: small data sets have little computation to save, and larger batches have less noise.
+MOST_EPOCHS, FEWEST_EPOCHS, GRADIENTS = 150.0, 10.0, 2_000_000
+# Of one number of a row, and records for each weight that a model of sums of functions should have.
+MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
+# How far the weights may move in all, in the unit in which inputs have norm one.
+REACH = 100.0
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How much is computed: the expected size of a batch, and the passes over the declared size."""
+
+    expected_batch_size: int
+    epochs: float
+
+
+def batches_for(size: int) -> Batches:
+    """Batch size and epochs for this declared number of records: about 500 steps, and at most 2 million gradients.
+
+    Between 10 and 150 passes are made. A batch has at least one record, and at most all.
+
+    Raises:
+        TypeError, ValueError: the size is not a whole number of at least 1.
+
+    >>> batches_for(1_000), batches_for(40_000)
+    (Batches(expected_batch_size=300, epochs=150.0), Batches(expected_batch_size=4000, epochs=50.0))
+    >>> batches_for(1_000_000)
+    Batches(expected_batch_size=20000, epochs=10.0)
+    """
+    checks.count(size=size)
+    epochs = min(MOST_EPOCHS, max(FEWEST_EPOCHS, GRADIENTS / size))
+    return Batches(max(1, math.ceil(size * epochs / STEPS)), epochs)
+
+
+def delta_for(size: int) -> float:
+    """The delta for this declared number of records: 1e-5, or a tenth of one over the size where that is smaller.
+
+    >>> delta_for(1_000), delta_for(1_000_000)
+    (1e-05, 1e-07)
+    """
+    checks.count(size=size)
+    return min(1e-5, 1 / (10 * size))
+
+
+def knots_for(features: int, size: int) -> int:
+    """Fixed triangles for each number of a row: 8, or fewer where records are few for the weights, down to none.
+
+    >>> knots_for(features=10, size=10_000), knots_for(features=64, size=1_500)
+    (8, 0)
+    """
+    checks.count(features=features, size=size)
+    return min(MOST_KNOTS, max(0, size // (RECORDS_PER_WEIGHT * features) - 1))
+
+
+def learning_rate_for(
+    *,
+    dimensions: int,
+    noise_multiplier: float,
+    expected_batch_size: float,
+    steps: int,
+    max_grad_norm: float = MAX_GRAD_NORM,
+    reach: float = REACH,
+    momentum: float = 0.0,
+    curvature: float | None = None,
+) -> float:
+    """The learning rate of SGD: (1 - m) reach / (C sqrt(T (1 + d (sigma / B)^2))), and at most (1 + m) / curvature.
+
+    The noised mean of clipped gradients has a squared norm of at most about C^2 (1 + d (sigma / B)^2), and T such steps
+    with this rate are the classical choice for a convex loss whose best weights are at distance ``reach``. It is
+    constant; with momentum m, a step moves the weights by 1 / (1 - m) times the rate in the long run.
+
+    Args:
+        dimensions: number d of trained weights.
+        noise_multiplier: sigma, by which the privacy budget enters.
+        expected_batch_size: B, in examples.
+        steps: T.
+        max_grad_norm: the clipping norm C.
+        reach: a guess at the distance from the first to the best weights, in their unit.
+        momentum: m, that of SGD, from 0 to below 1.
+        curvature: the largest second derivative of the loss, where it is known. At twice the rate that it permits,
+            steps would not settle even without noise, so the declared size may be wrong by a factor of two.
+
+    Raises:
+        TypeError, ValueError: a number is not above zero.
+    Source: Nemirovski et al. 2009, "Robust stochastic approximation", section 2.2; Bassily et al. 2014, theorem 2.4.
+
+    >>> round(learning_rate_for(dimensions=1000, noise_multiplier=2.0, expected_batch_size=1000, steps=500), 2)
+    4.46
+    """
+    checks.count(dimensions=dimensions, steps=steps)
+    checks.positive(
+        noise_multiplier=noise_multiplier,
+        expected_batch_size=expected_batch_size,
+        max_grad_norm=max_grad_norm,
+        reach=reach,
+    )
+    checks.below_one(momentum=momentum)
+    if curvature is not None:
+        checks.positive(curvature=curvature)
+    noise = dimensions * (noise_multiplier / expected_batch_size) ** 2
+    rate = (1 - momentum) * reach / (max_grad_norm * math.sqrt(steps * (1 + noise)))
+    return rate if curvature is None else min(rate, (1 + momentum) / curvature)

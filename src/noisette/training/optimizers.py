@@ -1,0 +1,19 @@
+"""The optimizers that a recipe can name, made from its settings. They see released gradients only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn, optim
+
+from noisette.training.recipe.sections import TrainingSection
+
+
+def sgd(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.Optimizer:
+    """Stochastic gradient descent with the momentum of the recipe."""
+    return optim.SGD(parameters, lr=settings.lr, momentum=settings.momentum)
+
+
+def adam(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.Optimizer:
+    """Adam with the constants of its authors."""
+    return optim.Adam(parameters, lr=settings.lr)

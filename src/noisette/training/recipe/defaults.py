@@ -1,0 +1,75 @@
+"""Recipes that are known to work on the built-in data sets, and what suits data of the user's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from noisette.training.defaults import batches_for, delta_for
+from noisette.training.recipe.recipe import Recipe
+from noisette.training.recipe.sections import DataSection, ModelSection, PrivacySection, TrainingSection
+
+_ADAM_RATE = 0.003
+_TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
+_PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
+# Settings that are known to work on the built-in data sets.
+_IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
+_FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
+_FEATURES = PrivacySection(max_grad_norm=0.1)
+_KNOWN_TO_WORK = {
+    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95), "cnn"),
+    "mnist": (_FEATURES, _IMAGES, "scattering"),
+    "fashion-mnist": (_FEATURES, _IMAGES, "scattering"),
+    "cifar10": (_FEATURES, _IMAGES, "scattering"),
+    "kmnist": (_FEATURES, _FEW_IMAGES, "scattering"),
+    "emnist-letters": (_FEATURES, _FEW_IMAGES, "scattering"),
+    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
+    "sst2": (PrivacySection(), _TEXTS, "transformer"),
+    "imdb": (PrivacySection(), _TEXTS, "transformer"),
+    "ag-news": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9), "bilstm-dl"),
+}
+
+
+def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer: str | None = None) -> Recipe:
+    """A recipe that is known to work for a built-in data set; for another one, what suits its kind and declared size.
+
+    Args:
+        data: fields of the recipe's table ``data``.
+        model: the name of the model, if it is chosen.
+        optimizer: the name of the optimizer, if it is chosen.
+
+    >>> default_recipe({"name": "own.csv", "size": 700}).training.batch_size
+    210
+    """
+    section = DataSection(**data)
+    if known := _KNOWN_TO_WORK.get(section.name):
+        privacy, training, suited = known
+    else:
+        privacy, training = _of_own_data(section)
+        suited = "transformer" if section.text is not None else "cnn" if Path(section.name).is_dir() else "mlp"
+    if model is not None and Path(model).is_dir():
+        training = replace(_PRETRAINED, batch_size=training.batch_size)
+    if optimizer == "adam" != training.optimizer:
+        training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
+    elif optimizer == "sgd" != training.optimizer:
+        training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
+    return Recipe(section, ModelSection(model or suited), privacy=privacy, training=training)
+
+
+def _of_own_data(data: DataSection) -> tuple[PrivacySection, TrainingSection]:
+    """Delta, batches and epochs by the declared size, as :mod:`noisette.training.defaults` has them.
+
+    Texts cost more to train on, so that these have a tenth of their records in a batch, and ten epochs.
+    """
+    kind = TrainingSection() if data.text is None else _TEXTS
+    if data.size is None or data.size < 1:
+        return PrivacySection(), kind
+    records = max(1, round(data.size * (1 - (data.holdout or 0.0))))
+    delta = PrivacySection(delta=delta_for(records))
+    if data.text is not None:
+        return delta, replace(kind, batch_size=min(kind.batch_size, math.ceil(records / 10)))
+    batches = batches_for(records)
+    return delta, replace(kind, batch_size=batches.expected_batch_size, epochs=batches.epochs)

@@ -1,0 +1,137 @@
+"""The model of a run folder, with the preparation that its inputs need, to predict new rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from noisette import models
+from noisette.data import DataError, DataSet, Split, table
+from noisette.models.local_folder import is_folder_of_model
+from noisette.training.build import model_of, replace_batch_norm
+from noisette.training.load import declaration_of
+from noisette.training.recipe import NEED_PUBLIC, Recipe
+from noisette.training.scores import outputs
+
+_AT_ONCE = 2000
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The model of a run and what it was told about its inputs.
+
+    Args:
+        recipe: that of the run.
+        model: with its weights, in evaluation.
+        features: the columns that are inputs, in their order; () where the recipe declares them or there are none.
+    """
+
+    recipe: Recipe
+    model: nn.Module
+    features: tuple[str, ...]
+
+    @classmethod
+    def of_run(cls, folder: Path, pretrained: Path | None = None, text: str | None = None) -> SavedModel:
+        """The model in a run folder.
+
+        Args:
+            folder: as ``noisette train`` writes it.
+            pretrained: the folder of Hugging Face that the run began with, whose tokenizer is needed.
+            text: the column of the text in new rows, if it is not the one of the run.
+
+        Raises:
+            ValueError: it is no run folder, its files do not fit each other, or its model cannot be built from it.
+        """
+        try:
+            run = json.loads((folder / "run.json").read_bytes())
+            recipe = Recipe.of(run["recipe"], str(folder / "run.json"))
+            shape, vectors, words = run["input_shape"], run["word_vectors"], run["words"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{folder} is not the folder of a finished run: {error}") from error
+        if pretrained is not None:
+            recipe = replace(recipe, model=replace(recipe.model, name=str(pretrained)))
+        if text is not None:
+            recipe = replace(recipe, data=replace(recipe.data, text=text))
+        _check_can_be_built(recipe)
+        declared = declaration_of(recipe)
+        inputs = np.zeros((1, *shape), np.int64 if vectors or words else np.float32)
+        data = DataSet(
+            run["data"],
+            Split(inputs, np.zeros(1, np.float32 if declared.target else np.int64)),
+            None,
+            classes=run["classes"],
+            declared_size=run["declared_size"],
+            vectors=np.zeros(vectors, np.float32) if vectors else None,
+            words=words,
+            target=declared.target,
+        )
+        model = model_of(replace(recipe, model=replace(recipe.model, weights=None)), data)
+        if recipe.model.batch_norm is not None:
+            replace_batch_norm(
+                model.head if isinstance(model, models.FixedFeatures) else model, recipe.model.batch_norm
+            )
+        try:
+            model.load_state_dict(load_file(folder / "model.safetensors"))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
+        return cls(recipe, model.eval(), tuple(run["features"]))
+
+    def read(self, path: Path) -> np.ndarray:
+        """The inputs in a CSV with the columns of the run, with or without its label.
+
+        Raises:
+            DataError: a column is absent, or a value is not as declared; the message names rows and no values.
+        """
+        declared = declaration_of(self.recipe)
+        if declared.text is None and not declared.columns and not self.features:
+            raise DataError(
+                "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
+                "their column with --text, for others load the model as report.html shows"
+            )
+        header, *rows = table.rows(path) or [[]]
+        found = table.table(path, header=header, rows=rows)
+        features = declared.features(self.features)
+        absent = features.absent(found) if declared.text is None else []
+        if declared.text is not None and declared.text not in found:
+            absent = [f"there is no column {declared.text!r}"]
+        inputs, problems = (np.zeros(0), absent) if absent else table.inputs_of(found, declared, features)
+        if problems:
+            raise DataError("\n  ".join([f"{path.name} (row 1 is the first below the header):", *problems]))
+        return inputs
+
+    def predict(self, inputs: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
+        """The names of the columns of a prediction, and for each input its values, (n, columns).
+
+        For classes these are their probabilities, (n, classes); for a number it is the number in its unit, (n, 1).
+        """
+        scores = outputs(self.model, torch.as_tensor(inputs), at_once=_AT_ONCE)
+        declared = declaration_of(self.recipe)
+        if declared.target is not None:
+            return [declared.label], declared.target.unscaled(scores)
+        names = declared.class_names or tuple(map(str, range(scores.shape[1])))
+        return names, torch.as_tensor(scores, dtype=torch.float64).softmax(1).numpy()
+
+
+def _check_can_be_built(recipe: Recipe) -> None:
+    """Check that run.json and the weights are all that the model needs.
+
+    Raises:
+        ValueError: they are not.
+    """
+    model = recipe.model
+    if model.batch_norm in NEED_PUBLIC or model.standardised or recipe.projection.components or recipe.lipschitz.used:
+        raise ValueError(
+            "this model has parts that were made from other data than its weights; load it as report.html shows"
+        )
+    if model.name not in models.names() and ":" not in model.name and not is_folder_of_model(model.name):
+        raise ValueError(
+            f"the run began with the model in a folder {Path(model.name).name!r}; give this folder with --model"
+        )

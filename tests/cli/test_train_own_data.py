@@ -1,0 +1,284 @@
+"""Data of the user's own on the command line: schema, training, report and predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from PIL import Image
+from typer.testing import CliRunner
+
+from noisette.cli import app
+from noisette.cli.watch import Watch
+
+ROWS = 400
+SCHEMA = (
+    *("--label", "paid", "--classes", "no,yes", "--size", 400),
+    *("--number", "age=0,100", "--category", "job=cook,smith", "--ignore", "id"),
+)
+QUICK = ("--epochs", 3, "--delta", 1e-4)
+
+
+def run(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def facts(out: str) -> dict:
+    return json.loads(Path(out, "run.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def people() -> Path:
+    """A table with missing values, an undeclared category, a number outside its bounds and quoted separators."""
+    draw = random.Random(0)
+    path = Path("People.CSV")
+    with path.open("w", encoding="utf-8-sig", newline="") as stream:
+        lines = csv.writer(stream, delimiter=";")
+        lines.writerow(["id", "age", "job", "paid", "hours"])
+        for k in range(ROWS):
+            age, job = draw.randint(-5, 120), draw.choice(["cook", "Smith", "", "spy; retired"])
+            paid = "YES" if age > 50 else "no"
+            lines.writerow([f"CANARY{k}", "" if k % 9 == 0 else age, job, paid, age / 2])
+    return path
+
+
+@pytest.fixture
+def schema(people: Path) -> Path:
+    shown = run("schema", people, *SCHEMA, "--number", "hours=0,60")
+    assert shown.exit_code == 0, shown.output
+    return Path("schema.toml")
+
+
+def test_from_a_schema_to_predictions_of_new_rows(people: Path, schema: Path) -> None:
+    shown = run("train", "--data", people, "--columns", schema, "--holdout", 0.25, *QUICK, "--out", "runs/people")
+    assert shown.exit_code == 0, shown.output
+    for words in ("test accuracy", "base rate", "macro accuracy", "AUC"):
+        assert words in shown.output
+    done = facts("runs/people")
+    assert (done["declared_size"], done["recipe"]["training"]["batch_size"]) == (300, 90)
+    assert done["features"] == ["age", "job", "hours"]
+    counts = np.array(done["test"]["confusion"])
+    assert abs(counts.sum() - 100) < 50
+    assert done["test_accuracy"] == done["test"]["accuracy"] == pytest.approx(np.trace(counts) / counts.sum())
+    statement = " ".join(Path("runs/people/privacy.txt").read_text().split())
+    assert "held out with probability 0.25" in statement
+    assert "which stays private" not in statement
+    assert "Inputs: 8, made from 3 columns by a declaration" in statement
+    page = Path("runs/people/report.html").read_text()
+    assert "about 25.0 % of all" in page
+    assert "public test examples" not in page
+    for file in Path("runs/people").iterdir():
+        assert b"CANARY" not in file.read_bytes()
+
+    Path("new.csv").write_text("hours,job,age\n10,SMITH,20\n,,\n")
+    predicted = run("predict", "runs/people", "new.csv")
+    assert predicted.exit_code == 0, predicted.output
+    header, *rows = csv.reader(predicted.stdout.splitlines())
+    assert header == ["predicted paid", "probability of no", "probability of yes"]
+    assert len(rows) == 2
+    for name, *shares in rows:
+        assert sum(map(float, shares)) == pytest.approx(1, abs=1e-5)
+        assert name == ["no", "yes"][np.argmax(list(map(float, shares)))]
+
+
+def test_predictions_of_the_rows_trained_on_are_those_of_the_report(people: Path) -> None:
+    Path("test.csv").write_bytes(people.read_bytes())
+    assert run("schema", people, *SCHEMA[:-1], "id,hours").exit_code == 0
+    shown = run("train", "--data", people, "--columns", "schema.toml", "--test", "test.csv", *QUICK, "--out", "runs/a")
+    assert shown.exit_code == 0, shown.output
+    assert run("predict", "runs/a", people, "--out", "p.csv").exit_code == 0
+    with people.open(encoding="utf-8-sig") as rows, Path("p.csv").open() as predictions:
+        labels = [row["paid"].lower() for row in csv.DictReader(rows, delimiter=";")]
+        predicted = [row["predicted paid"] for row in csv.DictReader(predictions)]
+    right = sum(a == b for a, b in zip(labels, predicted, strict=True))
+    assert facts("runs/a")["test_accuracy"] == pytest.approx(right / ROWS)
+    assert "public test examples" in Path("runs/a/report.html").read_text()
+
+
+def test_regression_in_the_unit_of_its_target(people: Path) -> None:
+    assert run("schema", people, "--label", "hours", "--target", "0,60", "--unit", "h", "--size", 400,
+               "--number", "age=0,100", "--ignore", "id,job,paid").exit_code == 0  # fmt: skip
+    options = ("--holdout", 0.3, "--epsilon", 50, "--epochs", 12, "--delta", 1e-4)
+    shown = run("train", "--data", people, "--columns", "schema.toml", *options, "--out", "runs/hours")
+    assert shown.exit_code == 0, shown.output
+    found = facts("runs/hours")["test"]
+    assert found["unit"] == "h"
+    assert found["rmse"] < 0.7 * found["base_rmse"]
+    assert "best constant" in shown.output
+    page = Path("runs/hours/report.html").read_text()
+    assert f"Test error (RMSE) of {found['rmse']:.4g} h" in page
+    assert "hours, 0 to 60 h" in page
+    predicted = run("predict", "runs/hours", people)
+    header, *values = predicted.stdout.splitlines()
+    assert header == "predicted hours"
+    assert len(values) == ROWS
+    assert all(0 <= float(value) <= 60 for value in values)
+
+
+def test_texts_of_a_column(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    lines = [f'"{draw.choice(["good", "bad"])}, {draw.random()}"' for _ in range(200)]
+    Path("reviews.csv").write_text("text,label\n" + "".join(f"{line},{int('good' in line)}\n" for line in lines))
+    options = ("--text", "text", "--tokens", 8, "--classes", 2, "--size", 200, "--model", "bag-of-words", *QUICK)
+    shown = run("train", "--data", "reviews.csv", *options, "--out", "runs/r")
+    assert shown.exit_code == 0, shown.output
+    statement = " ".join(Path("runs/r/privacy.txt").read_text().split())
+    assert "the first 8 words of a text are numbered by a fixed hash of the word to one of 4,096 numbers" in statement
+    assert run("predict", "runs/r", "reviews.csv").stdout.count("\n") == 201
+    Path("new.csv").write_text("other\ngood\n")
+    assert run("predict", "runs/r", "new.csv", "--text", "other").exit_code == 0
+    absent = run("predict", "runs/r", "new.csv")
+    assert absent.exit_code == 2
+    assert "there is no column 'text'" in absent.output
+
+
+def test_images_without_a_folder_train() -> None:
+    for k in range(40):
+        place = Path("Photos", "Cat" if k % 2 else "dog", f"{k}.JPG")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 250 * (k % 2)).save(place, format="JPEG")
+    shown = run("train", "--data", "Photos", "--classes", "cat,dog", "--size", 40, "--holdout", 0.3, *QUICK)
+    assert shown.exit_code == 0, shown.output
+    assert facts("runs/Photos")["recipe"]["model"]["name"] == "cnn"
+    assert facts("runs/Photos")["test"] is not None
+
+
+def test_json_is_all_that_is_printed(people: Path, schema: Path) -> None:
+    shown = run("train", "--data", people, "--columns", schema, *QUICK, "--json", "--optimizer", "adam")
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    assert found.pop("folder") == "runs/People"
+    assert found == facts("runs/People")
+    assert found["recipe"]["training"]["optimizer"] == "adam"
+
+
+def test_a_run_that_is_continued_holds_out_the_same_records(
+    people: Path, schema: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*given: object) -> None:
+        raise SystemExit(143)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "on_step", stop)
+        stopped = run("train", "--data", people, "--columns", schema, "--holdout", 0.25, *QUICK, "--out", "runs/c")
+    assert stopped.exit_code == 143
+    settings = Path("runs/c.unfinished-1/checkpoint/settings.json")
+    kept = settings.read_text()
+    key = json.loads(kept)["holdout_key"]
+    settings.write_text(kept.replace(key, "00" * 32))
+    other = run("train", "--resume", "runs/c")
+    assert other.exit_code == 2, "records held out before must not be trained on after"
+    settings.write_text(kept)
+    continued = run("train", "--resume", "runs/c")
+    assert continued.exit_code == 0, continued.output
+    assert facts("runs/c")["resumed"] == 1
+    assert all(key not in file.read_text(errors="replace") for file in Path("runs/c").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--holdout", "1.5"), "expected 0 < holdout < 1"),
+        (("--holdout", "0.2", "--test", "People.CSV"), "give test or holdout, not both"),
+        (("--target", "0"), "expected --target as 2 numbers, such as 0,120"),
+        (("--target", "0,9"), "give one of them"),
+        (("--optimizer", "lion"), "expected optimizer to be one of sgd, adam"),
+        (("--text", "id"), "a text is the only input"),
+        (("--label", "payd"), "there is no column 'payd'; did you mean 'paid'?"),
+        (("--model", "transformer"), "there are none in these data"),
+    ],
+)
+def test_wrong_options_leave_nothing(people: Path, schema: Path, options: tuple[str, ...], says: str) -> None:
+    shown = run("train", "--data", people, "--columns", schema, *QUICK, *options, "--out", "runs/x")
+    assert shown.exit_code == 2
+    assert says in shown.output
+    assert not Path("runs").exists()
+
+
+def test_wrong_rows_are_named_without_their_values(people: Path, schema: Path) -> None:
+    with people.open("a", encoding="utf-8") as stream:
+        stream.write("SECRET;old;cook;maybe;1\n")
+    shown = run("train", "--data", people, "--columns", schema, *QUICK)
+    assert shown.exit_code == 2
+    assert f"column 'age': not a finite number (for a column of text, declare its categories) in row {ROWS + 1}" in (
+        shown.output
+    )
+    assert f"column 'paid': none of the declared classes in row {ROWS + 1}" in shown.output
+    assert "SECRET" not in shown.output
+    assert "maybe" not in shown.output
+    with people.open("a", encoding="utf-8") as stream:
+        stream.write("SECRET;1;cook\n")
+    short = run("train", "--data", people, "--columns", schema, *QUICK)
+    assert f"the number of fields differs from the 5 of the header in row {ROWS + 2}" in short.output
+
+
+def test_predictions_of_what_is_no_run_or_no_table(tmp_path: Path, people: Path) -> None:
+    Path("empty").mkdir()
+    assert "is not the folder of a finished run" in run("predict", "empty", people).output
+    assert run("train", "--epochs", 1, "--batch-size", 1437, "--model", "linear", "--out", "runs/digits").exit_code == 0
+    assert "was not trained on columns of a CSV" in run("predict", "runs/digits", people).output
+    Path("p.csv").touch()
+    assert "p.csv exists" in run("predict", "runs/digits", people, "--out", "p.csv").output
+
+
+def test_schema_reads_the_first_line_alone(people: Path) -> None:
+    Path("damaged.csv").write_bytes(b"id,age,paid\n\xff\xfe\x00 not UTF-8 at all")
+    shown = run("schema", "damaged.csv", "--label", "paid", "--classes", 2, "--number", "age=0,99")
+    assert shown.exit_code == 0, shown.output
+    assert 'Still to be declared, with kind = "?" in the file: id' in shown.output
+    tables = tomllib.loads(Path("schema.toml").read_text())
+    assert tables["columns"] == {
+        "id": {"kind": "?"},
+        "age": {"kind": "number", "low": 0, "high": 99, "missing": "indicator"},
+    }
+    refused = run("train", "--data", people, "--columns", "schema.toml", "--size", 400)
+    assert "'id': expected kind to be one of number, category, ignored, got '?'" in refused.output
+
+
+def test_schema_asks() -> None:
+    answers = "word\nnumber\n9,1\n1,9\ncategory\na, b\nignored\n"
+    shown = CliRunner().invoke(app, ["schema", "--names", "x,y z,q,label", "--classes", "2", "--ask"], input=answers)
+    assert shown.exit_code == 0, shown.output
+    assert tomllib.loads(Path("schema.toml").read_text())["columns"] == {
+        "x": {"kind": "number", "low": 1, "high": 9, "missing": "indicator"},
+        "y z": {"kind": "category", "categories": ["a", "b"], "missing": "own category", "other": "own category"},
+        "q": {"kind": "ignored"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ((), "give a CSV whose first line names the columns, or --names"),
+        (("--names", "a,a"), "different names"),
+        (("--names", "a,b", "--number", "c=0,1"), "--number: there is no column 'c'; there are a, b"),
+        (("--names", "a,b", "--number", "a"), "expected --number as age=0,100"),
+        (("--names", "a,b", "--number", "a=5,1"), "expected low < high"),
+        (("--names", "a,b", "--number", "a=0,1", "--ignore", "a"), "declared twice"),
+        (("--names", "a,b", "--number", "a=0,1", "--missing", "a=7"), "expected missing from 0 to 1, got 7"),
+        (("--names", "a,b", "--missing", "a=7"), "declare the column with --number or --category too"),
+        (("--names", "a,b", "--number", "a=0,1", "--label", "a"), "column 'a' is the label"),
+    ],
+)
+def test_wrong_schemas_leave_nothing(options: tuple[str, ...], says: str) -> None:
+    shown = run("schema", *options)
+    assert shown.exit_code == 2
+    assert says in shown.output
+    assert not Path("schema.toml").exists()
+
+
+def test_schema_keeps_what_is_there() -> None:
+    Path("schema.toml").write_text("mine")
+    assert "schema.toml exists" in run("schema", "--names", "a,label").output
+    assert Path("schema.toml").read_text() == "mine"

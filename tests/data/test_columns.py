@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from noisette.data import DataError, Declaration, load
+from noisette.data.columns import Columns
+
+AGE = {"kind": "number", "low": 0, "high": 80}
+JOB = {"kind": "category", "categories": ["cook", "smith"]}
+
+
+def encoded(column: dict[str, Any], values: Any) -> list[list[float]]:
+    return Columns.of({"x": column}).encode({"x": values}).tolist()
+
+
+def refusal(column: dict[str, Any], values: Any = ()) -> str:
+    with pytest.raises(DataError) as caught:
+        Columns.of({"x": column}).encode({"x": values})
+    return str(caught.value)
+
+
+def test_numbers_are_clipped_to_their_bounds() -> None:
+    assert encoded(AGE, ["0", " 40 ", "100", "-inf", "1e400"]) == [[-1], [0], [1], [-1], [1]]
+
+
+def test_numbers_without_bounds_are_used_as_they_are() -> None:
+    assert encoded({"kind": "number"}, ["-300", "1e-3"]) == [[-300], [np.float32(1e-3)]]
+    assert "not a finite number" in refusal({"kind": "number"}, ["1e39"])
+
+
+def test_a_missing_number_is_the_declared_constant() -> None:
+    assert encoded(AGE | {"missing": 20}, ["", "NA", "80"]) == [[-0.5], [-0.5], [1]]
+    assert encoded({"kind": "number", "missing": 7}, ["", "3"]) == [[7], [3]]
+
+
+def test_a_missing_number_is_indicated() -> None:
+    declared = AGE | {"low": -80, "missing": "indicator"}
+    assert encoded(declared, [None, 40.0, math.nan]) == [[0, 1], [0.5, 0], [0, 1]]
+    assert encoded(AGE | {"missing": "indicator"}, ["?", "0"]) == [[0, 1], [-1, 0]]
+
+
+def test_a_missing_number_is_refused_without_a_rule() -> None:
+    assert "column 'x': a value is missing in row 2; declare what it counts as" in refusal(AGE, ["1", ""])
+
+
+def test_a_text_is_never_a_missing_number() -> None:
+    message = refusal(AGE | {"missing": 20}, ["1", "CANARY", ""])
+    assert "column 'x': not a finite number (for a column of text, declare its categories) in row 2" in message
+    assert "CANARY" not in message
+
+
+def test_categories_in_any_case() -> None:
+    assert encoded(JOB, ["smith", " COOK"]) == [[0, 1], [1, 0]]
+    both = JOB | {"categories": ["a", "A"], "other": "own category"}
+    assert encoded(both, ["a", "A"]) == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_missing_and_other_texts_have_categories_of_their_own() -> None:
+    declared = JOB | {"missing": "own category", "other": "own category"}
+    assert encoded(declared, ["cook", "", "spy", None]) == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
+    assert Columns.of({"x": declared}).inputs == ("x = cook", "x = smith", "x is missing", "x is other")
+
+
+def test_missing_and_other_texts_count_as_a_category() -> None:
+    assert encoded(JOB | {"missing": "smith", "other": "cook"}, ["", "spy"]) == [[0, 1], [1, 0]]
+    assert encoded(JOB | {"missing": "smith", "other": "own category"}, ["", "spy"]) == [[0, 1, 0], [0, 0, 1]]
+
+
+def test_other_texts_are_refused_without_a_rule() -> None:
+    message = refusal(JOB | {"missing": "cook"}, ["", "CANARY", "cook"])
+    assert "none of its declared categories in row 2" in message
+    assert "CANARY" not in message
+
+
+def test_a_declared_mark_of_missing_values_is_a_category() -> None:
+    assert encoded({"kind": "category", "categories": ["", "?", "none"]}, ["?", "", "none"]) == [
+        [0, 1, 0],
+        [1, 0, 0],
+        [0, 0, 1],
+    ]
+
+
+def test_categories_that_are_numbers() -> None:
+    assert encoded({"kind": "category", "categories": [1, 2]}, [2.0, 1, np.int64(2)]) == [[0, 1], [1, 0], [0, 1]]
+
+
+def test_one_row_never_changes_the_inputs_of_another() -> None:
+    columns = Columns.of({"a": AGE | {"missing": "indicator"}, "b": JOB | {"missing": "cook", "other": "own category"}})
+    rows = {"a": ["", "3", "99", "nan"], "b": ["spy", "", "smith", "COOK"]}
+    together = columns.encode(rows)
+    for index in range(4):
+        alone = columns.encode({name: [values[index]] for name, values in rows.items()})
+        assert np.array_equal(alone[0], together[index])
+
+
+def test_a_frame_of_pandas() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    frame = pandas.DataFrame({"age": [40.0, None], "job": pandas.Series(["smith", None], dtype="string"), "id": [1, 2]})
+    columns = Columns.of({"age": AGE | {"missing": "indicator"}, "job": JOB | {"missing": "own category"}})
+    assert columns.encode(frame).tolist() == [[0, 0, 0, 1, 0], [0, 1, 0, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("column", "says"),
+    [
+        ({"kind": "text"}, "expected kind to be one of number, category, ignored, got 'text'"),
+        ({"kind": "number", "lowest": 0}, "kind = \"number\" has no 'lowest'; it has low, high, missing"),
+        ({"kind": "category"}, "declare categories"),
+        ({"kind": "ignored", "low": 0}, "kind = \"ignored\" has no 'low'"),
+        ({"kind": "number", "low": 0}, "declare both low and high"),
+        ({"kind": "number", "low": 1, "high": 1}, "expected low < high"),
+        ({"kind": "number", "low": 0, "high": math.inf}, "expected high to be finite numbers"),
+        ({"kind": "number", "low": "zero", "high": 2}, "expected low to be a number, got 'zero'"),
+        (AGE | {"missing": 81}, "expected missing from 0 to 80, got 81"),
+        (AGE | {"missing": "mean"}, 'expected missing to be a number, "indicator" or "refuse"'),
+        (JOB | {"categories": "cook"}, "expected categories to be a list of texts"),
+        (JOB | {"missing": "spy"}, "expected missing to be one of the categories"),
+        ({"kind": "category", "categories": ["a", "a"]}, "expected one or more different categories"),
+        ({"kind": "category", "categories": ["refuse"]}, "'refuse' is a rule for missing values"),
+    ],
+)
+def test_contradictions(column: dict[str, Any], says: str) -> None:
+    assert says in refusal(column)
+
+
+def test_all_problems_at_once(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.toml"
+    schema.write_text('[columns.a]\nkind = "number"\nlow = "x"\n[columns.b]\nkind = "word"\n')
+    with pytest.raises(DataError, match=r"schema.toml: 2 problems\n.*'a'.*\n.*'b'"):
+        Columns.read(schema)
+
+
+def test_absent_columns() -> None:
+    with pytest.raises(DataError, match="there is no column 'age'; did you mean 'Age'"):
+        Columns.of({"age": AGE}).encode({"Age": ["1"]})
+
+
+DECLARED = Columns.of({"job": JOB | {"other": "own category"}, "age": AGE | {"missing": 0}, "id": {"kind": "ignored"}})
+
+
+def test_a_csv_with_declared_columns(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("id,age,job,label\nx,,spy,1\ny,80,cook,0\n")
+    found = load(str(path), declaration=Declaration(classes=2, size=2, columns=DECLARED))
+    assert found.train.inputs.tolist() == [[0, 0, 1, -1], [1, 0, 0, 1]]
+
+
+def test_every_column_of_a_csv_is_declared(tmp_path: Path) -> None:
+    path = tmp_path / "people.csv"
+    path.write_text("age,job,wage,label\n1,cook,3,1\n")
+    with pytest.raises(DataError, match="columns: column 'wage' is not declared"):
+        load(str(path), declaration=Declaration(classes=2, size=2, columns=DECLARED))
+
+
+def test_columns_and_ranges_contradict_each_other() -> None:
+    with pytest.raises(DataError, match="leave out ranges and categories, or the columns"):
+        Declaration(columns=DECLARED, ranges={"age": (0, 1)})
+    with pytest.raises(DataError, match="column 'job' is the label"):
+        Declaration(columns=DECLARED, label="job")

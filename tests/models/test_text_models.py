@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from noisette import models
+from noisette.clipping.per_example import PerExampleClip
+from noisette.validation import Call, check_vectorized, prove
+
+TEXTS = torch.tensor([[5, 3, 9, 0, 0, 0], [1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0]])
+
+
+@pytest.fixture(params=["transformer", "bag-of-words"])
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    torch.manual_seed(0)
+    return models.build(request.param, (6,), 3, 10)
+
+
+def test_padding_is_not_read(model: nn.Module) -> None:
+    with torch.no_grad():
+        before = model(TEXTS[:1])
+        model.word.weight[0] += 5.0
+        assert torch.allclose(model(TEXTS[:1]), before, atol=1e-5)
+        model.word.weight[9] += torch.randn(64)
+        assert not torch.allclose(model(TEXTS[:1]), before, atol=1e-2)
+
+
+def test_an_empty_text_has_finite_scores_and_gradients(model: nn.Module) -> None:
+    scores = model(TEXTS)
+    assert scores.isfinite().all()
+    scores.sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+def test_each_text_is_seen_alone_and_the_preflight_accepts_it(model: nn.Module) -> None:
+    bound = PerExampleClip(model, 1.0)
+    check_vectorized(bound, Call((TEXTS,), {}))
+    prove(bound, Call((TEXTS,), {}))
+    bound.close()
+    model.eval()
+    assert torch.allclose(model(TEXTS)[1], model(TEXTS[1:2])[0], atol=1e-6)
+
+
+def test_the_order_of_words_matters_to_the_transformer_alone() -> None:
+    for name, matters in (("transformer", True), ("bag-of-words", False)):
+        made = models.build(name, (6,), 3, 10).eval()
+        changed = made(TEXTS[1:2].flip(1))
+        assert torch.allclose(changed, made(TEXTS[1:2]), atol=1e-4) != matters
+
+
+def test_models_and_data_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="'mlp' takes no texts whose words are numbers; there are transformer, bag-of"):
+        models.build("mlp", (6,), 3, 10)
+    with pytest.raises(ValueError, match="there are none in these data"):
+        models.build("transformer", (6,), 3)
+    with pytest.raises(ValueError, match="needs texts as numbers of words"):
+        models.build("transformer", (6, 4), 3, 10)
+
+
+def test_a_folder_of_hugging_face(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad"]))
+    transformers.BertTokenizerFast(vocab_file=str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    original = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=7, **shape)).eval()
+    original.save_pretrained(tmp_path)
+    loaded = models.build(str(tmp_path), (4,), 2, 7).eval()
+    numbers = torch.tensor([[2, 5, 3, 0]])
+    expected = original(input_ids=numbers, attention_mask=torch.tensor([[1, 1, 1, 0]])).logits
+    assert torch.allclose(loaded(numbers), expected, atol=1e-6)
+    assert models.build(str(tmp_path), (4,), 5, 7)(numbers).shape == (1, 5)
+    with pytest.raises(ValueError, match="is a model for texts"):
+        models.build(str(tmp_path), (4,), 2)
+
+
+def test_a_folder_without_safe_weights_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="holds no model for texts that can be loaded"):
+        models.build(str(tmp_path), (4,), 2, 7)

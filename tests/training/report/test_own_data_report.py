@@ -1,0 +1,94 @@
+"""The report on data of the user's own: declared columns, numbers to predict, records held out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from finished_runs import with_recipe
+from noisette.training.outcome import Point
+from noisette.training.predictions import ClassFigures, NumberFigures
+from noisette.training.report import Facts, rows_of_tests
+from noisette.training.report.page import page
+from noisette.training.report.statement import as_text, statement
+
+COUNTS = ((90, 10), (6, 14))
+FIGURES = ClassFigures(accuracy=104 / 120, base_rate=100 / 120, macro_accuracy=0.8, auc=0.87654, confusion=COUNTS)
+COLUMNS = {"age": {"kind": "number", "low": 0, "high": 99, "missing": "indicator"}, "id": {"kind": "ignored"}}
+
+
+def held_out(facts: Facts) -> Facts:
+    own = with_recipe(facts, data={"holdout": 0.25, "classes": ("no", "<yes>"), "columns": COLUMNS})
+    return replace(own, classes=2, test=FIGURES, test_accuracy=FIGURES.accuracy)
+
+
+def regression(facts: Facts) -> Facts:
+    own = with_recipe(facts, data={"target": (0.0, 60.0), "unit": "h", "label": "hours"})
+    points = tuple(Point(p.step, p.epsilon, None, 30 - p.step / 10) for p in facts.points)
+    figures = NumberFigures(rmse=5.25, mae=4.0, base_rmse=12.0, base_mae=10.0, unit="h")
+    return replace(own, classes=1, test=figures, test_accuracy=None, points=points)
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
+    assert dict(rows_of_tests(held_out(facts))) == {
+        "test accuracy": "86.7 %",
+        "base rate": "83.3 % (always the most frequent class)",
+        "macro accuracy": "80.0 % (mean over the classes)",
+        "AUC": "0.877",
+    }
+    assert dict(rows_of_tests(regression(facts))) == {
+        "test RMSE": "5.25 h (best constant: 12 h)",
+        "test MAE": "4 h (best constant: 10 h)",
+    }
+
+
+def test_the_confusion_matrix_names_classes(facts: Facts) -> None:
+    html = page(held_out(facts))
+    assert '<tr><th scope="row">no</th><td class="right">90</td><td>10</td></tr>' in html
+    assert '<tr><th scope="row">&lt;yes&gt;</th><td>6</td><td class="right">14</td></tr>' in html
+    many = tuple((1,) * 13 for _ in range(13))
+    assert "Confusion matrix" not in page(replace(facts, classes=13, test=replace(FIGURES, confusion=many)))
+
+
+def test_the_set_of_the_figures_is_named(facts: Facts) -> None:
+    own, public = words(page(held_out(facts))), words(page(replace(facts, classes=2, test=FIGURES)))
+    assert "on the records held out: about 25.0 % of all" in own
+    assert "public test examples" not in own
+    assert "Computed on the public test examples, exactly." in public
+    assert "held out" not in public
+
+
+def test_the_statement_says_what_is_held_out_and_not_covered(facts: Facts) -> None:
+    own = words(as_text(statement(held_out(facts)), title="x"))
+    assert "each record was held out with probability 0.25, drawn by a secret key" in own
+    assert "exact and have none" in own
+    assert "the test examples are taken to be public" not in own
+    assert "which stays private" not in own
+    plain = words(as_text(statement(facts), title="x"))
+    assert "held out" not in plain
+    assert "number of records, which stays private" in plain
+
+
+def test_the_statement_says_what_was_declared(facts: Facts) -> None:
+    own = words(as_text(statement(held_out(facts)), title="x"))
+    assert "Inputs: 2, made from 1 columns by a declaration" in own
+    number = words(as_text(statement(regression(facts)), title="x"))
+    assert "Target: the number in the column 'hours', clipped to its declared bounds, 0 to 60 h." in number
+    text = words(as_text(statement(with_recipe(facts, data={"text": "review", "tokens": 9})), title="x"))
+    assert "the first 9 words of a text are numbered by a fixed hash of the word to one of 4,096 numbers" in text
+
+
+def test_a_number_has_an_error_in_headline_and_figure(facts: Facts) -> None:
+    html = page(regression(facts))
+    assert "Test error (RMSE) of 5.25 h" in html
+    assert 'aria-label="Test error against epsilon"' in html
+    assert "test accuracy" not in words(html).lower()
+    assert "a number to predict" in html
+
+
+def test_how_to_predict_is_said_where_rows_can_be_prepared(facts: Facts) -> None:
+    assert "noisette predict" in page(replace(held_out(facts), features=("age",)))
+    assert "noisette predict" not in page(facts)

@@ -1,0 +1,85 @@
+"""Figures on test examples, against loops over single examples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from noisette.data.target import Target
+from noisette.training.scores import class_figures, number_figures, outputs
+
+
+def area(scores: list[float], members: list[bool]) -> float:
+    """The share of pairs of a member and another in which the member has the higher score; ties count half."""
+    pairs = [
+        1.0 if a > b else 0.5 if a == b else 0.0
+        for a, is_a in zip(scores, members, strict=True)
+        for b, is_b in zip(scores, members, strict=True)
+        if is_a and not is_b
+    ]
+    return sum(pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_classes(classes: int) -> None:
+    random = np.random.default_rng(classes)
+    targets = random.choice(classes, 60, p=[0.7, *[0.3 / (classes - 1)] * (classes - 1)])
+    scores = random.normal(size=(60, classes)).astype(np.float32) + np.eye(classes, dtype=np.float32)[targets]
+    found = class_figures(scores, targets)
+    counts = [[0] * classes for _ in range(classes)]
+    for row, target in zip(scores.tolist(), targets.tolist(), strict=True):
+        counts[target][row.index(max(row))] += 1
+    assert found.confusion == tuple(map(tuple, counts))
+    assert found.accuracy == pytest.approx(sum(counts[k][k] for k in range(classes)) / 60)
+    assert found.base_rate == pytest.approx(max(map(sum, counts)) / 60)
+    assert found.macro_accuracy == pytest.approx(sum(counts[k][k] / sum(counts[k]) for k in range(classes)) / classes)
+    areas = []
+    for k in range(classes) if classes > 2 else [1]:
+        shares = [math.exp(row[k]) / sum(map(math.exp, row)) for row in scores.tolist()]
+        areas.append(area(shares, (targets == k).tolist()))
+    assert found.auc == pytest.approx(sum(areas) / len(areas))
+
+
+def test_classes_that_do_not_occur_count_nowhere() -> None:
+    scores = np.array([[3.0, 0.0, 1.0], [0.0, 2.0, 1.0], [0.0, 2.0, 1.0]])
+    found = class_figures(scores, np.array([0, 1, 0]))
+    assert found.macro_accuracy == 0.75
+    assert found.auc is not None
+    assert class_figures(scores, np.array([0, 0, 0])).auc is None
+
+
+def test_scores_that_are_not_finite() -> None:
+    assert class_figures(np.array([[np.nan, 0.0], [0.0, 1.0]]), np.array([0, 1])).auc is None
+
+
+def test_numbers_in_their_unit() -> None:
+    target = Target(10, 50, "kg")
+    predictions, targets = np.array([[0.0], [-0.5], [7.0]]), np.array([0.5, -0.5, 0.0])
+    found = number_figures(predictions, targets, target)
+    right, predicted = [40, 20, 30], [30, 20, 50]  # the last prediction is clipped to the bounds
+    errors = [a - b for a, b in zip(predicted, right, strict=True)]
+    assert found.rmse == pytest.approx(math.sqrt(sum(e * e for e in errors) / 3))
+    assert found.mae == pytest.approx(sum(map(abs, errors)) / 3)
+    assert found.base_rmse == pytest.approx(math.sqrt(sum((x - 30) ** 2 for x in right) / 3))
+    assert found.base_mae == pytest.approx(sum(abs(x - 30) for x in right) / 3)
+    assert found.unit == "kg"
+
+
+def test_no_constant_has_a_smaller_error_than_the_base_line() -> None:
+    target, targets = Target(0, 1), np.random.default_rng(0).beta(1, 5, 101) * 2 - 1
+    base = number_figures(np.zeros((101, 1)), targets, target)
+    for constant in np.linspace(-1, 1, 41):
+        found = number_figures(np.full((101, 1), constant), targets, target)
+        assert found.rmse >= base.base_rmse - 1e-9
+        assert found.mae >= base.base_mae - 1e-9
+
+
+def test_outputs_are_those_of_evaluation() -> None:
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 2)).train()
+    inputs = torch.randn(7, 3)
+    assert np.allclose(outputs(model, inputs, at_once=2), model[1](inputs).detach().numpy(), atol=1e-6)
+    assert model.training

@@ -1,0 +1,92 @@
+"""The number of threads is chosen by time, without records, and only where the user chose none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from noisette.training import threads
+from noisette.training.threads import choose_threads, measured_size, quickest
+
+
+@pytest.mark.parametrize(("few", "many", "chosen"), [(0.1, 0.05, 8), (0.1, 0.095, 1), (0.1, 0.2, 1), (0.01, 40.0, 1)])
+def test_all_threads_only_where_they_are_clearly_quicker(few: float, many: float, chosen: int) -> None:
+    assert quickest((1, 8), {1: few, 8: many}.__getitem__) == chosen
+
+
+def test_hopeless_threads_are_tried_once() -> None:
+    tried: list[int] = []
+
+    def seconds(number: int) -> float:
+        tried.append(number)
+        return 40.0 if number == 8 else 0.01
+
+    assert quickest((1, 8), seconds) == 1
+    assert tried.count(8) == 1
+
+
+def test_one_slow_round_does_not_decide() -> None:
+    rounds = {1: iter([0.04] * 20), 8: iter([0.1, 0.5, *[0.01] * 20])}
+    assert quickest((1, 8), lambda number: next(rounds[number])) == 8
+
+
+def test_few_examples_are_measured_where_a_step_takes_long() -> None:
+    assert measured_size(512, lambda n: 0.0) == 512
+    assert measured_size(512, lambda n: 1.0) == 1
+    assert measured_size(1, lambda n: 0.0) == 1
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in threads._SET_BY:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(threads, "_AT_IMPORT", 2)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+MODEL = nn.Sequential(nn.Dropout(), nn.Linear(4, 3), nn.BatchNorm1d(3))
+X, Y = torch.full((5, 4), float("nan")), torch.zeros(5, dtype=torch.int64)
+
+
+def loss(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    assert scores.isfinite().all(), "a record was used"
+    return F.cross_entropy(scores, targets, reduction="none")
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_the_choice_is_set_and_nothing_else_changes(wanted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def pretended(number: int, step: object) -> float:
+        assert callable(step)
+        step()
+        measured.append(number)
+        return 0.01 if number == wanted else 0.1
+
+    monkeypatch.setattr(threads, "_timed", pretended)
+    MODEL.train()
+    before = {name: value.clone() for name, value in MODEL.state_dict().items()}
+    drawn = torch.get_rng_state()
+    assert choose_threads(MODEL, loss, X, Y, 64) == torch.get_num_threads() == wanted
+    assert {1, 2} <= set(measured)
+    assert all(torch.equal(value, before[name]) for name, value in MODEL.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(part.training for part in MODEL.modules())
+    assert all(p.grad is None for p in MODEL.parameters())
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_what_the_user_chose_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "quickest", lambda candidates, seconds: pytest.fail("was measured"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert choose_threads(MODEL, loss, X, Y, 64) == 2
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(threads, "_AT_IMPORT", 4)  # torch.set_num_threads(2) was called since
+    assert choose_threads(MODEL, loss, X, Y, 64) == 2
