@@ -216,6 +216,35 @@ def test_other_gradients_are_refused() -> None:
         F.cross_entropy(wrapped(torch.randn(2 * len(x), 5)), torch.zeros(2 * len(x), dtype=torch.long)).backward()
 
 
+@pytest.mark.filterwarnings("ignore:the loss of 3 public examples together")  # a mean by weights
+def test_weights_of_classes_are_no_rows_whatever_the_size_of_the_batch() -> None:
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    for size in (2, 3, 4):
+        model = net()
+        _, wrapped, optimizer, loader = private(model, data(size))
+        for x, y in loader:
+            F.cross_entropy(wrapped(x), y, weight=weights).backward()
+            optimizer.step()
+        assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "enters",
+    [
+        lambda loss: loss / loss.item(),
+        lambda loss: loss * (1 - 2 * loss.item() / 3),
+        lambda loss: torch.mul(loss, -sum([loss.item()])),
+    ],
+)
+def test_a_number_of_the_batch_enters_no_loss(enters: Callable[[Tensor], Tensor]) -> None:
+    _, wrapped, _, loader = private(net(), data())
+    x, y = next(iter(loader))
+    loss = F.cross_entropy(wrapped(x), y)
+    assert f"{loss.item():.2f}" == f"{loss.detach():.2f}"
+    with pytest.raises(PrivacyError, match="read from the batch"):
+        enters(loss)
+
+
 def test_all_problems_at_once() -> None:
     model, records = net(), data()
     with pytest.raises(ValueError) as raised:

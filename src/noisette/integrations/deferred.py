@@ -22,9 +22,39 @@ Backward = Callable[["Deferred"], None]
 
 # What only reads values: their results do not lead to a gradient.
 _READS = {
-    *(Tensor.detach, Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__repr__, Tensor.__format__, Tensor.__bool__),
+    *(Tensor.detach, Tensor.tolist, Tensor.numpy, Tensor.__repr__, Tensor.__format__, Tensor.__bool__),
     *(Tensor.__float__, Tensor.__int__, Tensor.__len__, Tensor.size, Tensor.dim, Tensor.numel),
 }
+
+
+class BatchNumber(float):
+    """A number read from a deferred tensor: of the whole batch, so it may be printed and summed, but enter no loss."""
+
+    def _of(self, value: Any) -> Any:
+        return value if value is NotImplemented else BatchNumber(value)
+
+    def __add__(self, other: float) -> Any:
+        return self._of(float.__add__(self, other))
+
+    def __sub__(self, other: float) -> Any:
+        return self._of(float.__sub__(self, other))
+
+    def __rsub__(self, other: float) -> Any:
+        return self._of(float.__rsub__(self, other))
+
+    def __mul__(self, other: float) -> Any:
+        return self._of(float.__mul__(self, other))
+
+    def __truediv__(self, other: float) -> Any:
+        return self._of(float.__truediv__(self, other))
+
+    def __rtruediv__(self, other: float) -> Any:
+        return self._of(float.__rtruediv__(self, other))
+
+    def __neg__(self) -> Any:
+        return self._of(float.__neg__(self))
+
+    __radd__, __rmul__ = __add__, __mul__
 
 
 @dataclass(frozen=True)
@@ -76,9 +106,17 @@ class Deferred(Tensor):
                 )
             args[0].on_backward(args[0])
             return None
-        given = next(leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Deferred))
+        leaves = tree_flatten((args, kwargs))[0]
+        if any(isinstance(leaf, BatchNumber) for leaf in leaves):
+            raise PrivacyError(
+                "a number that was read from the batch, as by loss.item(), enters the loss: every example's gradient "
+                "would depend on the others; compute it in the loss, where each example has its own"
+            )
+        given = next(leaf for leaf in leaves if isinstance(leaf, Deferred))
         with torch.no_grad():
             output = func(*tree_map(plain, args), **tree_map(plain, kwargs))
+        if func is Tensor.item:
+            return BatchNumber(output)
         if func in _READS:
             return output
         return deferred(output, lambda place: Applied(func, args, kwargs, place), given.on_backward)
@@ -116,13 +154,15 @@ class LossOfOne:
     Args:
         loss: the deferred loss.
         count: number of examples; tensors with so many rows are arguments, and all others constants.
+        is_older: whether a tensor was there before the batch, so that it is a constant whatever its shape.
 
     Attributes:
         rows: the arguments, each with one row per example.
     """
 
-    def __init__(self, loss: Deferred, count: int) -> None:
+    def __init__(self, loss: Deferred, count: int, is_older: Callable[[Tensor], bool]) -> None:
         self._count = count
+        self._is_older = is_older
         self.rows: list[Tensor] = []
         self._numbers: dict[int, int] = {}  # of each argument, by id of the tensor
         self._steps: list[tuple[Operation | None, Any, Any, int]] = []  # in order; None is a call of the model
@@ -168,7 +208,7 @@ class LossOfOne:
     def _placeholder(self, leaf: Any) -> Any:
         if isinstance(leaf, Deferred):
             return self._add(leaf)
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != self._count:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != self._count or self._is_older(leaf):
             return leaf
         if id(leaf) not in self._numbers:
             self._numbers[id(leaf)] = len(self.rows)

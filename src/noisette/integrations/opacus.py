@@ -15,14 +15,17 @@ Opacus itself is not needed. The loop stays as it is, except for one number to d
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
@@ -50,7 +53,8 @@ class PrivacyEngine:
 
     The loss of a batch, in any form that ``loss.backward()`` ends, is computed again for each example alone, so nothing
     in it can couple examples, and every model that :meth:`noisette.PrivateRun.accumulate` takes is taken. Values that
-    the loop reads, such as ``loss.item()``, are private: the guarantee does not cover what you print.
+    the loop reads, such as ``loss.item()``, are private: the guarantee does not cover what you print, and a loss that
+    such a number enters is refused, as far as it can be followed: not through ``float``, NumPy and ``math``.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -205,7 +209,7 @@ class PrivateModule(nn.Module):
 
     def _backward(self, loss: Deferred) -> None:
         """Add the clipped gradients of the current batch."""
-        of_one = LossOfOne(loss, self._loader.examples)
+        of_one = LossOfOne(loss, self._loader.examples, self._loader.is_older)
         if not of_one.rows:
             raise PrivacyError("the loss has no tensor with one row per example of the batch that the loader gave")
         self._run[0].accumulate(of_one, *of_one.rows)
@@ -223,6 +227,14 @@ class PoissonLoader:
         self._optimizer = optimizer
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
         self.examples = 0
+        existing = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+        self._existing = {id(tensor): weakref.ref(tensor) for tensor in existing}
+        self._given: list[Any] = []  # the values of the present batch
+
+    def is_older(self, tensor: Tensor) -> bool:
+        """Whether a tensor was there before the first batch, as the weights of classes are, and is no part of one."""
+        reference = self._existing.get(id(tensor))
+        return reference is not None and reference() is tensor and all(tensor is not given for given in self._given)
 
     def __len__(self) -> int:
         """The steps of a pass."""
@@ -238,7 +250,9 @@ class PoissonLoader:
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
-            yield next(batch.microbatches(_WHOLE))
+            given = next(batch.microbatches(_WHOLE))
+            self._given = tree_leaves(given)
+            yield given
 
 
 def _check(
