@@ -26,7 +26,7 @@ TITLES = {
     "supported-layers.md": "Supported layers",
 }
 HOW = """\
-Each entry is a small {what} with random weights. Its clipped sum by `clip.accumulate` is held against a loop over
+Each entry is a small {what} with random weights. Its clipped sum by `run.accumulate` is held against a loop over
 single examples by plain autograd, in double precision where the model runs in it; the relative difference is at most
 1e-6 (5e-4 in single precision). Then two steps are taken with its own dropout.
 

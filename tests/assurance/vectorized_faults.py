@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.gradients import physical_operations, vectorized, vectorized_recorder
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.physical_operations import PHYSICAL
@@ -104,7 +105,7 @@ MUTANTS = [
         "with a batch of one, values of an example are written into the weights, past the noise",
         lambda patch: patch.setattr(vectorized_recorder, "_writes", lambda func: False),
         (f"{_ACCUMULATE}::test_what_cannot_be_vectorised_is_refused_in_words",),
-        seen_as=(RuntimeError,),
+        seen_as=(RuntimeError, OneByOneWarning),
     ),
     Mutant(
         "attention takes the mask of the first example",
