@@ -56,13 +56,12 @@ records = [
 
 # %%
 torch.manual_seed(0)
-config = BertConfig(
-    vocab_size=2000, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_labels=2
-)
-adapters = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
-model = peft.get_peft_model(BertForSequenceClassification(config), adapters)
-frozen = model.base_model.model.bert.embeddings.word_embeddings.weight
+config = BertConfig(vocab_size=2000, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+base = BertForSequenceClassification(config)
+frozen = base.bert.embeddings.word_embeddings.weight
 before = frozen.clone()
+adapters = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"])
+model = peft.get_peft_model(base, adapters)
 model.print_trainable_parameters()
 
 # %% [markdown]
@@ -96,7 +95,7 @@ print(f"epsilon {epsilon:.2f}")
 
 # %%
 assert torch.equal(frozen, before)
-model.save_pretrained(Path(folder, "adapter"))
+model.save_pretrained(f"{folder}/adapter")
 print(sorted(file.name for file in Path(folder, "adapter").iterdir()))
 
 # %% [markdown]
