@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
-from scipy.special import gammainc, gammaln, xlog1py, xlogy
+import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette._internal.checks import count, positive, probability
 from noisette.accounting.events import (
@@ -44,7 +45,6 @@ _PER_SHIFT = BEYOND * (2 * RADIUS / math.pi + 1 / math.sqrt(2 * math.pi))
 _MOST_CONVEX_SHIFT = 8.0
 
 _TERMS = np.arange(1, 300)  # the terms that follow sum to less than 1e-90
-_WEIGHTS = np.exp(_TERMS * math.log(RADIUS**2 / 2) - RADIUS**2 / 2 - gammaln(_TERMS + 1))  # of a Poisson variable
 
 # The largest group whose numbers of records in a batch are counted one by one.
 _MOST_COUNTED = 1000
@@ -149,7 +149,13 @@ def _moved_beyond(shift: float) -> float:
     """
     if shift > _MOST_CONVEX_SHIFT:
         return 1.0
-    return float(_WEIGHTS @ gammainc(_TERMS, shift**2 / 2))
+    return float(_poisson_weights() @ scipy.special.gammainc(_TERMS, shift**2 / 2))
+
+
+@cache
+def _poisson_weights() -> np.ndarray:
+    """The probabilities of a Poisson variable of mean R^2 / 2 at each of the terms."""
+    return np.exp(_TERMS * math.log(RADIUS**2 / 2) - RADIUS**2 / 2 - scipy.special.gammaln(_TERMS + 1))
 
 
 def _group_tail(event: GroupPrivacy | UserLevel, dimensions: int) -> float:
@@ -176,5 +182,9 @@ def _group_tail(event: GroupPrivacy | UserLevel, dimensions: int) -> float:
 
 def _binomial(numbers: np.ndarray, records: int, rate: float) -> np.ndarray:
     """The probabilities that so many of the records are in a batch."""
-    ways = gammaln(records + 1) - gammaln(numbers + 1) - gammaln(records - numbers + 1)
-    return np.exp(ways + xlogy(numbers, rate) + xlog1py(records - numbers, -rate))
+    ways = (
+        scipy.special.gammaln(records + 1)
+        - scipy.special.gammaln(numbers + 1)
+        - scipy.special.gammaln(records - numbers + 1)
+    )
+    return np.exp(ways + scipy.special.xlogy(numbers, rate) + scipy.special.xlog1py(records - numbers, -rate))

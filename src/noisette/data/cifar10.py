@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from noisette.data import files
 from noisette.data.dataset import DataSet, Split, unit_pixels
@@ -72,6 +71,8 @@ def _jpeg(folder: Path) -> DataSet:
 
 def _decoded(path: Path) -> Split:
     """The examples of an NPZ of JPEG images: ``header`` is common to all, ``scans`` are cut at ``offsets``."""
+    from PIL import Image
+
     arrays = files.read_npz(path, "header", "scans", "offsets", "labels")
     header, scans, offsets = arrays[0].tobytes(), arrays[1].tobytes(), arrays[2]
     try:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import pooch
 
 from noisette.data.dataset import DataSet
 from noisette.data.errors import DataError
@@ -56,6 +55,8 @@ def read(
     found = first(name, {source.files: official} | dict(copies or {}), data_dir=data_dir)
     if found is not None:
         return found
+    import pooch  # imported here because the import takes as long as that of typer
+
     places = folders(name, data_dir)
     for file, checksum in source.checksums.items():
         try:
@@ -79,6 +80,8 @@ def first(name: str, layouts: Mapping[Files, Callable[[Path], Found]], *, data_d
 
 def folders(name: str, data_dir: Path | None) -> list[Path]:
     """The folders in which files of this name are looked for, in order; downloads go to the last."""
+    import pooch
+
     parents = [Path(pooch.os_cache("noisette"))]
     for option, path in (("NOISETTE_DATA", os.environ.get("NOISETTE_DATA")), ("data_dir", data_dir)):
         if path:

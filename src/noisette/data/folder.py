@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, refuse
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
-DAMAGED = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # what Pillow raises for a damaged file
 MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
 
 
@@ -28,6 +30,8 @@ class _File:
 
     def open(self) -> Image.Image:
         """The image; its header is read now, its pixels on access."""
+        from PIL import Image  # imported here, as most commands read no image
+
         return Image.open(self.path, formats=("PNG", "JPEG"))
 
 
@@ -114,7 +118,7 @@ def _first(file: _File) -> tuple[str, tuple[int, int]]:
         with file.open() as image:
             if image.mode in MODES:
                 return image.mode, image.size
-    except DAMAGED as error:
+    except _damage() as error:
         raise DataError(f"{file.position} is damaged, or neither PNG nor JPEG") from error
     raise DataError(f"{file.position} is neither 8-bit grey nor 8-bit colour without transparency; convert the images")
 
@@ -131,7 +135,14 @@ def _split(files: Sequence[_File], first: tuple[str, tuple[int, int]]) -> Split:
                     images[index] = np.asarray(image)
                 else:
                     problems.append(f"{file.position} differs from the first image in size or colours")
-        except DAMAGED:
+        except _damage():
             problems.append(f"{file.position} is damaged, or neither PNG nor JPEG")
     refuse("images, numbered from 1 in the order of their names within their class", problems)
     return Split(unit_pixels(images), np.array([file.target for file in files], dtype=np.int64))
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What Pillow raises for a damaged file."""
+    from PIL import Image
+
+    return OSError, SyntaxError, ValueError, Image.DecompressionBombError

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from scipy.special import erfcx, ndtr
+import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.interface import resolved_noise, unsupported
@@ -73,7 +73,7 @@ class GdpCurve:
         a, b = float(threshold - half), float(threshold + half)
         log_density = -(a**2) / 2 - math.log(2 * math.pi) / 2
         if a < -1:  # then Phi(-a) exceeds 0.84, and the other term is below 0.16
-            return math.log(float(ndtr(-a)) - math.exp(log_density) * _mills_ratio(b) + ROUNDING)
+            return math.log(float(scipy.special.ndtr(-a)) - math.exp(log_density) * _mills_ratio(b) + ROUNDING)
         if mu < NARROW:
             slopes = [1 - x * _mills_ratio(x) for x in (a, float(threshold), b)]
             drop = mu * ((slopes[0] + 4 * slopes[1] + slopes[2]) / 6 + 2 * ROUNDING)
@@ -84,7 +84,7 @@ class GdpCurve:
 
 def _mills_ratio(x: float) -> float:
     """Phi(-x) / phi(x): the tail of the standard Gaussian over its density."""
-    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+    return math.sqrt(math.pi / 2) * float(scipy.special.erfcx(x / math.sqrt(2)))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import gammaln, xlog1py, xlogy
+import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette._internal.checks import not_negative, open_fraction, positive
 from noisette.accounting.accountants.interface import require_sampled, resolved_noise, valid_orders
@@ -59,8 +59,8 @@ def _closed_form(event: Sampled, order: int) -> float:
     if sigma == 0:
         return math.inf
     k = np.arange(2, n + 1)
-    log_binomial = gammaln(n + 1) - gammaln(k + 1) - gammaln(n - k + 1)
-    log_weight = log_binomial + xlogy(k, q) + xlog1py(n - k, -q)
+    log_binomial = scipy.special.gammaln(n + 1) - scipy.special.gammaln(k + 1) - scipy.special.gammaln(n - k + 1)
+    log_weight = log_binomial + scipy.special.xlogy(k, q) + scipy.special.xlog1py(n - k, -q)
     exponent = k * (k - 1) / (2 * sigma**2)
     log_excess = exponent + np.log(-np.expm1(-exponent))  # ln(e^x - 1), for tiny and for huge x
     return float(np.logaddexp(0.0, np.logaddexp.reduce(log_weight + log_excess)))

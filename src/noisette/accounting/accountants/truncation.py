@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scipy.special import betainc
+import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.events import TruncatedPoissonGaussian
 
@@ -17,4 +17,4 @@ def full_batch_probability(event: TruncatedPoissonGaussian) -> float:
     if event.largest_batch > event.most_records:
         return 0.0
     more = event.most_records - event.largest_batch + 1
-    return min(1.0, float(betainc(event.largest_batch, more, event.sampling_rate)) * (1 + 1e-9))
+    return min(1.0, float(scipy.special.betainc(event.largest_batch, more, event.sampling_rate)) * (1 + 1e-9))

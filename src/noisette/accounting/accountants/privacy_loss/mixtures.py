@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr, ndtri
+import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette.accounting.accountants.group_privacy import Mixture
 from noisette.accounting.accountants.privacy_loss.distribution import (
@@ -29,12 +29,12 @@ def mixture_directions(mixture: Mixture, tail: float) -> Directions:
         tail: the most probability of one output that may count as an infinite loss.
     """
     likely, dropped = _likely(mixture, tail)
-    grid = _Grid(likely, dropped, _points(likely, float(ndtri(tail)), tail))
-    below, above = ndtr(grid.x[0] - likely.shifts), ndtr(likely.shifts - grid.x[-1])
+    grid = _Grid(likely, dropped, _points(likely, float(scipy.special.ndtri(tail)), tail))
+    below, above = scipy.special.ndtr(grid.x[0] - likely.shifts), scipy.special.ndtr(likely.shifts - grid.x[-1])
     removed = grid.removed().with_value(grid.raised[0], _up(grid.probabilities @ below))
-    added = grid.added().with_value(-grid.lowered[-1], _up(ndtr(-grid.x[-1])))
+    added = grid.added().with_value(-grid.lowered[-1], _up(scipy.special.ndtr(-grid.x[-1])))
     return Directions(
-        added.with_value(math.inf, _up(ndtr(grid.x[0]))),
+        added.with_value(math.inf, _up(scipy.special.ndtr(grid.x[0]))),
         removed.with_value(math.inf, _up(grid.probabilities @ above) + dropped),
     )
 
@@ -55,8 +55,8 @@ def replaced_directions(mixture: Mixture, tail: float) -> Directions:
         grid.removed()
         .joined_with(grid.added())
         .with_value(0.0, _up(equal))
-        .with_value(-grid.lowered[-1], _up(ndtr(-grid.x[-1])))
-        .with_value(math.inf, _up(grid.probabilities @ ndtr(mixture.shifts - grid.x[-1])))
+        .with_value(-grid.lowered[-1], _up(scipy.special.ndtr(-grid.x[-1])))
+        .with_value(math.inf, _up(grid.probabilities @ scipy.special.ndtr(mixture.shifts - grid.x[-1])))
     )
     return Directions(either, either)
 
@@ -76,7 +76,7 @@ def _points(mixture: Mixture, low: float, tail: float) -> np.ndarray:
     """Points between which nearly all mass of both outputs lies; dense for large shifts, where the loss is steep."""
     probabilities = np.exp(mixture.log_probabilities)
     rare = np.minimum(0.5, tail / len(probabilities) / np.maximum(probabilities, 1e-300))
-    high = max(float(np.max(mixture.shifts - ndtri(rare))), -float(ndtri(tail)))
+    high = max(float(np.max(mixture.shifts - scipy.special.ndtri(rare))), -float(scipy.special.ndtri(tail)))
     steepest = float(mixture.shifts[probabilities > tail].max())
     intervals = math.ceil((high - low) * POINTS_PER_DEVIATION * max(1.0, steepest))
     return np.linspace(low, high, min(max(intervals, 2), MOST_INTERVALS) + 1)
@@ -159,7 +159,7 @@ class _LogMass:
         """For the points seen from this shift, whose subtraction is rounded too."""
         x = points - shift
         left, right = np.where(x[:-1] + x[1:] > 0, (-x[1:], -x[:-1]), (x[:-1], x[1:]))  # the nearer tail
-        above, below = log_ndtr(right), log_ndtr(left)
+        above, below = scipy.special.log_ndtr(right), scipy.special.log_ndtr(left)
         gap = np.maximum(above - below, 1e-300)
         log = above + np.log(-np.expm1(-gap))
         subtraction = (np.abs(points[-1]) + shift) * (np.abs(right) + 1 / np.diff(points))
