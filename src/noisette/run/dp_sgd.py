@@ -204,7 +204,7 @@ class DpSgdRun(ABC):
             fetch.close()
 
     def _say_whether_finished(self) -> None:
-        if self.steps_left == 0:
+        if self.steps_left == 0 and self.steps_taken > self._first_step:  # it has trained, and is looped over again
             lost = f" ({self.steps_lost} lost in a crash)" if self.steps_lost else ""
             warnings.warn(
                 f"this run is finished: all of its {self.steps} steps{lost} are spent, so there is no batch left and "
