@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -244,6 +245,7 @@ LEAVES: dict[str, Callable[[], Loss]] = {
     "closure": by_closure,
     "global": by_global,
     "list": by_holder(lambda: [0.0], lambda h: h[0], lambda h, v: h.__setitem__(0, v)),
+    "long list": by_holder(lambda: [0.0] * 50_000, lambda h: h[7], lambda h, v: h.__setitem__(7, v)),
     "deque": by_holder(lambda: deque([0.0]), lambda h: h[-1], lambda h, v: h.append(v)),
     "namespace": by_holder(lambda: SimpleNamespace(v=0.0), lambda h: h.v, lambda h, v: setattr(h, "v", v)),
     "object": by_holder(Meter, lambda h: h.value, lambda h, v: h.update(v)),
@@ -267,6 +269,44 @@ def test_what_an_example_leaves_for_the_next_is_refused(name: str, batches: int)
     x = rows(2)
     with pytest.raises(PrivacyError, match=_REFUSED):
         summed(net(), LEAVES[name](), *x.split(2 // batches))
+
+
+def seeds_torch(model: nn.Module, x: Tensor) -> Tensor:
+    noise = torch.rand(2, dtype=x.dtype)
+    torch.manual_seed(int(x[0, 0] * 1000))
+    return (model(x) * noise).sum()
+
+
+def seeds_others(model: nn.Module, x: Tensor) -> Tensor:
+    noise = random.random() + float(np.random.random())
+    random.seed(int(x[0, 0] * 1000))
+    np.random.seed(int(abs(x[0, 0]) * 1000))
+    return model(x).sum() * noise
+
+
+def draws_as_often(model: nn.Module, x: Tensor) -> Tensor:
+    noise = torch.rand(2, dtype=x.dtype)
+    torch.rand(int(x[0, 0].abs() * 1000))
+    return (model(x) * noise).sum()
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+@pytest.mark.parametrize("loss", [seeds_torch, seeds_others, draws_as_often])
+def test_random_numbers_of_an_example_do_not_depend_on_another(loss: Loss) -> None:
+    x = rows(3)
+    x[0, 2] = 100.0  # the first record is not finite, so the sum is that of the others, whatever the first has seeded
+    other = x.clone()
+    other[0, 0] += 1.0
+    found: list[dict[str, Tensor]] = []
+    for records in (x, other):
+        model = net()
+        torch.manual_seed(3)
+        random.seed(3)
+        np.random.seed(3)
+        found.append(summed(model, lambda m, x: loss(m, x) * (torch.inf if x[0, 2] > 50 else 1.0), records))
+        found[-1]["next"] = torch.rand(1)
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
 
 
 class Caching(nn.Module):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
-from noisette.capture.python_walk import Walk
+from noisette.capture.python_walk import WIDEST, Walk
 
 _MOST_ROUNDS = 4  # walks until no new name is found in the code
 
@@ -35,10 +35,12 @@ class PythonState:
 
     Args:
         model: given to the functions.
+        widest: containers of more entries are not looked into.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, widest: int = WIDEST) -> None:
         self._model = model
+        self._widest = widest
         self._names: set[str] = {"forward"}  # that the code met so far reads
         self._counted: set[str] = set()
         self._walks: dict[int, Walk] = {}  # of modules
@@ -56,7 +58,7 @@ class PythonState:
 
     def _all_walks(self, reached: tuple[Any, ...]) -> list[Walk]:
         """The walk of these values, and those of the modules found on them."""
-        first = Walk(self._names, self._counted)
+        first = Walk(self._names, self._counted, self._widest)
         for value in (*_HOOKS_OF_ALL, *reached):
             first.visit(value)
         first.finish()
@@ -70,7 +72,7 @@ class PythonState:
     def _of_module(self, module: nn.Module) -> Walk:
         walk = self._walks.get(id(module))
         if walk is None or not walk.is_unchanged():
-            walk = Walk(self._names, self._counted)
+            walk = Walk(self._names, self._counted, self._widest)
             walk.visit_parts(module)
             walk.finish()
             self._walks[id(module)] = walk

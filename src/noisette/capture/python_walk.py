@@ -20,7 +20,7 @@ from noisette.capture.code_names import names_counted, names_read
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes, np.generic)
 _DEEPEST = 16  # objects within objects that are followed
-_WIDEST = 1024  # entries of a container that are looked at
+WIDEST = 1024  # entries of a container that are looked at
 _FIXED = {"torch", "noisette", "numpy", *sys.stdlib_module_names}  # their names and objects are constants
 _INSTALLED = {*_FIXED, "transformers", "peft", "timm"}  # their functions are not read
 # What recurrent layers keep of their weights, and make anew where these are new in each call, as noisy ones are.
@@ -54,13 +54,15 @@ class Walk:
     Args:
         names: that code reads; those of the code that is met are added.
         counted: names that code only counts up; likewise.
+        widest: containers of more entries are not looked into.
 
     Attributes:
         tensors, arrays: met, whose state is read at each call.
         modules: met, which are not walked through.
     """
 
-    def __init__(self, names: set[str], counted: set[str]) -> None:
+    def __init__(self, names: set[str], counted: set[str], widest: int = WIDEST) -> None:
+        self._widest = widest
         self.names = names
         self.counted = counted
         self.tensors: list[Tensor] = []
@@ -162,7 +164,7 @@ class Walk:
         return ()
 
     def _of_container(self, value: Any) -> Iterable[Any]:
-        if len(value) > _WIDEST:
+        if len(value) > self._widest:
             return id(value), len(value)
         if type(value) in (dict, OrderedDict):
             return len(value), *self._watch(_entries, value)

@@ -3,16 +3,18 @@
 Guarantee: an example's gradient is computed from that example and the weights, provided that nothing of an earlier
 example is left in what the loss reads. Tensors are followed, the model is put back after each example where a run does
 so, and what else Python keeps is compared: the attributes of modules and objects, closures, globals, and containers.
-Not seen are objects of Python's own library, files, and containers of more than a thousand entries.
+Not seen are objects of Python's own library, files, and containers of more than a million entries. Random numbers of
+an example start from a seed that was drawn before the first one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from noisette._internal.random_state import reseed_later
 from noisette.capture.python_state import PythonState
 from noisette.clipping.norms import ClippedSum, Clipping, Sums, Weights, group_norms
 from noisette.errors import PrivacyError
@@ -23,6 +25,8 @@ from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Loss, Microbatch
 
 PutBack = Callable[[], None]
+
+_WIDEST = 2**20  # entries of a container that are compared, as of a table with a number for each record
 
 _LEFT_BEHIND = (
     "the loss changes what Python code keeps from one call to the next, so one example could be computed with the "
@@ -45,7 +49,7 @@ class OneByOne:
     def __init__(self, tape: Tape, outside: OutsideTensors) -> None:
         self._tape = tape
         self._outside = outside
-        self._state = PythonState(tape.root)
+        self._state = PythonState(tape.root, _WIDEST)
 
     def clipped_sum(
         self,
@@ -68,10 +72,13 @@ class OneByOne:
             PrivacyError: something of an example is left for the next one.
         """
         public = tuple(public)
+        # Drawn before any example is seen: what one draws, or seeds, does not reach the random numbers of the next.
+        reseeds = iter([reseed_later(()) for _ in range(microbatch.count + 1)])
         call_with_zeros(self._tape, loss, microbatch, self._outside, public)
         if put_back is not None:
             put_back()
-        left = _Left(self._state, self._tape, loss, put_back)
+        next(reseeds)()
+        left = _Left(self._state, self._tape, loss, put_back, reseeds)
         total: Sums = {}
         norms: list[Tensor] = []
         each = gradients_of_each(self._tape, loss, microbatch, self._outside, public, left.check)
@@ -89,21 +96,30 @@ class OneByOne:
 class _Left:
     """What a call of the loss may leave behind, as it was before the first one."""
 
-    def __init__(self, state: PythonState, tape: Tape, loss: Loss, put_back: PutBack | None) -> None:
+    def __init__(
+        self,
+        state: PythonState,
+        tape: Tape,
+        loss: Loss,
+        put_back: PutBack | None,
+        reseeds: Iterator[Callable[[], None]],
+    ) -> None:
         self._state = state
         self._loss = loss
         self._put_back = put_back
+        self._reseeds = reseeds
         self._buffers = [] if put_back else list(tape.root.buffers())
         self._before = self._now()
 
     def check(self) -> None:
-        """Put the model back, and check that nothing else has changed.
+        """Put the model and random states back, and check that nothing else has changed.
 
         Raises:
             PrivacyError: something has.
         """
         if self._put_back is not None:
             self._put_back()
+        next(self._reseeds)()
         if self._now() != self._before:
             raise PrivacyError(_LEFT_BEHIND)
 
