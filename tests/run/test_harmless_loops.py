@@ -102,6 +102,7 @@ def test_schedules_of_the_learning_rate(make: Any, first: bool) -> None:
 
 def test_accelerate() -> None:
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.GradientState._reset_state()  # which all accelerators of a process share
     accelerator = accelerate.Accelerator(cpu=True)
     model = small_model()
     optimizer = SGD(model.parameters(), lr=0.3)

@@ -1,0 +1,17 @@
+"""What the tests of other libraries leave behind in their global state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def accelerate_begins_anew() -> Iterator[None]:
+    """Whether gradients are synchronised is one state for all accelerators of a process."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.GradientState._reset_state()
+        state.AcceleratorState._reset_state(reset_partial_state=True)
