@@ -82,6 +82,11 @@ def loss_of(facts: dict, times: int, delta: float) -> Loss:
             return truncated(facts).self_compose(times)
         case "balls-in-bins Gaussian":
             return balls_in_bins(sigma, facts["bins"], times, 1e-5 * delta / times)
+        case "banded Gaussian":
+            rate, rounds = min(1.0, facts["bands"] * facts["sampling_rate"]), -(-times // facts["bands"])
+            if rate == 1:
+                return pld.from_gaussian_mechanism(sigma / math.sqrt(rounds), value_discretization_interval=INTERVAL)
+            return sampled(sigma, rate).self_compose(rounds)
         case "Laplace":
             return pld.from_laplace_mechanism(sigma, value_discretization_interval=INTERVAL).self_compose(times)
         case "discrete Gaussian":

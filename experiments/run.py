@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -31,12 +32,24 @@ def main() -> None:
         for seed in options.seeds:
             out = options.runs / f"{recipe}-{seed}"
             command = ["-m", "noisette", "train", str(HERE / f"{recipe}.toml"), "--seed", str(seed), "--out", str(out)]
-            subprocess.run([sys.executable, *command], check=True)
-            append(HERE / "results" / f"{recipe}.jsonl", out / "run.json")
+            append(HERE / "results" / f"{recipe}.jsonl", out / "run.json", peak_memory([sys.executable, *command]))
 
 
-def append(results: Path, run: Path) -> None:
+def peak_memory(command: list[str]) -> int:
+    """The largest resident memory, in bytes, of a command, which is run.
+
+    Raises:
+        CalledProcessError: the command fails.
+    """
+    _, status, usage = os.wait4(subprocess.Popen(command).pid, 0)
+    if code := os.waitstatus_to_exitcode(status):
+        raise subprocess.CalledProcessError(code, command)
+    return usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+
+
+def append(results: Path, run: Path, memory: int) -> None:
     line = json.loads(run.read_text()) | {
+        "peak_memory": memory,
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
         "torch": version("torch"),
         "python": platform.python_version(),

@@ -80,8 +80,71 @@ SIZES: dict[str, Any] = {
 NOT_OPTIONAL = {"pad_token_id", "bos_token_id", "eos_token_id"}  # set although the default is None
 IMAGE_TOKENS = 48
 
+_FOUR_STAGES: dict[str, Any] = {
+    "num_heads": [2, 2, 2, 2],
+    "depths": [1, 1, 1, 1],
+    "window_size": 2,
+    "patch_size": 4,
+    "image_size": 64,
+}
+_TWO_KINDS = ["linear_attention", "full_attention"]
+
+
+def _rope(*sections: int) -> dict[str, Any]:
+    """Positions of three axes, each with a part of a head."""
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}}
+
+
 # By family, sizes that do not follow from the names.
-OVERRIDES: dict[str, dict[str, Any]] = {}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    "bamba": {"mamba_n_heads": 4, "mamba_d_head": 8},
+    "bit": {"num_groups": 2},
+    "codegen": {"rotary_dim": 4, "n_head": 4},
+    "convnext": {"num_stages": 4, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "patch_size": 2},
+    "convnextv2": {"num_stages": 4, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "patch_size": 2},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "donut-swin": _FOUR_STAGES,
+    "dots1": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "efficientnet": {"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128},
+    "esm": {"vocab_size": 48, "pad_token_id": 1, "mask_token_id": 4},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "glpn": {"num_attention_heads": [2, 2, 2, 2], "depths": [1, 1, 1, 1], "image_size": 64},
+    **{
+        name: _rope(1, 1, 2)
+        for name in ("glm4v_text", "glm_image_text", "glm_ocr_text", "qwen2_vl_text", "qwen2_5_vl_text")
+    },
+    **{
+        name: {"text_config": _rope(1, 1, 2)}
+        for name in ("glm4v", "glm46v", "glm_image", "glm_ocr", "qwen2_vl", "qwen2_5_vl", "paddleocr_vl")
+    },
+    "glm4v_moe": {"text_config": _rope(1, 1, 0)},
+    "glm4v_moe_text": _rope(1, 1, 0),
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
+    "gptj": {"rotary_dim": 4},
+    "granitemoehybrid": {"mamba_n_heads": 4, "mamba_d_head": 8},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "maskformer-swin": _FOUR_STAGES,
+    "mobilevitv2": {"patch_size": 2, "image_size": 64},
+    "nemotron": {"num_key_value_heads": 2},
+    "pvt": {"num_attention_heads": [2, 2, 2, 2], "depths": [1, 1, 1, 1], "image_size": 64},
+    "pvt_v2": {"num_attention_heads": [2, 2, 2, 2], "depths": [1, 1, 1, 1], "image_size": 64},
+    "qwen3_5": {"text_config": {"layer_types": _TWO_KINDS}},
+    "qwen3_5_text": {"layer_types": _TWO_KINDS},
+    "qwen3_5_moe": {"text_config": {"layer_types": _TWO_KINDS}},
+    "qwen3_5_moe_text": {"layer_types": _TWO_KINDS},
+    "reformer": {"axial_pos_embds": False},
+    "swin": _FOUR_STAGES,
+    "swin2sr": {"num_heads": [2, 2], "depths": [1, 1], "window_size": 2, "patch_size": 1},
+    "swinv2": _FOUR_STAGES,
+    "wav2vec2-bert": {"vocab_size": 48},
+    "wav2vec2-conformer": {"vocab_size": 48},
+    "whisper": {"max_source_positions": 16},
+    "xmod": {"languages": ("en_XX",), "default_language": "en_XX"},
+    "zamba": {"layer_types": ["mamba", "hybrid"]},
+    "zamba2": {"layer_types": ["mamba", "hybrid"]},
+}
 
 
 def small(config_class: Any, overrides: dict[str, Any]) -> Any:
@@ -96,24 +159,29 @@ def small(config_class: Any, overrides: dict[str, Any]) -> Any:
     }
     from transformers import PretrainedConfig
 
+    parts: set[str] = set()
     for name, ours in names.items():
         value = getattr(default, name, None)
         if isinstance(value, PretrainedConfig):
             part = small(type(value), overrides.get(name, {}))
             settings[name] = part.to_dict()
+            parts.add(name)
             continue
         if name in overrides:
             continue
+        if isinstance(value, dict) and "mrope_section" in value:
+            settings[name] = {**value, "mrope_section": [1, 1, 2]}
+            continue
         if ours in SIZES and (value is not None or ours in NOT_OPTIONAL):
             wanted = SIZES[ours]
-            if isinstance(value, list | tuple) and not isinstance(wanted, list):
+            if isinstance(value, list | tuple) != isinstance(wanted, list):
                 continue
             if isinstance(value, bool | dict):
                 continue
             settings[name] = wanted
         elif _are_sizes(value) and (shrunk := _shrunk(name, list(value))) is not None:
             settings[name] = shrunk
-    settings |= overrides
+    settings |= {name: value for name, value in overrides.items() if name not in parts}
     return config_class(**settings)
 
 

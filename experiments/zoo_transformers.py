@@ -57,10 +57,17 @@ def entries() -> list[Entry]:
 def make(family: str, name: str, dropout: bool) -> nn.Module:
     """The model of this name with random weights."""
     torch.manual_seed(0)
-    config = small(CONFIG_MAPPING[family], OVERRIDES.get(family, {}))
+    kind = getattr(transformers, name)
+    of_text = getattr(kind, "config_class", None) or CONFIG_MAPPING[family]  # of a family with pictures, perhaps
+    config_class = of_text if issubclass(of_text, tuple(CONFIG_MAPPING.values())) else CONFIG_MAPPING[family]
+    config = small(config_class, OVERRIDES.get(config_class.model_type, {}))
+    if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = 2
+    if hasattr(config, "is_decoder") and name.endswith("ModelWithLMHead"):
+        config.is_decoder = True
     if not dropout:
         without_dropout(config)
-    model = getattr(transformers, name)(config).train()
+    model = kind(config).train()
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
@@ -93,6 +100,8 @@ def batch(task: str, model: nn.Module) -> dict[str, Tensor]:
         lengths = torch.tensor([[LENGTH], [LENGTH - 3], [LENGTH - 2]])
         mask = (torch.arange(LENGTH) < lengths).long()
         given["input_ids"] = torch.randint(5, words - 4, (B, LENGTH)) * mask + (1 - mask)
+        if task == "sequence" and getattr(config, "is_encoder_decoder", False):  # its classes are told at the end
+            given["input_ids"].scatter_(1, lengths - 1, config.eos_token_id)
         if "attention_mask" in taken:
             given["attention_mask"] = mask
         if config.model_type == "paligemma":  # without it, the model's attention depends on whether anything is padded
@@ -143,9 +152,12 @@ def _sounds(config: Any, task: str) -> Tensor:
 
 def _labels(task: str, taken: Any, given: dict[str, Tensor], config: Any, words: int) -> dict[str, Tensor]:
     if task == "seq2seq" or task == "speech":
-        if "labels" in taken:
+        if "labels" in taken and "input_ids" in given and not getattr(config, "is_encoder_decoder", False):
+            task = "causal"  # a decoder alone, which is given the sound as words
+        elif "labels" in taken:
             return {"labels": torch.randint(5, words - 4, (B, 5))}
-        return {"decoder_input_ids": torch.randint(5, words - 4, (B, 5))} if "decoder_input_ids" in taken else {}
+        elif "decoder_input_ids" in taken:
+            return {"decoder_input_ids": torch.randint(5, words - 4, (B, 5))}
     if "labels" not in taken:
         return (
             {"decoder_input_ids": torch.randint(5, words - 4, (B, 5))}

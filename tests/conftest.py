@@ -1,5 +1,6 @@
 """What every test has: one thread, a fixed seed, a marker by its folder, and privacy costs that are computed once."""
 
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +83,14 @@ def _epsilon_is_computed_once(
 
 
 @pytest.fixture(autouse=True)
-def _fixed_start() -> Iterator[None]:
-    """Models and inputs repeat; the secret noise and the batches of noisette do not, since no seed reaches them."""
+def _fixed_start(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Models, inputs and, by way of the keys, noise and batches repeat: a test fails always or never.
+
+    No seed reaches the keys of noisette, so the operating system's random bytes are replaced by others that depend on
+    the name of the test. Bytes of one test never repeat. Other processes are not affected.
+    """
     torch.manual_seed(20240229)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.urandom", random.Random(request.node.nodeid).randbytes)
+        yield
     assert not torch.overrides._get_current_function_mode_stack(), "a recording was left open"

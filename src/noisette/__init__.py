@@ -8,7 +8,7 @@ from noisette._internal.version import __version__ as __version__
 _PUBLIC = {
     "accounting": (
         *("FixedSizeGaussian", "Gaussian", "PoissonGaussian", "RepeatAndSelect", "GroupPrivacy", "Ledger"),
-        *("BallsInBinsGaussian", "TruncatedPoissonGaussian", "UserLevel"),
+        *("BallsInBinsGaussian", "BandedGaussian", "TruncatedPoissonGaussian", "UserLevel"),
         *("DiscreteGaussian", "DpAmount", "Laplace", "ZcdpAmount"),
         *(
             "GdpAccountant",
@@ -42,11 +42,12 @@ _PUBLIC = {
     "nn.lipschitz.certified_radius": ("certified_accuracy", "certify"),
     "sampling.buckets": ("PaddedBuckets",),
     "sampling.loading": ("OwnRecords",),
-    "sampling.schemes": ("BallsInBins", "Poisson", "TruncatedPoisson"),
+    "sampling.schemes": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson"),
     "sampling.users": ("Users",),
     "ranks": ("Alone", "Ranks"),
     "run.private": ("PrivateRun",),
     "run.privatize": ("privatize",),
+    "training.adam_bc": ("AdamBC",),
     "validation.explain": ("explain",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}

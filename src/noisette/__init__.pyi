@@ -2,6 +2,7 @@
 
 from noisette._internal.version import __version__ as __version__
 from noisette.accounting import BallsInBinsGaussian as BallsInBinsGaussian
+from noisette.accounting import BandedGaussian as BandedGaussian
 from noisette.accounting import DiscreteGaussian as DiscreteGaussian
 from noisette.accounting import DpAmount as DpAmount
 from noisette.accounting import FixedSizeGaussian as FixedSizeGaussian
@@ -60,7 +61,9 @@ from noisette.run.privatize import privatize as privatize
 from noisette.sampling.buckets import PaddedBuckets as PaddedBuckets
 from noisette.sampling.loading import OwnRecords as OwnRecords
 from noisette.sampling.schemes import BallsInBins as BallsInBins
+from noisette.sampling.schemes import CyclicPoisson as CyclicPoisson
 from noisette.sampling.schemes import Poisson as Poisson
 from noisette.sampling.schemes import TruncatedPoisson as TruncatedPoisson
 from noisette.sampling.users import Users as Users
+from noisette.training.adam_bc import AdamBC as AdamBC
 from noisette.validation.explain import explain as explain

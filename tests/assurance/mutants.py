@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import attack_faults
+import banded_faults
 import batches_faults
 import bound_faults
 import capture_faults
@@ -10,7 +11,9 @@ import clipless_call_faults
 import clipless_faults
 import coupling_faults
 import engine_faults
+import ingredients_faults
 import ledger_faults
+import lightning_faults
 import loop_faults
 import memory_faults
 import noise_faults
@@ -31,6 +34,7 @@ GROUPS = {
     "Batches, and public numbers": sampling_faults.MUTANTS + batches_faults.MUTANTS,
     "Drawing and loading of records": records_faults.MUTANTS,
     "Loops, optimizers and collation": loop_faults.MUTANTS,
+    "Trainers of other libraries": lightning_faults.MUTANTS,
     "Bounds by clipping": bound_faults.MUTANTS,
     "Rounding, and backward passes that are not linear": rounding_faults.MUTANTS,
     "Captured steps": capture_faults.MUTANTS,
@@ -41,9 +45,11 @@ GROUPS = {
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
+    "Noise that is correlated over steps": banded_faults.MUTANTS,
     "Prices": price_faults.MUTANTS + oracle_faults.MUTANTS + attack_faults.MUTANTS,
     "Ledger and resumed runs": spending_faults.MUTANTS + ledger_faults.MUTANTS,
     "Several ranks": ranks_faults.MUTANTS,
+    "Views, averages, and small runs": ingredients_faults.MUTANTS,
     "Searches, tail and closed form": search_faults.MUTANTS,
 }
 MUTANTS = [mutant for group in GROUPS.values() for mutant in group]

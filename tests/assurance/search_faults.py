@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
+import torch
 from scipy.special import ndtr
+from torch import nn
 
 from noisette._internal.keystream import SecretKey
 from noisette.accounting import Ledger, RepeatAndSelect, noise_tail
 from noisette.accounting.accountants.gdp import GdpCurve
+from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.accounting.search_plan import SearchPlan
+from noisette.data import Split
+from noisette.nn.evaluation import in_evaluation
+from noisette.run.private import PrivateRun
+from noisette.training.outcome import Point
+from noisette.training.recipe import Recipe
+from noisette.training.search import Found, HeldOutScore, Search, rehearsal, scores, search, space
 from planted import Mutant
 
 _SEARCH = "run/test_repeat_and_select.py"
+_COMMAND = "cli/test_search_command.py"
+_OF_RECIPES = "training/search/test_search.py"
+_SCORES = "training/search/test_search_scores.py"
+_SPACE = "training/search/test_search_space.py"
 _TAIL = "accounting/test_noise_tail.py"
 
 
@@ -21,16 +40,108 @@ def charged_afterwards(patch: pytest.MonkeyPatch) -> None:
     """The search is written down only once its number of runs is known."""
     whole = Ledger.charge
 
-    def charge(self: Ledger, event: RepeatAndSelect, times: int = 1) -> None:
+    def charge(self: Ledger, event: RepeatAndSelect, times: int = 1, *, run: RecordedRun | None = None) -> None:
         if isinstance(event, RepeatAndSelect):
             NumberOfRuns.of(event).draw(SecretKey())
-        whole(self, event, times)
+        whole(self, event, times, run=run)
 
     patch.setattr(Ledger, "charge", charge)
 
 
 def fixed_number(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NumberOfRuns, "draw", lambda self, key: round(self.mean))
+
+
+def scored_together(patch: pytest.MonkeyPatch) -> None:
+    """The records held out are one batch of the model."""
+
+    def right_answers(model: nn.Module, examples: Split, *, classes: bool) -> float:
+        with torch.no_grad(), in_evaluation(model):
+            outputs = model(torch.as_tensor(examples.inputs))
+        return float((outputs.argmax(1) == torch.as_tensor(examples.targets)).sum())
+
+    patch.setattr(scores, "right_answers", right_answers)
+    patch.setattr("test_search_scores.right_answers", right_answers)
+
+
+def worth_anything(patch: pytest.MonkeyPatch) -> None:
+    """The error of a number is not bounded."""
+    patch.setattr(scores, "_worth", lambda output, target, classes: 1 - abs(float(output[0]) - float(target)))
+
+
+def without_noise(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(scores, "_noised", lambda total, noise_multiplier: total)
+
+
+def free_score(patch: pytest.MonkeyPatch) -> None:
+    """The price of a run has no score in it, and none is charged."""
+    patch.setattr(HeldOutScore, "releases", property(lambda self: {}))
+
+
+def trained_on_all(patch: pytest.MonkeyPatch) -> None:
+    """The score reads records that are trained on."""
+    patch.setattr(HeldOutScore, "split", lambda self, data: (data, data.train))
+
+
+def cut_short(patch: pytest.MonkeyPatch) -> None:
+    """A run that Ctrl-C ended is a result like the others, and the next one begins."""
+
+    def train(self: Search, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
+        outcome = search.train(
+            recipe,
+            self._data,
+            ledger_path=None,
+            on_step=on_step,
+            points=1,
+            ledger=ledger,
+            noise_multiplier=self.noise_multiplier,
+        )
+        return Found(recipe, outcome, self.score.of(outcome, self._held, ledger))
+
+    patch.setattr(Search, "_train", train)
+
+
+def rehearsed_on_records(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rehearsal, "_made_up", lambda data: data)
+
+
+def priced_as_one_run(patch: pytest.MonkeyPatch) -> None:
+    """The noise of a single run that keeps the budget."""
+    whole = search.least_noise_search
+
+    def least_noise_search(**numbers: Any) -> SearchPlan:
+        alone = whole(**numbers | {"mean": 1.0, "shape": 1.0})
+        return replace(alone, event=replace(alone.event, mean=numbers["mean"]))
+
+    patch.setattr(search, "least_noise_search", least_noise_search)
+
+
+def seeded(patch: pytest.MonkeyPatch) -> None:
+    """The settings of a search follow from a number that anybody can try."""
+    patch.setattr(search.secrets, "SystemRandom", lambda: Random(0))
+
+
+def log_of_the_search(patch: pytest.MonkeyPatch) -> None:
+    """Each run leaves a line with its settings in the folder of the search."""
+    whole = Search._train
+
+    def train(self: Search, recipe: Recipe, ledger: Ledger, on_step: Callable[[PrivateRun, Point], None]) -> Found:
+        for folder in Path().glob("*.unfinished-1"):
+            with (folder / "runs.txt").open("a") as lines:
+                lines.write(f"{recipe}\n")
+        return whole(self, recipe, ledger, on_step)
+
+    patch.setattr(Search, "_train", train)
+
+
+def told_by_the_clock(patch: pytest.MonkeyPatch) -> None:
+    """The ledger keeps the time at which the search began, beside files with the time of its end."""
+    patch.setattr(Path, "touch", lambda self: None)
+
+
+def batches_searched(patch: pytest.MonkeyPatch) -> None:
+    """Runs of several prices are charged as if they had one."""
+    patch.setattr(space, "_REFUSED", {})
 
 
 def square(patch: pytest.MonkeyPatch) -> None:
@@ -69,6 +180,84 @@ MUTANTS = [
             f"{_SEARCH}::test_numbers_of_runs_differ_between_searches",
             "accounting/test_number_of_runs.py::test_draws_have_the_distribution",
         ),
+    ),
+    Mutant(
+        "records held out are scored as one batch",
+        "a model that mixes its batch lets one record change the answers on all others, beyond the noise",
+        scored_together,
+        (f"{_SCORES}::test_one_record_moves_the_count_by_one_at_most",),
+    ),
+    Mutant(
+        "a wrong number counts as much as it is wrong",
+        "one record moves the score of a regression by any amount",
+        worth_anything,
+        (
+            f"{_SCORES}::test_one_record_moves_the_worth_of_numbers_by_one_at_most",
+            f"{_SCORES}::test_answers_that_are_no_numbers_are_worth_nothing",
+        ),
+    ),
+    Mutant(
+        "the score on records has no noise",
+        "the best run is chosen by, and published with, an exact count of records",
+        without_noise,
+        (f"{_SCORES}::test_noise_has_the_charged_standard_deviation_and_is_fresh",),
+    ),
+    Mutant(
+        "the score on records is not charged",
+        "each run costs more than the search has paid for",
+        free_score,
+        (
+            f"{_SCORES}::test_noise_has_the_charged_standard_deviation_and_is_fresh",
+            f"{_OF_RECIPES}::test_each_run_releases_its_steps_and_its_score_and_no_more",
+        ),
+    ),
+    Mutant(
+        "the score reads records that are trained on",
+        "what is reported as held out is not",
+        trained_on_all,
+        (f"{_SCORES}::test_records_held_out_are_not_trained_on_and_their_number_is_not_used",),
+    ),
+    Mutant(
+        "Ctrl-C ends one run of a search",
+        "whoever stops runs that look bad chooses among more runs than are paid for",
+        cut_short,
+        (f"{_OF_RECIPES}::test_an_interrupt_ends_the_search_and_not_the_run_alone",),
+    ),
+    Mutant(
+        "a search is rehearsed on records",
+        "steps on records are released before anything is charged",
+        rehearsed_on_records,
+        (f"{_OF_RECIPES}::test_the_rehearsal_reads_no_record",),
+    ),
+    Mutant(
+        "a search has the noise of one run",
+        "the whole search costs more than its budget",
+        priced_as_one_run,
+        (f"{_OF_RECIPES}::test_the_whole_search_keeps_the_budget_by_an_accountant_of_its_own",),
+    ),
+    Mutant(
+        "the settings of a search are drawn from a seed",
+        "the place of the winner among the draws tells about the number of runs",
+        seeded,
+        (f"{_OF_RECIPES}::test_settings_are_not_drawn_from_seeds",),
+    ),
+    Mutant(
+        "each run of a search leaves a line in the folder",
+        "the settings of the others, and how many they were, are published with the best",
+        log_of_the_search,
+        (f"{_COMMAND}::test_the_folder_does_not_tell_how_long_the_search_took",),
+    ),
+    Mutant(
+        "the ledger of a search keeps the time of its beginning",
+        "the times of the files in the folder tell how long the search took, and so how many runs it had",
+        told_by_the_clock,
+        (f"{_COMMAND}::test_the_folder_does_not_tell_how_long_the_search_took",),
+    ),
+    Mutant(
+        "a search may draw the batch size",
+        "runs of different prices are paid for as if they had one",
+        batches_searched,
+        (f"{_SPACE}::test_what_changes_the_price_or_nothing_is_refused_with_the_way_out",),
     ),
     Mutant(
         "the pairs of the noise fill a square",

@@ -69,7 +69,8 @@ BY_NAME = {
     "bench/peer_fastdp.py",
     "bench/peer_opacus.py",
     "gradients/rules/__init__.py",
-}  # the library itself, a user's model, peers to measure, models of transformers
+    "integrations/lightning.py",
+}  # the library itself, a user's model, peers to measure, models of transformers, Lightning under either of its names
 
 COMPILES = "capture/compiler.py"  # in a process of its own
 

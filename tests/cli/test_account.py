@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PoissonGaussian, RdpAccountant
+from noisette.accounting import BandedGaussian, FixedSizeGaussian, GroupPrivacy, PoissonGaussian, RdpAccountant
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.cli import options
 from noisette.cli.account import account
@@ -297,3 +297,28 @@ def test_epochs_and_an_expected_batch_stand_for_steps_and_rate():
 def test_epochs_of_batches_of_a_fixed_size():
     with_epochs = {name: value for name, value in FIXED.items() if name != "--steps"} | {"--epochs": "1"}
     assert facts(with_epochs) == facts(FIXED)
+
+
+def test_bands():
+    found = facts(PLAN | {"--bands": "8"})
+    event = BandedGaussian(0.01, 4.0, 8)
+    assert found["epsilon"] == ACCOUNTANTS["pld"].compose({event: 10_000}).epsilon(delta=1e-5)
+    assert (found["bands"], found["sampling"]) == (8, "cyclic Poisson")
+    assert "8: a round that was begun counts as a whole" in run(PLAN | {"--bands": "8"}).stdout
+    assert facts(PLAN | {"--bands": "1"})["epsilon"] == facts(PLAN)["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (PLAN | {"--bands": "0"}, "bands"),
+        (PLAN | {"--bands": "101"}, "Use at most 100 bands"),
+        (FIXED | {"--bands": "2"}, "leave batch_size and group_size out"),
+        (PLAN | {"--bands": "2", "--group-size": "2"}, "leave batch_size and group_size out"),
+    ],
+    ids=["none", "too many", "fixed size", "a group"],
+)
+def test_bands_that_are_refused(options, said):
+    result = run(options)
+    assert result.exit_code == 2
+    assert said in " ".join(result.stderr.split())

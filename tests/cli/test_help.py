@@ -26,6 +26,10 @@ def commands(group, before=""):
 
 COMMANDS = dict(commands(typer.main.get_command(app)))
 OPTIONS = {
+    "search": {
+        *("recipe", "--over", "--score-on", "--epsilon", "--delta", "--runs", "--shape", "--hold-out", "--score-noise"),
+        *("--out", "--data-dir", "--json"),
+    },
     "train": {
         "recipe",
         "--data",
@@ -42,6 +46,7 @@ OPTIONS = {
         "--epochs",
         "--batch-size",
         "--batches",
+        "--bands",
         "--largest-batch",
         "--lr",
         "--seed",
@@ -63,6 +68,8 @@ OPTIONS = {
         "--tokens",
         "--holdout",
         "--optimizer",
+        "--views",
+        "--simulate",
         "--json",
     },
     "predict": {"run", "rows", "--out", "--model", "--text"},
@@ -106,6 +113,7 @@ OPTIONS = {
         "--epochs",
         "--delta",
         "--epsilon",
+        "--bands",
         "--group-size",
         "--accountant",
         "--json",

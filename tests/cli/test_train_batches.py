@@ -1,4 +1,4 @@
-"""``noisette train`` with a guarantee for users, and with truncated and balls-in-bins batches."""
+"""``noisette train`` with a guarantee for users, and with truncated, balls-in-bins and cyclic batches."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from noisette.accounting import (
     BallsInBinsGaussian,
+    BandedGaussian,
     Event,
     Ledger,
     PldAccountant,
@@ -45,6 +46,7 @@ KINDS: dict[str, tuple[tuple[str, ...], type[Event], str]] = {
         "A batch of more than 60 records is replaced",
     ),
     "balls in bins": (("--batches", "balls-in-bins"), BallsInBinsGaussian, "In each pass of 10 steps"),
+    "cyclic": (("--batches", "cyclic", "--bands", "3"), BandedGaussian, "orthogonal for any two of its steps"),
 }
 
 
@@ -92,7 +94,9 @@ REFUSED = {
     "the label": (("--users", "label", "--records-per-user", "3"), "no input and no label"),
     "no size": (("--batches", "truncated"), "needs largest_batch"),
     "a size": (("--largest-batch", "3"), "no other batches have one"),
-    "a kind": (("--batches", "shuffled"), "expected batches to be one of poisson, truncated, balls-in-bins"),
+    "a kind": (("--batches", "shuffled"), "expected batches to be one of poisson, truncated, balls-in-bins, cyclic"),
+    "no bands": (("--batches", "cyclic"), "needs bands"),
+    "bands": (("--bands", "3"), "no other batches have them"),
 }
 
 
@@ -111,3 +115,10 @@ def test_a_record_without_a_user_is_refused(tmp_path: Path) -> None:
     refused = run("--data", data, *BASE, *USERS, "--out", tmp_path / "run")
     assert refused.exit_code == 2
     assert "column 'name': a value is missing in row 8" in " ".join(refused.stderr.split())
+
+
+def test_too_many_bands_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    refused = run("--data", "digits", "--batches", "cyclic", "--bands", "999", "--out", tmp_path / "run")
+    assert refused.exit_code == 2
+    assert "Use at most 3 bands" in " ".join(refused.stderr.split())
+    assert not (tmp_path / "run").exists()

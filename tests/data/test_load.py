@@ -11,8 +11,8 @@ from noisette.data import DataError, Declaration, load, names
 
 def test_built_in_names() -> None:
     images, others = (
-        ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10"),
-        ("adult", "ag-news", "sst2", "imdb"),
+        ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "dead-leaves", "dead-leaves-grey"),
+        ("adult", "ag-news", "ag-news-words", "sst2", "sst2-glove", "imdb"),
     )
     anomalies = ("aloi", "campaign", "celeba", "donors", "magic", "mammography", "shuttle", "skin", "yeast")
     assert names() == (*images, *others, *(f"adbench-{name}" for name in anomalies))

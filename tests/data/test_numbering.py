@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError, Declaration, files, imdb, load, sst2
-from noisette.data.numbering import PADDING, Numbering
+from noisette.data.numbering import PADDING, Numbering, VectorNumbering
+from noisette.data.words import Vocabulary
 
 FEW = Numbering(tokens=3, words=50)
 
@@ -88,6 +89,18 @@ def test_sst2_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
             assert split.inputs.tolist() == FEW.number(['a "good" film', "dull"]).tolist()
             assert split.targets.tolist() == [1, 0]
         assert (found.declared_size, found.classes, found.words) == (67_349, 2, 50)
+
+
+def test_sst2_as_public_word_vectors(tmp_path: Path) -> None:
+    (tmp_path / "sst2").mkdir()
+    for name in ("train.tsv.gz", "dev.tsv.gz"):
+        (tmp_path / "sst2" / name).write_bytes(gzip.compress(SENTENCES.encode()))
+    vocabulary = Vocabulary(("film", "a"), np.array([[1.0, 0.0], [0.0, 1.0]], np.float32), "two words only")
+    found = sst2.sst2(tmp_path, VectorNumbering(vocabulary, tokens=6))
+    assert found.train.inputs.tolist() == [[3, 1, 1, 1, 2, 0], [1, 0, 0, 0, 0, 0]]
+    assert found.vectors is not None
+    assert found.vectors.tolist() == [[0, 0], [0.5, 0.5], [1, 0], [0, 1]]
+    assert (found.words, found.note) == (0, "two words only")
 
 
 def test_sst2_with_a_wrong_label(tmp_path: Path) -> None:

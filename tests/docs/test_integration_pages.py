@@ -50,6 +50,20 @@ def test_trainer_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (tmp_path / "runs" / "reviews" / "checkpoint-30" / "private-run").is_dir()
 
 
+@pytest.mark.filterwarnings("ignore")  # of other libraries
+def test_lightning_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {"__name__": "page"}
+    exec(code_of("lightning.md"), found)
+    first, *_ = tmp_path.rglob("ledger.jsonl")
+    assert first.parent.name == "version_0"
+    metrics = found["trainer"].callback_metrics
+    assert found["best"].best_model_score > 0.75
+    assert type(found["public"]) is found["Digits"]
+    assert not metrics or float(metrics["epsilon"]) <= 3
+
+
 def test_opacus_page() -> None:
     found: dict[str, Any] = {}
     exec(code_of("from-opacus.md"), found)

@@ -14,6 +14,7 @@ import pytest
 
 from noisette.accounting import (
     BallsInBinsGaussian,
+    BandedGaussian,
     DiscreteGaussian,
     DpAmount,
     FixedSizeGaussian,
@@ -102,6 +103,7 @@ EVERY_KIND: list[dict[Event, int]] = [  # together every kind of event, each led
         DpAmount(0.5, 1e-9, "synthetic table"): 2,
     },
     {BallsInBinsGaussian(1000, 2.0): 3000},
+    {BandedGaussian(0.002, 1.5, bands=8): 2400, BandedGaussian(0.25, 40.0, bands=4): 12},
     {GroupPrivacy(STEP, 3): 50, GroupPrivacy(Gaussian(20.0), 3): 2},
     {UserLevel(STEP, 2): 50, UserLevel(Gaussian(20.0), 5): 2},
     {FixedSizeGaussian(100, 10_000, 2.0): 300},

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from noisette._internal.keystream import SecretKey
+from noisette.mechanisms.banded_factor import banded_coefficients
+from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
@@ -54,3 +56,16 @@ def test_released_gradients_are_those_of_the_processor(device: torch.device, dty
         assert there is not None
         assert there.device.type == device.type
         assert torch.equal(there.cpu(), here)
+
+
+@both
+def test_banded_noise_is_that_of_the_processor(device: torch.device, dtype: torch.dtype) -> None:
+    """Through steps that take back the noise of those before."""
+    here, there = (BandedNoise(GaussianNoise(KEY), banded_coefficients(3, 10)) for _ in range(2))
+    for step in range(5):
+        sums = {f"p{size}": torch.linspace(-2, 2, size, dtype=dtype) for size in SIZES}
+        moved = {name: tensor.to(device, copy=True) for name, tensor in sums.items()}
+        here.add_(sums, step=step, std=0.37, divisor=13.0)
+        there.add_(moved, step=step, std=0.37, divisor=13.0)
+        for name, tensor in sums.items():
+            assert torch.equal(moved[name].cpu(), tensor), name

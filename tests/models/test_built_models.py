@@ -22,6 +22,7 @@ NETWORKS = {
     "mlp1000": ((60,), 10, 70_000),
     "cnn": (IMAGE, 10, 26_010),
     "scattering": (IMAGE, 10, 81 * 7 * 7 * 10 + 10),
+    "scattering-cnn": (IMAGE, 10, 81 * 16 * 9 + 16 + 16 * 32 * 9 + 32 + 512 * 32 + 32 + 32 * 10 + 10),
     "lenet-300-100": (IMAGE, 10, 266_610),
     "bn-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),
     "ln-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),
@@ -82,6 +83,7 @@ def test_networks_have_the_published_number_of_parameters_and_one_row_of_scores_
         ("cnn", (1, 8, 8)),
         ("cnn", COLOUR),
         ("scattering", COLOUR),
+        ("scattering-cnn", COLOUR),
         ("lenet-5", COLOUR),
         ("ln-lenet-5", COLOUR),
         ("cifar-tutorial", IMAGE),
@@ -118,7 +120,7 @@ def test_fixed_features_have_no_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet", "there are linear, mlp, mlp1000, cnn, scattering, lenet-300-100, "),
+        ("resnet", "there are linear, mlp, mlp1000, cnn, scattering, scattering-cnn, lenet-300-100, "),
         ("missing_package:net", "missing_package"),
         ("own:absent", "absent"),
         ("own:takes_one", "called with"),

@@ -17,7 +17,14 @@ from ranks_loop import Course
 
 @pytest.mark.parametrize(
     ("kind", "size", "settings"),
-    [("fsdp", 2, {}), ("fsdp", 3, {}), ("hsdp", 4, {}), ("kept", 2, {}), ("fsdp", 3, {"rate": 0.03})],
+    [
+        ("fsdp", 2, {}),
+        ("fsdp", 3, {}),
+        ("hsdp", 4, {}),
+        ("kept", 2, {}),
+        ("fsdp", 3, {"rate": 0.03}),
+        ("hsdp", 4, {"bands": 3}),
+    ],
     ids=str,
 )
 def test_a_run_is_that_of_one_process(kind: str, size: int, settings: dict[str, float]) -> None:
@@ -34,9 +41,11 @@ def test_a_run_is_that_of_one_process(kind: str, size: int, settings: dict[str, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize(("kind", "size"), [("fsdp", 3), ("hsdp", 4)])
-def test_the_noise_of_shards_is_the_same_bit_for_bit(kind: str, size: int, dtype: torch.dtype) -> None:
-    work = partial(take_steps, kind, rate=1e-9, expected=10.0, dtype=dtype)
+@pytest.mark.parametrize(("kind", "size", "bands"), [("fsdp", 3, None), ("hsdp", 4, None), ("fsdp", 2, 3)])
+def test_the_noise_of_shards_is_the_same_bit_for_bit(
+    kind: str, size: int, bands: int | None, dtype: torch.dtype
+) -> None:
+    work = partial(take_steps, kind, rate=1e-9, expected=10.0, dtype=dtype, bands=bands)
     truth = alone(work)
     for outcome in on_ranks(size, work, known_key=True):
         for found, expected in zip(outcome.value.grads, truth.grads, strict=True):

@@ -32,6 +32,7 @@ def differences(course: Course, truth: Course) -> list[float]:
         ("plain", {"adaptive": True}),
         ("plain", {"rate": 0.02}),
         ("plain", {"spoilt": True}),
+        ("plain", {"bands": 3}),
     ],
     ids=str,
 )
@@ -48,9 +49,10 @@ def test_a_run_is_that_of_one_process(kind: str, settings: dict[str, object], si
         assert max(map(len, parts[1:])) - min(map(len, parts[1:])) <= 1
 
 
+@pytest.mark.parametrize("bands", [None, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_noise_of_empty_batches_is_the_same_bit_for_bit(dtype: torch.dtype) -> None:
-    work = partial(take_steps, rate=1e-9, dtype=dtype, expected=10.0)
+def test_the_noise_of_empty_batches_is_the_same_bit_for_bit(dtype: torch.dtype, bands: int | None) -> None:
+    work = partial(take_steps, rate=1e-9, dtype=dtype, expected=10.0, bands=bands)
     truth = alone(work)
     for outcome in on_ranks(3, work, known_key=True):
         assert not any(outcome.value.indices)

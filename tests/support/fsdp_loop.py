@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn import functional as F
 
-from noisette import PerExampleClip, PrivateRun, privatize
+from noisette import CyclicPoisson, PerExampleClip, Poisson, PrivateRun, privatize
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.norms import ClippedSum
 from noisette.gradients.per_example import LocatedRecording
@@ -78,6 +78,7 @@ def take_steps(
     expected: float | None = None,
     size: Any = 3,
     loss: Callable[..., Tensor] = text_loss,
+    bands: int | None = None,
 ) -> Course:
     torch.manual_seed(2)
     model = sharded(Transformer().to(dtype), kind)
@@ -93,6 +94,7 @@ def take_steps(
         noise_multiplier=1.1,
         delta=1e-3,
         allow_large_delta=True,
+        sampling=CyclicPoisson(bands) if bands else Poisson(),
     )
     course = Course()
     with run:

@@ -94,6 +94,7 @@ def train(folder: Path, place: str, victim: int, strike: Callable[[], None], tim
             **TERMS | {"steps": STEPS},
         )
         with run:
+            run.save(folder / "checkpoint")  # a rank may be struck in its first step
             return go_on(run, folder)
 
 

@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from noisette import AdaptiveClip, Ledger, OwnRecords, PerExampleClip, PrivateRun, Ranks, private_pca, privatize
+from noisette import (
+    AdaptiveClip,
+    CyclicPoisson,
+    Ledger,
+    OwnRecords,
+    PerExampleClip,
+    Poisson,
+    PrivateRun,
+    Ranks,
+    private_pca,
+    privatize,
+)
 from noisette.ranks.wrappers import canonical_name
 
 RECORDS, STEPS = 60, 5
@@ -69,6 +80,7 @@ def take_steps(
     expected: float | None = None,
     spoilt: bool = False,
     own: float | None = None,
+    bands: int | None = None,
 ) -> Course:
     """Train for some steps, and return what they released."""
     data = records(dtype)
@@ -90,6 +102,7 @@ def take_steps(
         ledger=ledger,
         separability="asserted" if way == "backward" else None,
         allow_large_delta=expected is not None,
+        sampling=CyclicPoisson(bands) if bands else Poisson(),
         **TERMS,
     )
     with run:

@@ -198,7 +198,7 @@ def test_public_examples_that_are_private_records_standardise_nothing() -> None:
 
 def test_a_model_without_fixed_features_has_nothing_to_standardise() -> None:
     settings = recipe(None, model=ModelSection("cnn", standardised=True), public=PublicSection("others"))
-    with pytest.raises(ValueError, match="no fixed features to standardise"):
+    with pytest.raises(ValueError, match="no fixed features; leave standardised out"):
         TrainingSetup(settings, DATA, PUBLIC)
 
 

@@ -15,6 +15,7 @@ from noisette.accounting.calibrate import noise_multiplier_for as noise_multipli
 from noisette.accounting.calibrate import sampling_rate_for as sampling_rate_for
 from noisette.accounting.calibrate import steps_for as steps_for
 from noisette.accounting.events import BallsInBinsGaussian as BallsInBinsGaussian
+from noisette.accounting.events import BandedGaussian as BandedGaussian
 from noisette.accounting.events import DiscreteGaussian as DiscreteGaussian
 from noisette.accounting.events import DpAmount as DpAmount
 from noisette.accounting.events import Event as Event

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from noisette._internal import checks
 from noisette.accounting import TAIL_SHARE, Accountant, Event, Ledger, PrivacyCurve, tail_delta_of
 from noisette.accounting.calibrate import SEE_PLAN
+from noisette.accounting.events import in_whole_rounds
 from noisette.accounting.ledger.lines import Series
 from noisette.accounting.noise_tail import MOST_DIMENSIONS
 from noisette.accounting.run_parameters import RunParameters
@@ -86,7 +87,8 @@ class PrivacyBudget:
 
         The tail of the noise generator takes the rest: that of this run as planned, and of all else in the ledger.
         """
-        copies = max(1.0, self._terms.spent(self.ledger) / self._terms.steps)  # 1 unless a copy of the run went on too
+        planned = in_whole_rounds(self._terms.event, self._terms.steps)
+        copies = max(1.0, self._terms.spent(self.ledger) / planned)  # 1 unless a copy of the run went on too
         others = {series: times for series, times in self.ledger.paid.items() if series.run != self._terms.run}
         return delta - self._tail * copies - tail_delta_in(others)
 

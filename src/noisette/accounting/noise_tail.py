@@ -11,6 +11,7 @@ import scipy  # scipy.special, a fifth of a second, is imported on first use
 from noisette._internal.checks import count, positive, probability
 from noisette.accounting.events import (
     BallsInBinsGaussian,
+    BandedGaussian,
     DiscreteGaussian,
     DpAmount,
     Event,
@@ -24,6 +25,7 @@ from noisette.accounting.events import (
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
+    in_whole_rounds,
 )
 
 # The largest radius of a Box-Muller pair for a uniform number of 53 random bits, in standard deviations, and the
@@ -103,7 +105,9 @@ def tail_delta_of(events: Events, *, dimensions: int = MOST_DIMENSIONS) -> float
     >>> tail_delta_of({PoissonGaussian(0.01, 1.0): 10_000}, dimensions=10**6) < 1e-10
     True
     """
-    total = math.fsum(times * _tail_of_one(event, dimensions) for event, times in events.items())
+    total = math.fsum(
+        _tail_of_one(event, dimensions) * in_whole_rounds(event, times) for event, times in events.items()
+    )
     return min(1.0, total)
 
 
@@ -118,6 +122,8 @@ def _tail_of_one(event: Event, dimensions: int) -> float:
     match event:
         case Gaussian() | PoissonGaussian():
             return event.sampling_rate * _tail(1 / event.noise_multiplier, dimensions)
+        case BandedGaussian():  # a record's part of a round has noise on the elements of all of its steps
+            return event.sampling_rate * _tail(1 / event.noise_multiplier, dimensions * event.bands)
         case BallsInBinsGaussian():
             return _tail(1 / event.noise_multiplier, dimensions)
         case FixedSizeGaussian():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from noisette._internal.checks import open_fraction
 from noisette.accounting.events import RepeatAndSelect
 
 if TYPE_CHECKING:
@@ -60,6 +61,21 @@ class NumberOfRuns:
             for k, chance in self._chances():
                 if k >= number:
                     return float(chance) if k == number else 0.0
+        raise AssertionError("the numbers of runs have no end")
+
+    def quantile(self, share: float) -> int:
+        """The least number that is not exceeded with this probability, in (0, 1).
+
+        >>> NumberOfRuns(mean=10.0, shape=1.0).quantile(0.5), NumberOfRuns(mean=10.0, shape=1.0).quantile(0.9)
+        (7, 22)
+        """
+        open_fraction(share=share)
+        with localcontext(Context(prec=_DIGITS + self._lost_digits)):
+            total = Decimal(0)
+            for number, chance in self._chances():
+                total += chance
+                if total >= Decimal(share):
+                    return number
         raise AssertionError("the numbers of runs have no end")
 
     def draw(self, key: SecretKey) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -45,8 +46,8 @@ class SearchPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise multiplier of each run: the least, where a run has several events."""
-        return min(release.noise_multiplier for release, _ in self.event.run)
+        """The noise multiplier of the steps of each run, which stand first."""
+        return self.event.run[0][0].noise_multiplier
 
 
 def least_noise_search(
@@ -59,6 +60,7 @@ def least_noise_search(
     shape: float | None = None,
     accountant: Accountant | None = None,
     prior_events: Events = NO_EVENTS,
+    in_each_run: Events = NO_EVENTS,
 ) -> SearchPlan:
     """The search of a wanted mean number of runs that keeps the budget with the least noise.
 
@@ -72,6 +74,7 @@ def least_noise_search(
             given.
         accountant: computes the privacy cost; :class:`RdpAccountant` unless given.
         prior_events: other releases about the same records, which count towards the same budget.
+        in_each_run: what each run releases beside its steps, such as a noisy score, with noise that is given.
 
     Guarantee: by this accountant the search costs ``epsilon`` or less; with one part in a thousand less noise and the
     same shape it would cost more. As in :func:`noise_multiplier_for`, the tail of the noise comes on top
@@ -94,7 +97,7 @@ def least_noise_search(
     refusals: list[str] = []
     budget = accountant or RdpAccountant()
     for chosen in SHAPES if shape is None else (shape,):
-        searched = _Searched(budget, mean, chosen, prior_events)
+        searched = _Searched(budget, mean, chosen, prior_events, in_each_run)
         try:
             noise = noise_multiplier_for(
                 epsilon=epsilon, delta=delta, sampling_rate=sampling_rate, steps=steps, accountant=searched
@@ -142,7 +145,7 @@ def largest_search(
     run = ((PoissonGaussian(sampling_rate, noise_multiplier), steps),)
 
     def cost(chosen: float, mean: float) -> float:
-        searched = _Searched(accountant or RdpAccountant(), mean, chosen, prior_events)
+        searched = _Searched(accountant or RdpAccountant(), mean, chosen, prior_events, NO_EVENTS)
         return searched.compose(dict(run)).epsilon(delta=delta)
 
     means = {chosen: _largest_mean(epsilon, partial(cost, chosen)) for chosen in _shapes(shape)}
@@ -200,7 +203,7 @@ def compare_search(run: Events, *, runs: int, delta: float, shape: float | None 
     """
     all_of(lambda: count(runs=runs), lambda: open_fraction(delta=delta))
     costs = {
-        chosen: _Searched(RdpAccountant(), float(runs), chosen, NO_EVENTS).compose(run).epsilon(delta=delta)
+        chosen: _Searched(RdpAccountant(), float(runs), chosen, NO_EVENTS, NO_EVENTS).compose(run).epsilon(delta=delta)
         for chosen in _shapes(shape)
     }
     best = min(costs, key=lambda chosen: costs[chosen])
@@ -216,6 +219,7 @@ class _Searched:
     mean: float
     shape: float
     prior_events: Events
+    in_each_run: Events
 
     @property
     def name(self) -> str:
@@ -227,10 +231,11 @@ class _Searched:
         Raises:
             TypeError, ValueError: mean or shape is out of range, or a run holds another kind of event.
         """
-        for release in run:
+        whole = Counter(run) + Counter(self.in_each_run)
+        for release in whole:
             if not isinstance(release, Sampled):
                 raise TypeError(f"expected releases of a Gaussian or a PoissonGaussian, got {release!r}")
-        releases = tuple((release, times) for release, times in run.items() if isinstance(release, Sampled))
+        releases = tuple((release, times) for release, times in whole.items() if isinstance(release, Sampled))
         return RepeatAndSelect(releases, self.mean, self.shape)
 
     def compose(self, events: Events) -> PrivacyCurve:

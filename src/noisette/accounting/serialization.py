@@ -8,6 +8,7 @@ from typing import Any
 
 from noisette.accounting.events import (
     BallsInBinsGaussian,
+    BandedGaussian,
     DiscreteGaussian,
     DpAmount,
     Event,
@@ -29,6 +30,7 @@ _KINDS = (
     FixedSizeGaussian,
     TruncatedPoissonGaussian,
     BallsInBinsGaussian,
+    BandedGaussian,
     GroupPrivacy,
     UserLevel,
     RepeatAndSelect,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from noisette.accounting import Ledger, PoissonGaussian
+from noisette.accounting import Ledger, PoissonGaussian, RepeatAndSelect
 from noisette.accounting.ledger.ledger import LEDGER_FILE
 from noisette.audit.canary_models import Axes, BehindPublicNorm, LipschitzAxes, Rows
 from noisette.audit.neighbours import NeighbourAudit, Records, audit_neighbours
@@ -185,7 +185,7 @@ class AuditedRun:
         return audit_neighbours(
             lambda: self.setup().bound,
             draw,
-            lambda model, records: setup.loss(model(records[0]), records[1]),
+            lambda model, records: setup.losses(model, *records),
             noise_multiplier=self.event.noise_multiplier,
             pairs=pairs,
             steps=20,
@@ -284,10 +284,11 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _check_ledger(event: PoissonGaussian, steps: int, path: Path) -> None:
-    """Check that the ledger contains at least this many releases of the event."""
+    """Check that the ledger contains at least this many releases of the event, also in each run of a search."""
     recorded = {
         (known.sampling_rate, known.noise_multiplier): times
-        for known, times in Ledger.read(path).events.items()
+        for charged, number in Ledger.read(path).events.items()
+        for known, times in (charged.run if isinstance(charged, RepeatAndSelect) else ((charged, number),))
         if isinstance(known, PoissonGaussian)
     }
     found = recorded.get((event.sampling_rate, event.noise_multiplier), 0)

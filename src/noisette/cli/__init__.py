@@ -19,6 +19,7 @@ from noisette.cli.ledger import ledger
 from noisette.cli.plan import plan
 from noisette.cli.predict import predict
 from noisette.cli.schema import schema
+from noisette.cli.search import search
 from noisette.cli.train import train
 
 app = typer.Typer(
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-for command in (train, predict, schema, explain, doctor, account, calibrate, plan, audit, bench):
+for command in (train, search, predict, schema, explain, doctor, account, calibrate, plan, audit, bench):
     app.command()(command)
 app.add_typer(ledger)
 

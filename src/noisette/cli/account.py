@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from noisette._internal import checks
-from noisette.accounting import FixedSizeGaussian, GroupPrivacy, PldAccountant, PoissonGaussian
+from noisette.accounting import BandedGaussian, FixedSizeGaussian, GroupPrivacy, PldAccountant, PoissonGaussian
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.cli import options
 from noisette.cli.errors import plain_errors
@@ -46,6 +46,12 @@ def account(
         int,
         typer.Option(max=100_000, help="Records that one person may have: the guarantee covers all of them."),
     ] = 1,
+    bands: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="Steps over which noise is correlated, with cyclic batches; needs a sampling rate."
+        ),
+    ] = None,
     accountant: options.AccountantName = PldAccountant.name,
     as_json: options.AsJson = False,
     plot: options.PlotFile = None,
@@ -66,6 +72,7 @@ def account(
         lambda: sampling_rate is None or checks.probability(sampling_rate=sampling_rate),
         partial(checks.count, group_size=group_size),
         partial(_check_group, batch_size, group_size),
+        partial(_check_bands, batch_size, group_size, bands),
         partial(checks.positive, noise_multiplier=noise_multiplier),
         lambda: steps is None or checks.count(steps=steps),
         lambda: epochs is None or checks.positive(epochs=epochs),
@@ -82,11 +89,13 @@ def account(
         assert epochs is not None
         steps = max(1, round(epochs / (sampling_rate or _share(batch_size, size))))
     options.at_most(options.MOST_STEPS, steps=steps)
-    event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy
+    event: PoissonGaussian | BandedGaussian | FixedSizeGaussian | GroupPrivacy
     if sampling_rate is None:
         assert batch_size is not None
         assert size is not None
         event = FixedSizeGaussian(batch_size, size, noise_multiplier)
+    elif bands is not None:
+        event = BandedGaussian(sampling_rate, noise_multiplier, bands)
     else:
         event = PoissonGaussian(sampling_rate, noise_multiplier)
         if group_size > 1:
@@ -121,6 +130,13 @@ def _check_batches(batch_size: int | None, expected_batch_size: float | None, si
         FixedSizeGaussian(batch_size, size, noise_multiplier=1.0)  # checks its arguments
     else:
         raise ValueError("size needs batch_size or expected_batch_size")
+
+
+def _check_bands(batch_size: int | None, group_size: int, bands: int | None) -> None:
+    if bands is not None:
+        checks.count(bands=bands)
+        if batch_size is not None or group_size > 1:
+            raise ValueError("bands are for Poisson batches of records; leave batch_size and group_size out, or bands")
 
 
 def _check_group(batch_size: int | None, group_size: int) -> None:

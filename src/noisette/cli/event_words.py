@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from noisette.accounting.events import (
     BallsInBinsGaussian,
+    BandedGaussian,
     DiscreteGaussian,
     DpAmount,
     Event,
@@ -42,6 +43,9 @@ def in_words(event: Event) -> str:
         case BallsInBinsGaussian():
             noise = rounded_down(event.noise_multiplier)
             return f"balls-in-bins Gaussian, one of {event.bins:,} batches, noise {noise}{_parts(event)}"
+        case BandedGaussian():
+            rate, noise = rounded_up(event.sampling_rate), rounded_down(event.noise_multiplier)
+            return f"banded Gaussian, rate {rate}, rounds of {event.bands:,} steps, noise {noise}{_parts(event)}"
         case GroupPrivacy():
             return f"{in_words(event.event)}, for a group of {event.records:,}"
         case UserLevel():

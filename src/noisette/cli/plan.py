@@ -54,7 +54,8 @@ def plan(
     """Recommend a batch size, epochs and noise for a budget, beside the noise and signal of all others.
 
     It is the setting with the fewest epochs among those with nearly the largest total signal to noise. Epsilon is
-    computed at its number of epochs for every noise multiplier, and for itself by every accountant.
+    computed at its number of epochs for every noise multiplier, and for itself by every accountant. For settings that
+    no number recommends, such as learning rates, `noisette search` has one price for several runs.
     Example: noisette plan --size 60000 --epsilon 3 --delta 1e-5
     """
     options.at_most(options.MOST_RECORDS, size=size)

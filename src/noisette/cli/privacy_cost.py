@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from noisette.accounting import Accountant, FixedSizeGaussian, GroupPrivacy, PoissonGaussian, TradeOff
+from noisette.accounting import Accountant, BandedGaussian, FixedSizeGaussian, GroupPrivacy, PoissonGaussian, TradeOff
 from noisette.accounting.accountants.registry import ACCOUNTANTS
 from noisette.errors import UnsupportedEventError
 
@@ -28,7 +28,7 @@ _VISIBLE = 1e-9  # of the last value of a line: a smaller delta would only lengt
 class PrivacyCost:
     """A run with its epsilon and delta, which of its parameters was asked for, and its budget, if it has one."""
 
-    event: PoissonGaussian | FixedSizeGaussian | GroupPrivacy
+    event: PoissonGaussian | BandedGaussian | FixedSizeGaussian | GroupPrivacy
     steps: int
     accountant: str
     epsilon: float
@@ -49,12 +49,12 @@ class PrivacyCost:
         Console(highlight=False, soft_wrap=True).print(table)
 
     @property
-    def _release(self) -> PoissonGaussian | FixedSizeGaussian:
+    def _release(self) -> PoissonGaussian | BandedGaussian | FixedSizeGaussian:
         return self.event.event if isinstance(self.event, GroupPrivacy) else self.event  # pyright: ignore[reportReturnType]
 
     def _facts(self) -> dict[str, Any]:
         release = self._release
-        parameters = ("sampling_rate", "batch_size", "size", "noise_multiplier")
+        parameters = ("sampling_rate", "batch_size", "size", "bands", "noise_multiplier")
         return {
             "found": self.found,
             "epsilon": json_number(self.epsilon),
@@ -83,6 +83,8 @@ class PrivacyCost:
             rate = release.sampling_rate
             rows["sampling_rate"] = rounded_down(rate) if self.found == "sampling_rate" else f"{rate:.6g}"
             rows["sampling"] = release.sampling
+            if isinstance(release, BandedGaussian):
+                rows["bands"] = f"{release.bands:,}: a round that was begun counts as a whole"
         rows["neighbouring"] = self.event.relation
         rows["accountant"] = f"{self.accountant} ({ACCOUNTANTS[self.accountant].description})"
         order = [self.found, *(name for name in rows if name != self.found)]

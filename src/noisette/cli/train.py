@@ -14,13 +14,14 @@ from noisette import data as data_sets
 from noisette._internal.registry import described
 from noisette.cli.errors import plain_errors
 from noisette.cli.options import DataDir, numbers, option
-from noisette.cli.training import begin, go_on
+from noisette.cli.training import begin, go_on, scaled
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.models import names as model_names
 from noisette.training.recipe import (
     BATCH_NORMS,
     BATCHES,
     OPTIMIZERS,
+    AugmentationSection,
     Recipe,
     accountant_names,
     default_recipe,
@@ -109,6 +110,9 @@ def train(
         str | None, _training("NAME", f"How batches are drawn. {described(BATCHES)}.", "poisson")
     ] = None,
     largest_batch: Annotated[int | None, _training("N", "Truncated batches: the most examples of a batch.")] = None,
+    bands: Annotated[
+        int | None, _training("N", "Cyclic batches: the steps over which noise is correlated; more take more memory.")
+    ] = None,
     compile: Annotated[
         str | None,
         _training(
@@ -122,6 +126,20 @@ def train(
         str | None, _training("NAME", f"How gradients are used. {described(OPTIMIZERS)}.", "what suits the data")
     ] = None,
     lr: Annotated[float | None, _training("F", "Learning rate.", "what suits the data")] = None,
+    views: Annotated[
+        int | None,
+        _training(
+            "N", "Views of an image, mirrored unless the recipe says otherwise, whose mean gradient is clipped.", "1"
+        ),
+    ] = None,
+    simulate: Annotated[
+        int | None,
+        _training(
+            "K",
+            "Train with batch, epochs and noise divided by K, to choose settings. This run has another, larger "
+            "epsilon, which is charged and reported.",
+        ),
+    ] = None,
     seed: Annotated[
         int | None, _training("N", "Seed of the first weights. Noise and sampling never depend on it.", "0")
     ] = None,
@@ -227,6 +245,7 @@ def train(
                 "batch_size": batch_size,
                 "batches": batches,
                 "largest_batch": largest_batch,
+                "bands": bands,
                 "compile": compile,
                 "optimizer": optimizer,
                 "lr": lr,
@@ -234,8 +253,11 @@ def train(
             },
         ),
     )
+    if views is not None:
+        moves = settings.augmentation if settings.augmentation.moves else AugmentationSection(flip=True)
+        settings = replace(settings, augmentation=replace(moves, views=views))
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0])
-    begin(settings, place, data_dir, as_json)
+    begin(settings if simulate is None else scaled(settings, simulate, data_dir), place, data_dir, as_json)
 
 
 def _refuse_other_options(context: typer.Context) -> None:

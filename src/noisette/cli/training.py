@@ -36,7 +36,7 @@ def begin(recipe: Recipe, out: Path, data_dir: Path | None, as_json: bool) -> No
     Raises:
         typer.Exit: the run was stopped.
     """
-    _report(lambda: _begin(recipe, out, data_dir), as_json)
+    report(lambda: _begin(recipe, out, data_dir), as_json)
 
 
 def go_on(place: Path, as_json: bool) -> None:
@@ -45,10 +45,10 @@ def go_on(place: Path, as_json: bool) -> None:
     Raises:
         typer.Exit: the run was stopped.
     """
-    _report(lambda: _go_on(place), as_json)
+    report(lambda: _go_on(place), as_json)
 
 
-def _report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
+def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None:
     """Do the work, and report how it ended; nothing where the work returns nothing."""
     try:
         done = work()
@@ -196,6 +196,15 @@ def on_ranks() -> Iterator[AnyRanks]:
             raise
 
 
+def scaled(recipe: Recipe, factor: int, data_dir: Path | None) -> Recipe:
+    """The recipe of a small run that stands for the one by this recipe; the data are read for their declared size."""
+    from noisette.training.load import load_data
+    from noisette.training.simulation import scaled_down
+
+    size = load_data(recipe, data_dir, holdout_key=secrets.token_bytes(_KEY_BYTES)).declared_size
+    return scaled_down(recipe, factor, size)
+
+
 def _with_absolute_paths(recipe: Recipe) -> Recipe:
     """The recipe with absolute paths, so that a run can be continued from any folder."""
     from noisette.data import names
@@ -220,7 +229,7 @@ def _with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def _summarize(facts: Facts, out: Path) -> None:
-    from noisette.training.report import duration, power_of_ten, rows_of_tests, upward
+    from noisette.training.report import duration, power_of_ten, rows_of_search, rows_of_tests, upward
 
     privacy = facts.recipe.privacy
     lines = [
@@ -228,9 +237,12 @@ def _summarize(facts: Facts, out: Path) -> None:
         ("privacy", f"epsilon {upward(facts.epsilon)}, delta {power_of_ten(privacy.delta)} ({facts.neighbouring})"),
         ("accountant", f"{privacy.accountant.upper()}, {facts.accountant_version}"),
         ("steps", facts.progress),
-        ("time", duration(facts.seconds)),
+        *(rows_of_search(facts.search) if facts.search else []),
+        *([] if facts.seconds is None else [("time", duration(facts.seconds))]),
         ("report", str(out / "report.html")),
     ]
+    if (factor := facts.recipe.training.simulates) > 1:
+        lines.insert(2, ("simulation", f"stands for a run {factor} times as large; the epsilon above is its own"))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         typer.echo(f"{name:<{width}}  {value}")

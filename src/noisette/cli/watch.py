@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from noisette.cli.errors import TERMINATED
+from noisette.cli.stopping import Stopping
 from noisette.training.report import percent, upward
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ class Watch:
             disable=not shown,
         )
         self._task = self._progress.add_task(title, total=None, status="calibrating the noise")
-        self._asked_to_stop: BaseException | None = None
-        self._stepping = False
+        self._stopping = Stopping()
         self._compiler = _Messages(self._show_message)
 
     def on_step(self, run: PrivateRun, point: Point) -> None:
@@ -75,27 +73,16 @@ class Watch:
             completed=point.step,
             status=f"epsilon {upward(point.epsilon)}{accuracy}  {_threads()}",
         )
-        if self._asked_to_stop:
-            raise self._asked_to_stop
-        self._stepping = True
+        self._stopping.after_step()
 
     def _show_message(self, said: str) -> None:
         self._progress.update(self._task, status=said)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(TERMINATED)
-        if self._asked_to_stop or not self._stepping:
-            raise error
-        self._asked_to_stop = error
 
     def __enter__(self) -> Self:
         self._progress.start()
         _COMPILER.addHandler(self._compiler)
         _COMPILER.setLevel(logging.INFO)
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        for number, before in self._before.items():
-            if before is not signal.SIG_IGN:  # as under nohup
-                signal.signal(number, self._stop)
+        self._stopping.__enter__()
         return self
 
     def __exit__(
@@ -103,8 +90,7 @@ class Watch:
     ) -> None:
         self._progress.stop()
         _COMPILER.removeHandler(self._compiler)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._stopping.__exit__(kind, error, traceback)
 
 
 def _threads() -> str:

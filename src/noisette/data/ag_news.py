@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from noisette.data import files, glove, table
+from noisette.data import files, table
 from noisette.data.dataset import DataSet, Split
 from noisette.data.errors import in_rows, refuse
+from noisette.data.numbering import AnyNumbering
 from noisette.data.values import codes
-from noisette.data.words import Vocabulary
 
 SOURCE = files.Source(
     "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",
@@ -21,26 +21,25 @@ SUBSET = ("train_subset.csv.gz", "test.csv.gz")
 _SUBSET_NOTE = "trained on 18,349 of the 120,000 training articles of AG News: not comparable with published results"
 
 _Read = tuple[Sequence[str], Sequence[str], Sequence[str]]  # texts, labels and the names of the classes of one file
-TOKENS = 20  # the first ones of title and description together
+TOKENS = 20  # of a text whose words have GloVe's vectors
 
 
-def ag_news(data_dir: Path | None) -> DataSet:
-    """AG News: 120,000 + 7,600, or a copy with 18,349 of the training articles; inputs (n, 20), numbers of words.
+def ag_news(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
+    """AG News: 120,000 + 7,600, or a copy with 18,349 of the training articles.
 
-    The words and their vectors are those of :func:`noisette.data.glove.glove`.
+    Inputs (n, tokens) are numbers of the first words of title and description together.
 
     Guarantee: a record is one article. There is no guarantee for a smaller unit, such as one word, nor for a larger
     one, such as all articles of one author.
     """
-    vocabulary = glove.glove(data_dir)
 
     def official(folder: Path) -> DataSet:
-        splits = [_split(folder / name, _official, vocabulary) for name in SOURCE.files]
-        return _data_set(splits, 120_000, "", vocabulary)
+        splits = [_split(folder / name, _official, numbering) for name in SOURCE.files]
+        return _data_set(splits, 120_000, "", numbering)
 
     def subset(folder: Path) -> DataSet:
-        splits = [_split(folder / name, _subset, vocabulary) for name in SUBSET]
-        return _data_set(splits, 18_349, _SUBSET_NOTE, vocabulary)
+        splits = [_split(folder / name, _subset, numbering) for name in SUBSET]
+        return _data_set(splits, 18_349, _SUBSET_NOTE, numbering)
 
     return files.read("ag_news", SOURCE, official, data_dir=data_dir, copies={SUBSET: subset})
 
@@ -59,14 +58,14 @@ def _subset(path: Path) -> _Read:
     return found["text"], found["label"], ("0", "1", "2", "3")
 
 
-def _split(path: Path, read: Callable[[Path], _Read], vocabulary: Vocabulary) -> Split:
+def _split(path: Path, read: Callable[[Path], _Read], numbering: AnyNumbering) -> Split:
     texts, labels, names = read(path)
     targets = codes(labels, names)
     unknown = np.flatnonzero(targets < 0).tolist()
     refuse(str(path), [f"the class is none of {', '.join(names)} {in_rows(unknown)}"] if unknown else [])
-    return Split(vocabulary.number(texts, tokens=TOKENS), targets)
+    return Split(numbering.number(texts), targets)
 
 
-def _data_set(splits: Sequence[Split], size: int, note: str, vocabulary: Vocabulary) -> DataSet:
-    notes, vectors = "; ".join(filter(None, [note, vocabulary.note])), vocabulary.numbered_vectors
-    return DataSet("ag-news", *splits, classes=4, declared_size=size, note=notes, vectors=vectors)
+def _data_set(splits: Sequence[Split], size: int, note: str, numbering: AnyNumbering) -> DataSet:
+    notes, words, vectors = "; ".join(filter(None, [note, numbering.note])), numbering.size, numbering.vectors
+    return DataSet("ag-news", *splits, classes=4, declared_size=size, note=notes, words=words, vectors=vectors)

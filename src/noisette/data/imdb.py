@@ -17,7 +17,7 @@ import numpy as np
 from noisette.data import files, table
 from noisette.data.dataset import DataSet, Split
 from noisette.data.errors import DataError, refuse
-from noisette.data.numbering import Numbering
+from noisette.data.numbering import AnyNumbering
 from noisette.data.values import codes
 
 SOURCE = files.Source(
@@ -28,7 +28,7 @@ CLASSES = ("neg", "pos")
 _REVIEW = re.compile(r"aclImdb/(train|test)/(neg|pos)/\d+_\d+\.txt")
 
 
-def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:
+def imdb(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
     """IMDB: 25,000 reviews for training and 25,000 to test with; inputs (n, tokens) are numbers of words.
 
     Guarantee: a record is one review. There is none for a larger unit, such as all reviews of one author.
@@ -46,11 +46,19 @@ def imdb(data_dir: Path | None, numbering: Numbering) -> DataSet:
     return files.read("imdb", SOURCE, official, data_dir=data_dir, copies={COPY: copy})
 
 
-def _data_set(splits: list[Split], numbering: Numbering) -> DataSet:
-    return DataSet("imdb", *splits, classes=2, declared_size=25_000, words=numbering.size)
+def _data_set(splits: list[Split], numbering: AnyNumbering) -> DataSet:
+    return DataSet(
+        "imdb",
+        *splits,
+        classes=2,
+        declared_size=25_000,
+        words=numbering.size,
+        vectors=numbering.vectors,
+        note=numbering.note,
+    )
 
 
-def _archived(path: Path, numbering: Numbering) -> list[Split]:
+def _archived(path: Path, numbering: AnyNumbering) -> list[Split]:
     """The training and the test reviews of the official archive, each a file in the folder of its class."""
     found: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
     try:
@@ -66,7 +74,7 @@ def _archived(path: Path, numbering: Numbering) -> list[Split]:
     return [Split(numbering.number(list(texts)), codes(list(labels), CLASSES)) for texts, labels in parts]
 
 
-def _split(path: Path, numbering: Numbering) -> Split:
+def _split(path: Path, numbering: AnyNumbering) -> Split:
     """The reviews of a table with the columns text and label, 0 or 1."""
     try:
         content = lzma.decompress(path.read_bytes()).decode()

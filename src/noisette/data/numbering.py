@@ -1,4 +1,4 @@
-"""Texts as numbers of words, by a rule that is public: a hash of each word, or the tokenizer of a public model."""
+"""Texts as numbers of words by a public rule: a hash, a public list of words, or the tokenizer of a public model."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from noisette.data import words
 from noisette.data.errors import DataError
+from noisette.data.words import Vocabulary
 
 PADDING = 0  # of no word, where words are hashed
 
@@ -36,6 +38,9 @@ class Numbering:
     tokens: int = 64
     words: int = 4096
     folder: Path | None = None
+
+    vectors: ClassVar[None] = None  # a model learns what the words mean
+    note: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or self.words < 2:
@@ -65,6 +70,40 @@ class Numbering:
             found = words.split(text, self.tokens)
             row[: len(found)] = [numbers.setdefault(word, _hash(word, self.words)) for word in found]
         return numbered
+
+
+@dataclass(frozen=True)
+class VectorNumbering:
+    """Texts as numbers of public words whose vectors are known, such as :func:`noisette.data.glove.glove`.
+
+    vocabulary: the words and their vectors.
+    tokens: how many words of a text are used, the first ones; shorter texts are padded.
+
+    Guarantee: as that of :class:`~noisette.data.words.Vocabulary`.
+    """
+
+    vocabulary: Vocabulary
+    tokens: int
+
+    size: ClassVar[int] = 0  # no meaning is learned
+
+    def number(self, texts: Sequence[str]) -> np.ndarray:
+        """The numbers of the words of each text, int64, (n, tokens)."""
+        return self.vocabulary.number(texts, tokens=self.tokens)
+
+    @property
+    def vectors(self) -> np.ndarray:
+        """The vector of each number, float32, (words, dims)."""
+        return self.vocabulary.numbered_vectors
+
+    @property
+    def note(self) -> str:
+        """What a report must mention about the words."""
+        return self.vocabulary.note
+
+
+AnyNumbering: TypeAlias = Numbering | VectorNumbering
+"""A way in which texts become numbers of words."""
 
 
 def _hash(word: str, words: int) -> int:

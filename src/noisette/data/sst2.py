@@ -12,17 +12,18 @@ import numpy as np
 from noisette.data import files
 from noisette.data.dataset import DataSet, Split
 from noisette.data.errors import DataError, in_rows, refuse
-from noisette.data.numbering import Numbering
+from noisette.data.numbering import AnyNumbering
 from noisette.data.values import codes
 
 SOURCE = files.Source(
     "https://dl.fbaipublicfiles.com/glue/data/", {"SST-2.zip": "md5:9f81648d4199384278b86e315dac217c"}
 )
 COPY = ("train.tsv.gz", "dev.tsv.gz")
+TOKENS = 32  # of a sentence whose words have GloVe's vectors
 CLASSES = ("0", "1")  # negative, positive
 
 
-def sst2(data_dir: Path | None, numbering: Numbering) -> DataSet:
+def sst2(data_dir: Path | None, numbering: AnyNumbering) -> DataSet:
     """SST-2: 67,349 sentences and phrases for training, GLUE's 872 for development to test with.
 
     Inputs (n, tokens) are numbers of words.
@@ -43,8 +44,16 @@ def sst2(data_dir: Path | None, numbering: Numbering) -> DataSet:
     return files.read("sst2", SOURCE, official, data_dir=data_dir, copies={COPY: copy})
 
 
-def _data_set(splits: list[Split], numbering: Numbering) -> DataSet:
-    return DataSet("sst2", *splits, classes=2, declared_size=67_349, words=numbering.size)
+def _data_set(splits: list[Split], numbering: AnyNumbering) -> DataSet:
+    return DataSet(
+        "sst2",
+        *splits,
+        classes=2,
+        declared_size=67_349,
+        words=numbering.size,
+        vectors=numbering.vectors,
+        note=numbering.note,
+    )
 
 
 def _member(archive: Path, name: str) -> str:
@@ -62,7 +71,7 @@ def _unzipped(path: Path) -> str:
         raise DataError(f"{path} is damaged ({error}); copy it again") from error
 
 
-def _split(content: str, numbering: Numbering, name: str) -> Split:
+def _split(content: str, numbering: AnyNumbering, name: str) -> Split:
     """The records of a file: a header that names the columns sentence and label, and fields separated by tabs."""
     header, *rows = [line.split("\t") for line in content.split("\n") if line]
     uneven = [index for index, row in enumerate(rows) if len(row) != 2]

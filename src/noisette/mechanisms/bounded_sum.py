@@ -76,6 +76,15 @@ class DerivedBound(Protocol):
         ...
 
 
+@runtime_checkable
+class TakesDeviations(Protocol):
+    """An optimizer that uses the deviation of the noise on each gradient, which is public."""
+
+    def take_deviations(self, deviations: Mapping[int, float]) -> None:
+        """Take the deviation of the noise on each element of ``.grad``, by ``id`` of the parameter."""
+        ...
+
+
 class GradientBound(Stateful, Protocol):
     """Bounds the sensitivity of the gradient sum of one batch."""
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
+from noisette.mechanisms.banded_factor import deviation_of
+from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
 from noisette.mechanisms.joint_sums import JointSums, window_of
@@ -36,10 +38,13 @@ class GaussianRelease:
         expected_batch_size: the declared constant by which the sum is divided, whatever the size of the batch.
         compiled: asked for the compiled noise, as by :class:`~noisette.mechanisms.gaussian_noise.GaussianNoise`.
         ranks: the processes whose sums are added up before the noise, which all of them draw alike.
+        correlation: the coefficients by which the noise of a step takes back that of the steps before it, as of
+            :class:`~noisette.mechanisms.banded_noise.BandedNoise`; 1 alone is independent noise.
 
     Guarantee: one call is one Gaussian mechanism of this noise multiplier, for any number of sums: a sum with the share
     s of the budget gets noise of standard deviation ``noise_multiplier * bound / sqrt(s)``. The shares add up to one,
-    so in units of the noise one example changes all sums together by at most 1 / noise_multiplier.
+    so in units of the noise one example changes all sums together by at most 1 / noise_multiplier. With a correlation
+    all calls together are the matrix mechanism of its C, in units of each call's noise.
     Source: Abadi et al. 2016, algorithm 1.
     """
 
@@ -50,12 +55,17 @@ class GaussianRelease:
         expected_batch_size: float,
         compiled: Source = never,
         ranks: AnyRanks = Alone(),  # noqa: B008 - it has no state
+        correlation: Sequence[float] = (1.0,),
     ) -> None:
         checks.positive(noise_multiplier=noise_multiplier, expected_batch_size=expected_batch_size)
         self.noise_multiplier = float(noise_multiplier)
         self.expected_batch_size = float(expected_batch_size)
-        self._noise = GaussianNoise(key, compiled)
-        self._joint = JointSums(self._noise, ranks)
+        independent = GaussianNoise(key, compiled)
+        alone = tuple(correlation) == (1.0,)
+        self._joint = JointSums(independent if alone else BandedNoise(independent, correlation), ranks)
+        self._per_independent = 1.0 if alone else deviation_of(tuple(correlation))
+        # The deviation of the noise on each element of what the last release wrote, by id of its tensor.
+        self.deviations: dict[int, float] = {}
 
     def __call__(self, sums: Sequence[BoundedSum], names: Mapping[int, str], *, step: int) -> None:
         """Write (sum + noise) / expected batch size to the ``.grad`` of every parameter.
@@ -90,6 +100,11 @@ class GaussianRelease:
             raise ValueError(
                 f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
             )
+        self.deviations = {
+            id(p): self._per_independent * std / self.expected_batch_size
+            for part, std in zip(sums, stds, strict=True)
+            for p in part.params
+        }
         for part, grads, std in zip(sums, _writable(sums, rounded=self._joint.size > 1), stds, strict=True):
             self._release(part, grads, named, std / self.expected_batch_size, step)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.window import WHOLE, Window
 from noisette.ranks import AnyRanks
@@ -37,7 +38,7 @@ class JointSums:
         ranks: the processes.
     """
 
-    def __init__(self, noise: GaussianNoise, ranks: AnyRanks) -> None:
+    def __init__(self, noise: GaussianNoise | BandedNoise, ranks: AnyRanks) -> None:
         self._noise = noise
         self._ranks = ranks
 

@@ -7,6 +7,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from noisette.nn.standardise import Standardise
+from noisette.nn.whitening import Whitening
 
 
 class FixedFeatures(nn.Module):
@@ -33,6 +34,20 @@ class FixedFeatures(nn.Module):
         return self
 
 
+def behind(layer: nn.Module, model: nn.Module) -> nn.Module:
+    """The model behind a fixed layer, which is a part of the fixed features if the model has any.
+
+    >>> behind(Standardise(0.5), nn.Linear(2, 1))
+    Sequential(
+      (0): Standardise(mean of shape (), scale of shape ())
+      (1): Linear(in_features=2, out_features=1, bias=True)
+    )
+    """
+    if isinstance(model, FixedFeatures):
+        return FixedFeatures(nn.Sequential(layer, model.features), model.head)
+    return nn.Sequential(layer, model)
+
+
 def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
     """The model with its features standardised by the mean and standard deviation of public examples' features.
 
@@ -43,3 +58,22 @@ def standardised(model: FixedFeatures, public: Tensor) -> FixedFeatures:
     Guarantee: none for the public examples, see :class:`noisette.nn.Standardise`.
     """
     return FixedFeatures(nn.Sequential(model.features, Standardise.of_public(public)), model.head)
+
+
+def whitened(model: FixedFeatures, whitening: Whitening) -> FixedFeatures:
+    """The model with its features whitened, and a new linear layer in front of which they are.
+
+    Args:
+        model: fixed features and one linear layer, such as ``scattering``; not changed.
+        whitening: of its features.
+
+    Raises:
+        ValueError: the trained part is more than a linear layer, which takes features in their places.
+    """
+    if not isinstance(model.head, nn.Linear):
+        raise ValueError(
+            "whitened features are for a model whose trained part is one linear layer, such as scattering; this one "
+            f"trains a {type(model.head).__name__}"
+        )
+    head = nn.Linear(len(whitening.components), model.head.out_features, device=model.head.weight.device)
+    return FixedFeatures(nn.Sequential(model.features, whitening), head)

@@ -9,7 +9,9 @@ from noisette.models.blocks import layer_norm as layer_norm
 from noisette.models.factory import build as build
 from noisette.models.factory import projected as projected
 from noisette.models.fixed_features import FixedFeatures as FixedFeatures
+from noisette.models.fixed_features import behind as behind
 from noisette.models.fixed_features import standardised as standardised
+from noisette.models.fixed_features import whitened as whitened
 from noisette.models.lenet import lenet_5 as lenet_5
 from noisette.models.lenet import lenet_300_100 as lenet_300_100
 from noisette.models.lipschitz import dct_lipschitz_dense as dct_lipschitz_dense
@@ -28,6 +30,7 @@ from noisette.models.small import linear as linear
 from noisette.models.small import mlp as mlp
 from noisette.models.small import mlp1000 as mlp1000
 from noisette.models.small import scattering as scattering
+from noisette.models.small import scattering_cnn as scattering_cnn
 from noisette.models.text import bag_of_words as bag_of_words
 from noisette.models.text import transformer as transformer
 from noisette.models.tutorial import CentreCrop as CentreCrop

@@ -38,6 +38,7 @@ REGISTRY: dict[str, BuiltIn] = {
     "mlp1000": BuiltIn("small:mlp1000", "one hidden layer of 1,000 ReLU units (Abadi et al. 2016)"),
     "cnn": BuiltIn("small:cnn", "two convolutions and two linear layers, with tanh"),
     "scattering": BuiltIn("small:scattering", "linear layer on fixed wavelet features"),
+    "scattering-cnn": BuiltIn("small:scattering_cnn", "two convolutions on fixed wavelet features"),
     "lenet-300-100": BuiltIn("lenet:lenet_300_100", "two hidden layers of 300 and 100 units"),
     "bn-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with batch norm", _BATCH_NORM),
     "ln-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with layer norm", _LAYER_NORM),

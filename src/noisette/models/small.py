@@ -63,10 +63,49 @@ def scattering(shape: Shape, classes: int) -> nn.Module:
     Source: Tramèr & Boneh 2021.
     """
     need_images("scattering", shape)
-    coefficients = Scattering2d()
-    norm = nn.GroupNorm(27, coefficients.channels * shape[0], affine=False)
-    normalised = nn.Sequential(coefficients, norm, nn.Flatten())
+    normalised = nn.Sequential(*_normalised_coefficients(shape[0]), nn.Flatten())
     return FixedFeatures(normalised, nn.Linear(numbers_of(output_shape(normalised, shape)), classes))
+
+
+def scattering_cnn(shape: Shape, classes: int) -> nn.Module:
+    """Fixed wavelet features, normalised for each example, and two convolutions with tanh.
+
+    For images below 32 pixels these have 16 and 32 filters, followed by 32 hidden units; for larger ones 64 and 64,
+    with a pooling in between.
+    Source: Tramèr & Boneh 2021, appendix C, and their published code.
+    """
+    need_images("scattering-cnn", shape)
+    normalised = nn.Sequential(*_normalised_coefficients(shape[0]))
+    channels, *_ = coefficients = output_shape(normalised, shape)
+    small = max(shape[1:]) < 32
+    convolutions = nn.Sequential(*(_strided(channels) if small else _pooled(channels)), nn.Flatten())
+    flat = numbers_of(output_shape(convolutions, coefficients))
+    scores = [nn.Linear(flat, 32), nn.Tanh(), nn.Linear(32, classes)] if small else [nn.Linear(flat, classes)]
+    return FixedFeatures(normalised, nn.Sequential(*convolutions, *scores))
+
+
+def _normalised_coefficients(channels: int) -> list[nn.Module]:
+    coefficients = Scattering2d()
+    return [coefficients, nn.GroupNorm(27, coefficients.channels * channels, affine=False)]
+
+
+def _strided(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Tanh(),
+    ]
+
+
+def _pooled(channels: int) -> list[nn.Module]:
+    return [
+        nn.Conv2d(channels, 64, 3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.Tanh(),
+    ]
 
 
 class Centred(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import torch
@@ -57,6 +58,30 @@ class Standardise(nn.Module):
         deviation = (examples.double() - mean).square().mean(axes, keepdim=True)[0].sqrt()
         deviation[deviation <= _CONSTANT * deviation.max()] = 1.0
         return cls(mean, deviation).to(examples)
+
+    @classmethod
+    def of_channels(cls, mean: Sequence[float], scale: Sequence[float], shape: Sequence[int]) -> Self:
+        """With one declared mean and scale for each channel, or one for all.
+
+        Args:
+            mean: one number, or as many as channels.
+            scale: likewise.
+            shape: that of an example, (channels, ...).
+
+        Raises:
+            ValueError: there is another number of means or scales, or one is out of its domain.
+
+        >>> Standardise.of_channels([0.5], [0.25], (1, 2, 2)).mean.shape
+        torch.Size([1, 1, 1])
+        """
+        for name, values in (("mean", mean), ("scale", scale)):
+            if len(values) not in (1, shape[0]):
+                raise ValueError(
+                    f"expected 1 or {shape[0]} values as {name}, the channels of an example of shape {tuple(shape)}, "
+                    f"got {len(values)}"
+                )
+        axes = [1] * (len(shape) - 1)
+        return cls(*(torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, *axes) for values in (mean, scale)))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.scale

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from noisette._internal import atomic_files, checks
 from noisette.accounting import Ledger
+from noisette.accounting.events import in_whole_rounds
 from noisette.accounting.run_parameters import RunParameters
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
@@ -139,7 +140,10 @@ class SavedRun:
         Raises:
             PrivacyError: the ledger does not continue from the checkpoint.
         """
-        lost = self.terms.spent(ledger) - self.steps_taken
+        spent, steps = self.terms.spent(ledger), self.terms.steps
+        if spent > steps:  # the last round may be longer than what is left
+            spent -= in_whole_rounds(self.terms.event, steps) - steps
+        lost = spent - self.steps_taken
         if not ledger.holds(self.head) or lost < 0:
             raise PrivacyError(
                 "the ledger does not continue from the checkpoint: it belongs to another run, or is an older copy that "

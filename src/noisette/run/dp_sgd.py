@@ -28,7 +28,8 @@ from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
 from noisette.gradients.vectorized import Loss, Microbatch
-from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.mechanisms.banded_factor import correlation_of
+from noisette.mechanisms.bounded_sum import GradientBound, TakesDeviations
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease, mark_of
 from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
@@ -105,7 +106,14 @@ class DpSgdRun(ABC):
         self._measured = MeasuredSize(memory_of({p.device for p in bound.parameters.values()}))
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
         self._compiled_noise = CompiledNoise(schedule, self._still_to_come)
-        self._release = GaussianRelease(key, event.noise_multiplier, expected_batch_size, self._compiled_noise, ranks)
+        self._release = GaussianRelease(
+            key,
+            event.noise_multiplier,
+            expected_batch_size,
+            self._compiled_noise,
+            ranks,
+            correlation_of(event, steps - steps_taken - steps_lost),
+        )
         self._names = {id(p): name for name, p in bound.parameters.items()}
         self._seal = Seal(bound)
         if isinstance(bound, PerExampleClip):
@@ -352,6 +360,8 @@ class DpSgdRun(ABC):
             raise
         for p in self.bound.parameters.values():
             self._written[id(p)] = _hand_over(p)
+        if isinstance(self.optimizer, TakesDeviations):
+            self.optimizer.take_deviations(self._release.deviations)
         self._stepping.begin()
 
     def _after_step(self, *_: object) -> None:

@@ -15,7 +15,7 @@ from noisette._internal.keystream import SecretKey
 from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting import Accountant, Event, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget
-from noisette.accounting.events import StepRelease
+from noisette.accounting.events import StepRelease, in_whole_rounds
 from noisette.accounting.ledger.ledger import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
 from noisette.clipping.norms import Group
@@ -88,7 +88,8 @@ class PrivateRun(DpSgdRun):
         self.extras = extras
         self._dataset = dataset
         self._recorded = RecordedRun(terms.run, dimensions)
-        self._lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
+        lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
+        self._lease = in_whole_rounds(terms.event, lease)
         self._reserved = self._own_entries = 0
         self._other_entries = ledger.entries  # lines in the ledger that this object did not write
         self._known_of_first = -1.0  # the other lines of rank 0 that this rank knows of
@@ -406,14 +407,14 @@ class PrivateRun(DpSgdRun):
                 if others != self._other_entries and self._other_releases() != self._checked:
                     self.check_budget()  # something else was released meanwhile
                 self._other_entries = others
-                lease = min(self._lease, self.steps_left)
+                lease = in_whole_rounds(self.terms.event, min(self._lease, self.steps_left))
                 self.ledger.reserve(self.terms.event, lease, run=self._recorded)
             self._reserved = lease
             self._own_entries += 1
             self._follow_ledger(others)
 
     def _steps_reserved(self) -> int:
-        return self._reserved
+        return min(self._reserved, self.steps_left)
 
     def _follow_ledger(self, others: int) -> None:
         """Where something else was released on rank 0, the other ranks learn of it."""

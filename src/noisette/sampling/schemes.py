@@ -13,6 +13,7 @@ from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.accounting.events import (
     BallsInBinsGaussian,
+    BandedGaussian,
     Parts,
     PoissonGaussian,
     StepRelease,
@@ -21,6 +22,7 @@ from noisette.accounting.events import (
 )
 from noisette.errors import PrivacyError
 from noisette.sampling.balls_in_bins import BallsInBinsSampler
+from noisette.sampling.cyclic import CyclicPoissonSampler
 from noisette.sampling.poisson import PoissonSampler
 from noisette.sampling.truncated import TruncatedPoissonSampler
 from noisette.sampling.users import KeptRecordsSampler, UserRecords, Users, UserSampler
@@ -117,7 +119,45 @@ class BallsInBins:
         return lambda noise: BallsInBinsGaussian(bins, noise, parts)
 
 
-Sampling: TypeAlias = Poisson | TruncatedPoisson | BallsInBins
+@dataclass(frozen=True)
+class CyclicPoisson:
+    """Batches of groups of records in turn, with noise that later steps partly take back: less noise on the weights.
+
+    Banded matrix factorisation. Each record belongs to one of ``bands`` groups, and step t draws a Poisson batch of
+    group t modulo ``bands``, of the same expected size as otherwise. The noise of a step is correlated with that of
+    the ``bands`` - 1 steps before, so that its sum over the steps, which is what the weights keep, is smaller; as many
+    noises are kept in memory, each as large as the trained parameters.
+
+    Args:
+        bands: the groups, and the steps over which noise is correlated: at least 1, which is :class:`Poisson`. More
+            bands take back more noise and amplify less; ``bands * sampling_rate`` is at most 1.
+
+    Raises:
+        TypeError, ValueError: ``bands`` is not a whole number of at least 1.
+
+    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach to private
+    training".
+
+    >>> CyclicPoisson(bands=8).release(0.01, None, ())(1.0)
+    BandedGaussian(sampling_rate=0.01, noise_multiplier=1.0, bands=8)
+    """
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        checks.count(bands=self.bands)
+
+    def release(self, sampling_rate: float, public_size: int | None, parts: Parts) -> ReleaseOf:
+        """The release of a step at this rate and with these parts.
+
+        Raises:
+            ValueError: there are so many groups that none is large enough for a batch.
+        """
+        BandedGaussian(sampling_rate, 1.0, self.bands)  # checks the rate
+        return lambda noise: BandedGaussian(sampling_rate, noise, self.bands, parts)
+
+
+Sampling: TypeAlias = Poisson | TruncatedPoisson | BallsInBins | CyclicPoisson
 """A way to draw the batches of a run."""
 
 
@@ -145,7 +185,10 @@ def releases(
         ValueError: a number is missing or contradicts another.
     """
     if not isinstance(sampling, Sampling):
-        raise TypeError(f"expected sampling to be Poisson(), TruncatedPoisson(..) or BallsInBins(), got {sampling!r}")
+        raise TypeError(
+            "expected sampling to be Poisson(), TruncatedPoisson(..), BallsInBins() or CyclicPoisson(..), got "
+            f"{sampling!r}"
+        )
     if users is None:
         return [sampling.release(sampling_rate, public_size, parts)]
     if not isinstance(users, Users):
@@ -234,6 +277,8 @@ def sampler_of(event: StepRelease, size: int, key: SecretKey, *, first_step: int
             return TruncatedPoissonSampler(size, event.sampling_rate, event.largest_batch, event.most_records, key)
         case BallsInBinsGaussian():
             return BallsInBinsSampler(size, event.bins, key, first_step)
+        case BandedGaussian():
+            return CyclicPoissonSampler(size, event.of_round.sampling_rate, event.bands, key, first_step)
         case UserLevel():
             assert users is not None, "grouped by user_records"
             by_users = UserSampler if event.records == 1 else KeptRecordsSampler

@@ -12,26 +12,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import TensorDataset
 
 from noisette import models
 from noisette.accounting import Ledger
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
-from noisette.data import DataSet, Split
+from noisette.data import DataSet
 from noisette.lipschitz import is_constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.nn import Standardise, Whitening, weight_standardised
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import AnyRanks
 from noisette.sampling.schemes import Sampling
 from noisette.sampling.users import Users
+from noisette.training.augmented import Augmentation
+from noisette.training.averages import WeightAverage
+from noisette.training.examples import Examples, features_of
 from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, Recipe
 
-_FEATURES_AT_ONCE = 100
 _EVALUATED_AT_ONCE = 2000
 
 
@@ -43,6 +44,8 @@ class TrainingSetup:
         data: the records.
         public: the data set of the public examples, if the recipe has any.
         components: gives the private principal components, (components, numbers), if the recipe asks for them.
+        whitening: the constants that the run began with, where it is resumed and its recipe whitens features. Computed
+            anew on another machine, components of nearly the same variance could be others.
 
     Raises:
         ValueError: model, weights or public examples do not fit the records or each other.
@@ -55,6 +58,7 @@ class TrainingSetup:
         data: DataSet,
         public: DataSet | None = None,
         components: Callable[[], Tensor] | None = None,
+        whitening: Whitening | None = None,
     ) -> None:
         settings, device = recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.manual_seed(settings.seed)
@@ -68,37 +72,36 @@ class TrainingSetup:
         if recipe.model.standardised:
             assert chosen is not None, "a recipe that standardises names its public examples"
             model = _standardised(model, chosen, data, device)
+        self.whitening = whitening
+        if recipe.model.whitened:
+            assert chosen is not None, "a recipe that whitens names its public examples"
+            self.whitening = whitening or _whitening(model, chosen, data, device, recipe.model.whitened)
+            model = models.whitened(_fixed(model, "whitened"), self.whitening.to(device))
         fixed, trained = (model.features, model.head) if isinstance(model, models.FixedFeatures) else (None, model)
         self.target = data.target
-        self.examples = _Examples(data.train, fixed, device)
+        augmentation = Augmentation(recipe.augmentation, data.train.inputs.shape[1:], fixed=fixed is not None)
+        self.examples = Examples(data.train, fixed, device, augmentation.stored)
+        # What the model takes for one example, or for each of its views.
+        self.inputs = (
+            self.examples.tensors[0] if augmentation.stored is None else self.examples.tensors[0].flatten(0, 1)
+        )
         self.users = _users(recipe, data)
         self.sampling = _sampling(recipe)
-        self.test = _Examples(data.test, fixed, device).tensors if data.test else None
+        self.test = Examples(data.test, fixed, device, augmentation.stored_for_tests).tensors if data.test else None
         if recipe.model.batch_norm is not None:
-            given = chosen if chosen is None or fixed is None else _features(chosen, fixed, device)
-            replace_batch_norm(trained, recipe.model.batch_norm, given, self.examples.tensors[0])
+            given = chosen if chosen is None or fixed is None else features_of(chosen, fixed, device)
+            replace_batch_norm(trained, recipe.model.batch_norm, given, self.inputs)
         # Exact per-example batch norm joins the public examples to each of the test examples.
         beside = recipe.public.examples if recipe.model.batch_norm == "per-example-exact" else 0
         self.at_once = max(1, _EVALUATED_AT_ONCE // (1 + beside))
-        shape = self.examples.tensors[0].shape[1:]
-        self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, shape, data)
+        self.loss, self.bound, self.noise_multiplier = _bound(trained, recipe, self.inputs.shape[1:], data)
+        self.losses = augmentation.losses(lambda model, inputs, targets: self.loss(model(inputs), targets))
         self.optimizer = OPTIMIZERS[settings.optimizer].resolve()(trained.parameters(), settings)
-        average = _warm_average(settings.averaging)
-        self.averaged = AveragedModel(trained, avg_fn=average) if settings.averaging else None
-        self.learned: nn.Module = self.averaged.module if self.averaged else trained
-        self.published: nn.Module = models.FixedFeatures(fixed, self.learned) if fixed else self.learned
-
-
-class _Examples(TensorDataset):
-    """Inputs of the trained part of the model, and targets: the split itself, or its fixed features, computed once.
-
-    On another machine the features are rounded differently, so a resumed run recognises its records by the split.
-    """
-
-    def __init__(self, split: Split, fixed: nn.Module | None, device: torch.device) -> None:
-        inputs, targets = torch.as_tensor(split.inputs), torch.as_tensor(split.targets, device=device)
-        super().__init__(inputs.to(device) if fixed is None else _features(inputs, fixed, device), targets)
-        self.known_by = (split.inputs, split.targets)
+        averages = settings.averaging or settings.average_last
+        self.averaged = WeightAverage(trained, settings) if averages else None
+        learned = self.averaged.model if self.averaged else trained
+        self.published = augmentation.published(models.FixedFeatures(fixed, learned) if fixed else learned)
+        self.tested = augmentation.tested(learned, self.published)
 
 
 def _users(recipe: Recipe, data: DataSet) -> Users | None:
@@ -118,12 +121,16 @@ def _users(recipe: Recipe, data: DataSet) -> Users | None:
 
 def _sampling(recipe: Recipe) -> Sampling:
     """How the batches of the recipe are drawn."""
-    kind, largest = BATCHES[recipe.training.batches].resolve(), recipe.training.largest_batch
-    return kind() if largest is None else kind(largest)
+    training = recipe.training
+    numbers = [number for number in (training.largest_batch, training.bands) if number is not None]  # one at most
+    return BATCHES[training.batches].resolve()(*numbers)
 
 
 def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
-    """A new model, with public weights, word vectors or a projection (its weight is set later) where there are any."""
+    """A new model by the recipe, with public weights, and behind declared constants or word vectors if it has any.
+
+    The weight of a projection is set later.
+    """
     shape, components = data.train.inputs.shape[1:], recipe.projection.components
     if components and (data.vectors is not None or data.words):
         raise ValueError(f"{data.name} is text, which has no principal components; leave the projection out")
@@ -135,6 +142,13 @@ def model_of(recipe: Recipe, data: DataSet) -> nn.Module:
     model = models.build(recipe.model.name, shape, data.classes, data.words)
     if recipe.model.weights is not None:
         model = models.pretrained(model, Path(recipe.model.weights), frozen=recipe.model.frozen)
+    if recipe.model.weight_standardised:
+        weight_standardised(model)
+    mean, deviation = recipe.data.mean, recipe.data.deviation
+    if mean and (words or data.words):
+        raise ValueError(f"{data.name} is text, whose words have no mean; leave out mean and deviation")
+    if mean:
+        return models.behind(Standardise.of_channels(mean, deviation, shape), model)
     return models.FixedFeatures(words, model) if words else model
 
 
@@ -177,10 +191,22 @@ def public_examples(public: DataSet, *, examples: int, seed: int) -> Tensor:
 
 def _standardised(model: nn.Module, public: Tensor, data: DataSet, device: torch.device) -> models.FixedFeatures:
     """The model with its fixed features standardised by those of public examples."""
-    if not isinstance(model, models.FixedFeatures):
-        raise ValueError("the model has no fixed features to standardise; leave standardised out")
+    fixed = _fixed(model, "standardised")
     refuse_overlap([public], [torch.as_tensor(data.train.inputs)])
-    return models.standardised(model, _features(public, model.features, device))
+    return models.standardised(fixed, features_of(public, fixed.features, device))
+
+
+def _whitening(model: nn.Module, public: Tensor, data: DataSet, device: torch.device, components: int) -> Whitening:
+    """What whitens the fixed features of the model, from those of public examples."""
+    fixed = _fixed(model, "whitened")
+    refuse_overlap([public], [torch.as_tensor(data.train.inputs)])
+    return Whitening.of_public(features_of(public, fixed.features, device), components)
+
+
+def _fixed(model: nn.Module, setting: str) -> models.FixedFeatures:
+    if not isinstance(model, models.FixedFeatures):
+        raise ValueError(f"the model has no fixed features; leave {setting} out")
+    return model
 
 
 _INSTANCE_NORMS = {
@@ -267,22 +293,3 @@ def _clip(model: nn.Module, recipe: Recipe) -> tuple[PerExampleClip, float | Non
         capture=COMPILE[recipe.training.compile],
     )
     return clip, None if privacy.noise_multiplier is None else privacy.noise_multiplier / spread
-
-
-def _warm_average(decay: float) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
-    """Exponential average of the weights; a smaller decay at first soon removes the first weights from it."""
-
-    def average(kept: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
-        return torch.lerp(kept, current, 1 - min(decay, (1 + int(count)) / (10 + int(count))))
-
-    return average
-
-
-@torch.no_grad()
-def _features(inputs: Tensor, fixed: nn.Module, device: torch.device) -> Tensor:
-    shape = fixed(inputs.new_zeros((1, *inputs.shape[1:]), device=device)).shape[1:]
-    features = torch.empty(len(inputs), *shape, device=device)
-    pairs = zip(features.split(_FEATURES_AT_ONCE), inputs.split(_FEATURES_AT_ONCE), strict=True)
-    for place, part in pairs:
-        place.copy_(fixed(part.to(device)))
-    return features

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from noisette.accounting import Ledger
 from noisette.data import DataSet
-from noisette.lipschitz.project import project
 from noisette.nn.evaluation import in_evaluation
+from noisette.nn.whitening import Whitening
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
@@ -22,6 +22,7 @@ from noisette.run.ranks_agree import ledger_on_ranks
 from noisette.training.build import TrainingSetup, principal_components_of
 from noisette.training.certified import certified_curve
 from noisette.training.cost import costs, start_run
+from noisette.training.learning_rate import learning_rate
 from noisette.training.outcome import Outcome, Point, Watch
 from noisette.training.predictions import ClassFigures, NumberFigures
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
@@ -39,6 +40,8 @@ def train(
     checkpoint: Path | None = None,
     points: int = 20,
     ranks: AnyRanks | None = None,
+    ledger: Ledger | None = None,
+    noise_multiplier: float | None = None,
 ) -> Outcome:
     """Train the recipe's model on ``data`` within its privacy budget.
 
@@ -55,6 +58,8 @@ def train(
             not saved if ``None``.
         points: how many times epsilon and test accuracy are measured, at evenly spaced steps.
         ranks: as for :func:`noisette.privatize`. Rank 0 alone has a ledger and writes checkpoints.
+        ledger: an open ledger in the place of the file, such as that of one run of a search.
+        noise_multiplier: that of a whole step; by the recipe unless given.
 
     Guarantee: (epsilon, delta) of the recipe for adding or removing one training record, of everything in the outcome.
 
@@ -64,8 +69,11 @@ def train(
     """
     start = time.perf_counter()
     ranks = ranks_of(ranks)
-    with Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name) as ledger:
+    with ExitStack() as opened:
+        ledger = ledger or opened.enter_context(Ledger(ledger_path if ranks.rank == 0 else None, dataset=data.name))
         setup = TrainingSetup(recipe, data, public, lambda: principal_components_of(recipe, data, ledger, ranks))
+        if noise_multiplier is not None:
+            setup.noise_multiplier = noise_multiplier
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
         with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
             outcome = Outcome(recipe, data, setup.published, run)
@@ -100,7 +108,8 @@ def resume(
     """
     start = time.perf_counter()
     saved = SavedRun.read(checkpoint).extras
-    setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"])
+    whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
+    setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"], whitening)
     if setup.public_digest != saved["public examples"]:
         raise ValueError("the public examples are not those that the run began with; resume it with the same files")
     ranks = ranks_of(ranks)
@@ -115,7 +124,7 @@ def resume(
     )
     with run:
         if setup.averaged:
-            setup.averaged.load_state_dict(saved["averaged"])
+            setup.averaged.restore(saved["averaged"])
         outcome = Outcome(
             recipe,
             data,
@@ -180,19 +189,19 @@ class _Training:
     def _train(self, on_step: Watch) -> None:
         run, points, settings = self._outcome.run, self._outcome.points, self._outcome.recipe.training
         model, optimizer, averaged = run.bound.model, run.optimizer, self._setup.averaged
-        examples = min(settings.batch_size, settings.microbatch_size)
-        records = self._setup.examples.tensors
-        choose_threads(model, self._setup.loss, records[0], records[1], examples)
+        views = self._outcome.recipe.augmentation.views
+        at_once = max(1, settings.microbatch_size // views)
+        examples = min(settings.batch_size, at_once) * views
+        choose_threads(model, self._setup.loss, self._setup.inputs, self._setup.examples.tensors[1], examples)
         _set_learning_rate(run, settings)
         for batch in run.batches():
-            for inputs, targets in batch.microbatches(settings.microbatch_size):
-                run.accumulate(self._loss, inputs, targets)
+            for inputs, targets in batch.microbatches(at_once):
+                run.accumulate(self._setup.losses, inputs, targets)
             optimizer.step()
             optimizer.zero_grad()
             _set_learning_rate(run, settings)
             if averaged:
-                averaged.update_parameters(model)
-                project(averaged.module)  # an average of orthogonal weights is not orthogonal
+                averaged.update(model, spent=run.steps_spent, steps=run.steps)
             if run.steps_spent in self._costs:
                 self._add_point(self._costs[run.steps_spent])
                 self._save()
@@ -214,10 +223,6 @@ class _Training:
         if on_any["Ctrl-C"]:
             raise KeyboardInterrupt
 
-    def _loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of one example, with a batch axis of length 1."""
-        return self._setup.loss(model(inputs), targets)
-
     def _add_point(self, epsilon: float) -> None:
         figures = self._figures()
         accuracy = figures.accuracy if isinstance(figures, ClassFigures) else None
@@ -230,7 +235,7 @@ class _Training:
         if setup.test is None:
             return None
         inputs, targets = setup.test
-        scores, right = outputs(setup.learned, inputs, at_once=setup.at_once), targets.cpu().numpy()
+        scores, right = outputs(setup.tested, inputs, at_once=setup.at_once), targets.cpu().numpy()
         return class_figures(scores, right) if setup.target is None else number_figures(scores, right, setup.target)
 
     def _save(self) -> None:
@@ -238,7 +243,7 @@ class _Training:
             return
         outcome, setup = self._outcome, self._setup
         extras: dict[str, Any] = {
-            "averaged": setup.averaged.state_dict() if setup.averaged else None,
+            "averaged": setup.averaged.state() if setup.averaged else None,
             "points": [asdict(point) for point in outcome.points],
             "places": self._places,
             "seconds": time.perf_counter() - self._start,
@@ -247,6 +252,8 @@ class _Training:
         }
         if setup.components is not None:
             extras["principal components"] = setup.components
+        if setup.whitening is not None:
+            extras["whitening"] = setup.whitening.state_dict()
         outcome.run.save(self._checkpoint, extras)
 
 
@@ -256,16 +263,8 @@ def _evenly_spaced(steps: int, places: int) -> list[int]:
 
 
 def _set_learning_rate(run: PrivateRun, settings: TrainingSection) -> None:
-    """Set the learning rate of the next step: constant, or on a line to another rate, or on half a cosine to zero.
-
-    It follows the steps that epsilon covers, so that a resumed run that lost some still ends at the planned rate.
-    """
-    spent, rate = run.steps_spent, settings.lr
-    if settings.lr_end is not None:
-        moved = min(1.0, spent / round(settings.lr_epochs / run.sampling_rate))
-        rate += (settings.lr_end - settings.lr) * moved
-    elif settings.cosine:
-        rate *= (1 + math.cos(math.pi * spent / run.steps)) / 2
+    """Set the learning rate of the next step."""
+    rate = learning_rate(settings, spent=run.steps_spent, steps=run.steps, sampling_rate=run.sampling_rate)
     for group in run.optimizer.param_groups:
         group["lr"] = rate
 

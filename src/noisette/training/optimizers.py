@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn, optim
 
+from noisette.training.adam_bc import AdamBC
 from noisette.training.recipe.sections import TrainingSection
 
 
@@ -17,3 +18,10 @@ def sgd(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.
 def adam(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.Optimizer:
     """Adam with the constants of its authors."""
     return optim.Adam(parameters, lr=settings.lr)
+
+
+def adam_bc(parameters: Iterable[nn.Parameter], settings: TrainingSection) -> optim.Optimizer:
+    """Adam without the variance of the noise in its second moments."""
+    if settings.floor is None:
+        return AdamBC(parameters, lr=settings.lr)
+    return AdamBC(parameters, lr=settings.lr, floor=settings.floor)

@@ -16,6 +16,7 @@ from torch import nn
 from noisette import models
 from noisette.data import DataError, DataSet, Split, table
 from noisette.models.local_folder import is_folder_of_model
+from noisette.nn import MirrorAverage
 from noisette.training.build import model_of, replace_batch_norm
 from noisette.training.load import declaration_of
 from noisette.training.recipe import NEED_PUBLIC, Recipe
@@ -78,6 +79,8 @@ class SavedModel:
             replace_batch_norm(
                 model.head if isinstance(model, models.FixedFeatures) else model, recipe.model.batch_norm
             )
+        if recipe.augmentation.test_flip:
+            model = MirrorAverage(model)
         try:
             model.load_state_dict(load_file(folder / "model.safetensors"))
         except (OSError, RuntimeError, SafetensorError) as error:
@@ -127,7 +130,8 @@ def _check_can_be_built(recipe: Recipe) -> None:
         ValueError: they are not.
     """
     model = recipe.model
-    if model.batch_norm in NEED_PUBLIC or model.standardised or recipe.projection.components or recipe.lipschitz.used:
+    from_public = model.batch_norm in NEED_PUBLIC or model.standardised or model.whitened
+    if from_public or recipe.projection.components or recipe.lipschitz.used:
         raise ValueError(
             "this model has parts that were made from other data than its weights; load it as report.html shows"
         )

@@ -10,8 +10,8 @@ import numpy as np
 import scipy  # scipy.special, a fifth of a second, is imported on first use
 
 from noisette._internal.checks import not_negative, open_fraction
-from noisette.accounting.accountants.interface import resolved_noise, unsupported
-from noisette.accounting.events import Event, Events, GroupPrivacy, Sampled, UserLevel, check_events
+from noisette.accounting.accountants.interface import composed_events, resolved_noise, unsupported
+from noisette.accounting.events import Event, Events, GroupPrivacy, Sampled, UserLevel
 
 # The relative error that rounding can cause in a value of erfcx or ndtr: sixteen units in the last place.
 ROUNDING = 2.0**-48
@@ -110,7 +110,7 @@ class GdpAccountant:
         Raises:
             UnsupportedEventError: a release is over a sampled batch.
         """
-        check_events(events)
+        events = composed_events(events)
         squares = math.fsum(times * self._distance(event) ** 2 for event, times in events.items())
         return GdpCurve(math.sqrt(squares) * (1 + 2 * ROUNDING))
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from noisette._internal.checks import positive
 from noisette.accounting.events import (
     BallsInBinsGaussian,
+    BandedGaussian,
     DiscreteGaussian,
     DpAmount,
     Event,
@@ -23,6 +24,7 @@ from noisette.accounting.events import (
     UserLevel,
     ZcdpAmount,
     check_events,
+    in_whole_rounds,
 )
 from noisette.errors import UnsupportedEventError
 
@@ -100,6 +102,24 @@ def resolved_noise(event: Sampled | FixedSizeGaussian | TruncatedPoissonGaussian
     return min(event.noise_multiplier, MOST_NOISE) if event.noise_multiplier >= LEAST_NOISE else 0.0
 
 
+def composed_events(events: Events) -> Events:
+    """The events as they are composed: rounds of banded steps are as many Poisson batches, a begun one counts whole.
+
+    Raises:
+        TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
+
+    >>> composed_events({BandedGaussian(0.01, 2.0, bands=8): 20})
+    {PoissonGaussian(sampling_rate=0.08, noise_multiplier=2.0): 3}
+    """
+    check_events(events)
+    composed: dict[Event, int] = {}
+    for event, times in events.items():
+        if isinstance(event, BandedGaussian):
+            event, times = event.of_round, in_whole_rounds(event, times) // event.round_length
+        composed[event] = composed.get(event, 0) + times
+    return composed
+
+
 def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
     """A copy of the events, for an accountant that supports only releases over Poisson batches or over all records.
 
@@ -107,9 +127,8 @@ def require_sampled(events: Events, accountant: str) -> dict[Sampled, int]:
         TypeError, ValueError: the mapping holds no valid events, or events of different neighbouring relations.
         UnsupportedEventError: one of them is of another kind.
     """
-    check_events(events)
     sampled: dict[Sampled, int] = {}
-    for event, times in events.items():
+    for event, times in composed_events(events).items():
         if not isinstance(event, Sampled):
             raise unsupported(event, accountant)
         sampled[event] = times

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.gdp import GdpAccountant, GdpCurve
-from noisette.accounting.accountants.interface import unsupported
+from noisette.accounting.accountants.interface import composed_events, unsupported
 from noisette.accounting.accountants.privacy_loss.contour import Composition
 from noisette.accounting.accountants.privacy_loss.distribution import Directions, LossDistribution
 from noisette.accounting.accountants.privacy_loss.of_event import directions_of, is_known_by_divergences
@@ -29,7 +29,6 @@ from noisette.accounting.events import (
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
-    check_events,
 )
 
 Supported: TypeAlias = (
@@ -157,7 +156,7 @@ class PldAccountant:
         Raises:
             UnsupportedEventError: an event is of a kind that this package does not define.
         """
-        check_events(events)
+        events = composed_events(events)
         full: dict[Event, int] = {}
         by_divergences: dict[Event, int] = {}
         sampled: dict[Event, int] = {}

@@ -14,7 +14,7 @@ import numpy as np
 
 from noisette._internal.checks import not_negative, open_fraction
 from noisette.accounting.accountants.group_privacy import Mixture, group_divergences
-from noisette.accounting.accountants.interface import resolved_noise, unsupported, valid_orders
+from noisette.accounting.accountants.interface import composed_events, resolved_noise, unsupported, valid_orders
 from noisette.accounting.accountants.truncation import full_batch_probability
 from noisette.accounting.events import (
     DiscreteGaussian,
@@ -31,7 +31,6 @@ from noisette.accounting.events import (
     TruncatedPoissonGaussian,
     UserLevel,
     ZcdpAmount,
-    check_events,
 )
 
 if TYPE_CHECKING:
@@ -128,7 +127,7 @@ class RdpAccountant:
         Raises:
                 UnsupportedEventError: an event has no finite divergences, or none that are known.
         """
-        check_events(events)
+        events = composed_events(events)
         orders = tuple(self.orders)
         total = np.zeros(len(orders))
         for event, times in events.items():

@@ -4,7 +4,9 @@ from noisette.accounting.events.event import Event as Event
 from noisette.accounting.events.event import Events as Events
 from noisette.accounting.events.event import Neighbouring as Neighbouring
 from noisette.accounting.events.event import check_events as check_events
+from noisette.accounting.events.event import in_whole_rounds as in_whole_rounds
 from noisette.accounting.events.gaussian import BallsInBinsGaussian as BallsInBinsGaussian
+from noisette.accounting.events.gaussian import BandedGaussian as BandedGaussian
 from noisette.accounting.events.gaussian import FixedSizeGaussian as FixedSizeGaussian
 from noisette.accounting.events.gaussian import Gaussian as Gaussian
 from noisette.accounting.events.gaussian import Parts as Parts

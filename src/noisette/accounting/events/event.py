@@ -28,6 +28,11 @@ class Event:
     """How the records of a release are chosen, in a few words."""
 
     @property
+    def round_length(self) -> int:
+        """How many steps form a round, which is paid for as a whole: 1 but for noise that is correlated over steps."""
+        return 1
+
+    @property
     def relation(self) -> str:
         """The neighbouring relation in words. All events of one run have the same."""
         return self.neighbouring.value
@@ -41,6 +46,11 @@ class Event:
 
 Events: TypeAlias = Mapping[Event, int]
 """Which releases were made, and how many times each. Their order does not matter."""
+
+
+def in_whole_rounds(event: Event, times: int) -> int:
+    """This many releases of an event, rounded up to whole rounds."""
+    return -(-times // event.round_length) * event.round_length
 
 
 def check_events(events: Events) -> None:

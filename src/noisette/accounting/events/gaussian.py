@@ -223,6 +223,68 @@ class BallsInBinsGaussian(Event):
         return 1 / self.bins
 
 
+@dataclass(frozen=True, slots=True, repr=False)
+class BandedGaussian(Event):
+    """One step of banded matrix factorisation: noise that is correlated over ``bands`` steps, on cyclic batches.
+
+    Each record belongs to one of ``bands`` groups, drawn at random once. Step t releases the sum over a Poisson batch
+    of group t modulo ``bands``, plus noise that partly takes back the noise of the ``bands`` - 1 steps before: with the
+    strategy matrix C, lower triangular, of ``bands`` diagonals and with columns of norm 1 at most, all steps together
+    release C times the sums plus independent Gaussian noise. A record takes part at most once in ``bands`` consecutive
+    steps, so its parts of C are orthogonal, and a round of ``bands`` steps costs as much as one Poisson batch of rate
+    ``bands * sampling_rate`` with this noise multiplier. A round that was begun is paid for as a whole.
+
+    Args:
+        sampling_rate: probability, in (0, 1], that a record is in the batch of a step. At most 1 / ``bands``.
+        noise_multiplier: standard deviation of the independent noise in units of the sum's sensitivity to one record.
+            Above 0.
+        bands: diagonals of C, and steps of a round. At least 1; 1 is a :class:`PoissonGaussian`.
+        parts: the parts of the release, as in :class:`PoissonGaussian`.
+
+    Raises:
+        TypeError, ValueError: a value is not a number, or lies outside its range.
+
+    Source: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4.
+
+    >>> step = BandedGaussian(sampling_rate=0.01, noise_multiplier=1.1, bands=8)
+    >>> step.of_round
+    PoissonGaussian(sampling_rate=0.08, noise_multiplier=1.1)
+    """
+
+    sampling_rate: float
+    noise_multiplier: float
+    bands: int
+    parts: Parts = ()
+
+    mechanism: ClassVar[str] = "banded Gaussian"
+    sampling: ClassVar[str] = "cyclic Poisson"
+
+    def __post_init__(self) -> None:
+        all_of(
+            lambda: probability(sampling_rate=self.sampling_rate),
+            lambda: positive(noise_multiplier=self.noise_multiplier),
+            lambda: count(bands=self.bands),
+        )
+        _check_parts(self.parts)
+        if self.bands * self.sampling_rate > 1 + 1e-9:  # 49 * (1 / 49) is not 1
+            raise ValueError(
+                f"expected bands * sampling_rate <= 1, got {self.bands} * {self.sampling_rate:g}: each of {self.bands} "
+                f"groups takes part in every {self.bands}th step. Use at most {math.floor(1 / self.sampling_rate)} "
+                "bands, or a smaller batch"
+            )
+
+    @property
+    def round_length(self) -> int:
+        """The steps of a round."""
+        return self.bands
+
+    @property
+    def of_round(self) -> PoissonGaussian:
+        """The release that costs as much as one round."""
+        rate = self.bands * self.sampling_rate
+        return PoissonGaussian(1.0 if rate > 1 - 1e-12 else rate, self.noise_multiplier, self.parts)
+
+
 def _check_parts(parts: Parts) -> None:
     for name, share in parts:
         probability(**{f"share of {name}": share})

@@ -9,6 +9,7 @@ from noisette._internal.checks import count
 from noisette.accounting.events.event import Event, Neighbouring
 from noisette.accounting.events.gaussian import (
     BallsInBinsGaussian,
+    BandedGaussian,
     Parts,
     PoissonGaussian,
     Sampled,
@@ -105,5 +106,5 @@ class UserLevel(Event):
         return self.event.parts
 
 
-StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | UserLevel
+StepRelease: TypeAlias = PoissonGaussian | TruncatedPoissonGaussian | BallsInBinsGaussian | BandedGaussian | UserLevel
 """The release of one step of training: how its batch is drawn, the noise, and whose guarantee it is."""

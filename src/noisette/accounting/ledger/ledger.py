@@ -20,7 +20,15 @@ from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting.events import Event, check_events
 from noisette.accounting.ledger.compaction import Tail
 from noisette.accounting.ledger.file import LedgerFile
-from noisette.accounting.ledger.lines import End, Entry, Kind, Series, repaired, sealed_entries
+from noisette.accounting.ledger.lines import (
+    End,
+    Entry,
+    Kind,
+    Series,
+    check_whole_rounds,
+    repaired,
+    sealed_entries,
+)
 from noisette.accounting.ledger.reading import contents
 from noisette.errors import PrivacyError
 
@@ -310,7 +318,7 @@ class Ledger:
 
         Args:
             event: the event of each release.
-            steps: how many.
+            steps: how many; of steps with correlated noise whole rounds, so that those of several runs add up.
             run: whose steps they are, where several runs share the ledger.
 
         Raises:
@@ -395,7 +403,7 @@ class Ledger:
         with self._lock:
             unused = self._unused.pop(run, Counter())  # first: a step is given back at most once, also after an error
             for event, steps in unused.items():
-                if steps:
+                if steps := steps - steps % event.round_length:  # a round that was begun stays paid for
                     self._append(Kind.RELEASE, event, steps, run, durable=True)
 
     def shorten(self) -> None:
@@ -434,6 +442,7 @@ class Ledger:
     def _spend(self, kind: Kind, event: Event, steps: int, run: RecordedRun) -> None:
         if Series(event, run.id, run.dimensions) not in self._tallies:
             check_events({**self.events, event: steps})  # events of different relations cannot be composed
+        check_whole_rounds(event, steps)
         if self._file is not None and self._tail.is_long:
             self.shorten()
         self._append(kind, event, steps, run, durable=True)

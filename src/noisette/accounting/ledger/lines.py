@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from noisette._internal.checks import count
-from noisette.accounting.events import Event
+from noisette.accounting.events import Event, in_whole_rounds
 from noisette.accounting.serialization import event_of, facts_of
 
 _LONGEST_LINE = 4096  # bytes; a line has some 500
@@ -86,7 +86,22 @@ class Entry:
         facts = json.loads(line)
         count(steps=facts["steps"], dimensions=facts.get("dimensions", 1))
         series = Series(event_of(facts), str(facts.get("run_id", "")), facts.get("dimensions"))
-        return cls(Kind(facts["kind"]), str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))
+        if (kind := Kind(facts["kind"])) is not Kind.COMMIT:
+            check_whole_rounds(series.event, facts["steps"])
+        return cls(kind, str(facts["dataset"]), series, facts["steps"], str(facts["mark"]))
+
+
+def check_whole_rounds(event: Event, steps: int) -> None:
+    """Check that steps with correlated noise are whole rounds: two begun ones are not one, so they would not add up.
+
+    Raises:
+        ValueError: they are not.
+    """
+    if steps % event.round_length:
+        raise ValueError(
+            f"{event!r} is paid for by rounds of {event.round_length} steps, got {steps} steps; record "
+            f"{in_whole_rounds(event, steps)}, which cost the same"
+        )
 
 
 def sealed_entries(content: bytes, path: Path) -> Iterator[tuple[Entry, End]]:

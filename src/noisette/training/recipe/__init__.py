@@ -11,6 +11,7 @@ from noisette.training.recipe.constraints import accountant_names as accountant_
 from noisette.training.recipe.defaults import default_recipe as default_recipe
 from noisette.training.recipe.recipe import Recipe as Recipe
 from noisette.training.recipe.schema import read_schema as read_schema
+from noisette.training.recipe.sections import AugmentationSection as AugmentationSection
 from noisette.training.recipe.sections import DataSection as DataSection
 from noisette.training.recipe.sections import LipschitzSection as LipschitzSection
 from noisette.training.recipe.sections import ModelSection as ModelSection

@@ -65,6 +65,9 @@ BATCHES: Mapping[str, Entry] = {
     "poisson": Entry(lambda: _schemes().Poisson, "each example by itself, at the lowest cost"),
     "truncated": Entry(lambda: _schemes().TruncatedPoisson, "the same, but at most --largest-batch examples"),
     "balls-in-bins": Entry(lambda: _schemes().BallsInBins, "each example once in a pass"),
+    "cyclic": Entry(
+        lambda: _schemes().CyclicPoisson, "of --bands groups in turn, and noise that later steps take back"
+    ),
 }
 
 # Whether a step is captured and compiled, with the value of ``capture`` that it stands for.
@@ -73,6 +76,7 @@ COMPILE: Mapping[str, Literal["auto", "compiled", "eager"]] = {"auto": "auto", "
 OPTIMIZERS: Mapping[str, Entry] = {
     "sgd": Entry(lambda: _optimizers().sgd, "stochastic gradient descent, with momentum"),
     "adam": Entry(lambda: _optimizers().adam, "steps scaled by running means of the noised gradients"),
+    "adam-bc": Entry(lambda: _optimizers().adam_bc, "the same without the variance of the noise in them"),
 }
 
 ALLOCATIONS: Mapping[str, Entry] = {

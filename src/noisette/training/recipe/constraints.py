@@ -11,6 +11,7 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data.columns import Columns
 from noisette.training.recipe.choices import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, NEED_PUBLIC, OPTIMIZERS
 from noisette.training.recipe.sections import (
+    AugmentationSection,
     DataSection,
     LipschitzSection,
     ModelSection,
@@ -36,6 +37,15 @@ def check_model(model: ModelSection, projection: ProjectionSection) -> None:
     """There is such a norm, and public weights are not combined with a projection."""
     if model.batch_norm is not None:
         check_choice("batch_norm", model.batch_norm, BATCH_NORMS)
+    if model.weight_standardised and model.weights is not None and model.frozen:
+        raise ValueError(
+            "weights are standardised where all are trained, and the frozen ones are not; give frozen = [], or leave "
+            "out weight_standardised"
+        )
+    if model.whitened:
+        checks.count(whitened=model.whitened)
+    if model.whitened and model.standardised:
+        raise ValueError("whitened features have mean 0 already; leave out standardised, or whitened")
     if model.weights is not None and projection.components:
         raise ValueError(
             "public weights were trained on the data itself, not on its projection; leave out one of the two"
@@ -75,21 +85,53 @@ def check_training(training: TrainingSection) -> None:
         lambda: lr_end is None or checks.positive(lr_end=lr_end),
         lambda: checks.positive(lr_epochs=training.lr_epochs),
         lambda: checks.below_one(momentum=training.momentum),
-        lambda: checks.below_one(averaging=training.averaging),
+        lambda: checks.below_one(warmup=training.warmup),
+        lambda: _check_averages(training),
         lambda: checks.count(microbatch_size=training.microbatch_size),
+        lambda: checks.count(simulates=training.simulates),
         lambda: check_choice("compile", training.compile, COMPILE),
         lambda: _check_batches(training),
         lambda: _check_optimizer(training),
     )
 
 
+def _check_averages(training: TrainingSection) -> None:
+    checks.below_one(averaging=training.averaging, average_last=training.average_last)
+    if training.averaging and training.average_last:
+        raise ValueError("averaging and average_last are two averages of the weights; give one of them")
+
+
+def check_augmentation(augmentation: AugmentationSection, lipschitz: LipschitzSection) -> None:
+    """Several views differ, and the gradient of one example is clipped."""
+    checks.all_of(
+        lambda: checks.count(views=augmentation.views),
+        lambda: augmentation.shift == 0 or checks.count(shift=augmentation.shift),
+        lambda: _check_views(augmentation, lipschitz),
+    )
+
+
+def _check_views(augmentation: AugmentationSection, lipschitz: LipschitzSection) -> None:
+    if augmentation.views > 1 and not augmentation.moves:
+        raise ValueError("views of a record are mirrored or shifted; give flip = true or shift to the augmentation")
+    if lipschitz.used and augmentation != AugmentationSection():
+        raise ValueError(
+            "layers that bound the gradient take each record as it is; leave out augmentation or lipschitz"
+        )
+
+
 def _check_optimizer(training: TrainingSection) -> None:
     check_choice("optimizer", training.optimizer, OPTIMIZERS)
     if training.optimizer != "sgd" and training.momentum:
         raise ValueError(f'momentum is that of SGD; with optimizer = "{training.optimizer}" leave it out')
+    if training.floor is not None:
+        checks.positive(floor=training.floor)
+        if training.optimizer != "adam-bc":
+            raise ValueError(f'floor is that of adam-bc; with optimizer = "{training.optimizer}" leave it out')
 
 
-def check_data(data: DataSection, lipschitz: LipschitzSection, training: TrainingSection) -> None:
+def check_data(
+    data: DataSection, lipschitz: LipschitzSection, training: TrainingSection, projection: ProjectionSection
+) -> None:
     """Test examples come from one place, and a number is predicted with clipping."""
     checks.all_of(
         lambda: data.holdout is None or checks.open_fraction(holdout=data.holdout),
@@ -98,7 +140,17 @@ def check_data(data: DataSection, lipschitz: LipschitzSection, training: Trainin
         lambda: _check_test(data, training),
         lambda: Columns.of(data.columns),
         lambda: _check_target(data, lipschitz),
+        lambda: _check_constants(data, projection),
     )
+
+
+def _check_constants(data: DataSection, projection: ProjectionSection) -> None:
+    if bool(data.mean) != bool(data.deviation):
+        raise ValueError("inputs are standardised by a mean and a deviation; give both, or neither")
+    for value in data.deviation:
+        checks.positive(deviation=value)
+    if data.mean and projection.components:
+        raise ValueError("principal components are those of the records as they are; leave out mean and deviation")
 
 
 def _check_test(data: DataSection, training: TrainingSection) -> None:
@@ -128,8 +180,12 @@ def _check_batches(training: TrainingSection) -> None:
     check_choice("batches", training.batches, BATCHES)
     if (training.batches == "truncated") != (training.largest_batch is not None):
         raise ValueError('batches = "truncated" needs largest_batch, and no other batches have one')
+    if (training.batches == "cyclic") != (training.bands is not None):
+        raise ValueError('batches = "cyclic" needs bands, and no other batches have them')
     if training.largest_batch is not None:
         checks.count(largest_batch=training.largest_batch)
+    if training.bands is not None:
+        checks.count(bands=training.bands)
 
 
 def check_users(data: DataSection, projection: ProjectionSection, training: TrainingSection) -> None:
@@ -151,17 +207,25 @@ def check_users(data: DataSection, projection: ProjectionSection, training: Trai
 
 def check_public(public: PublicSection, model: ModelSection, data: DataSection) -> None:
     """Public examples are given where something needs them and nowhere else, and are not those trained on."""
-    if model.batch_norm not in NEED_PUBLIC and not model.standardised:
+    of_features = model.standardised or model.whitened > 0
+    if model.batch_norm not in NEED_PUBLIC and not of_features:
         if public != PublicSection() and model.batch_norm in (None, *BATCH_NORMS):
             raise ValueError(
-                f"public examples are for batch_norm {', '.join(NEED_PUBLIC)}, or for standardised features, not "
+                f"public examples are for batch_norm {', '.join(NEED_PUBLIC)}, or for standardised or "
+                f"whitened features, not "
                 f"{model.batch_norm}; leave them out"
             )
         return
     if public.data is None:
-        if model.batch_norm == "frozen" and model.weights is not None and not model.standardised:
+        if model.batch_norm == "frozen" and model.weights is not None and not of_features:
             return  # the file of the weights holds the statistics
-        needs = "standardised = true" if model.standardised else f'batch_norm = "{model.batch_norm}"'
+        needs = (
+            "standardised = true"
+            if model.standardised
+            else f"whitened = {model.whitened}"
+            if model.whitened
+            else f'batch_norm = "{model.batch_norm}"'
+        )
         raise ValueError(
             f'{needs} takes its statistics from public examples; name their set, such as [public] data = "kmnist"'
         )
@@ -203,3 +267,5 @@ def _check_no_norm(model: ModelSection) -> None:
         raise ValueError(
             f"batch_norm = {model.batch_norm!r} has no Lipschitz bound; leave it out, or the table lipschitz"
         )
+    if model.weight_standardised:
+        raise ValueError("standardised weights have no Lipschitz bound; leave weight_standardised out, or lipschitz")

@@ -14,6 +14,7 @@ from noisette.training.recipe.sections import DataSection, ModelSection, Privacy
 
 _ADAM_RATE = 0.003
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
+_VECTORS = TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9)
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
 _IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
@@ -29,7 +30,9 @@ _KNOWN_TO_WORK = {
     "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
     "sst2": (PrivacySection(), _TEXTS, "transformer"),
     "imdb": (PrivacySection(), _TEXTS, "transformer"),
-    "ag-news": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9), "bilstm-dl"),
+    "ag-news-words": (PrivacySection(), _TEXTS, "transformer"),
+    "ag-news": (PrivacySection(), _VECTORS, "bilstm-dl"),
+    "sst2-glove": (PrivacySection(), _VECTORS, "bilstm-dl"),
 }
 
 
@@ -52,7 +55,7 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
         suited = "transformer" if section.text is not None else "cnn" if Path(section.name).is_dir() else "mlp"
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
-    if optimizer == "adam" != training.optimizer:
+    if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)

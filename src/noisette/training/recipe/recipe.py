@@ -12,6 +12,7 @@ from noisette._internal import checks
 from noisette.training.recipe import constraints
 from noisette.training.recipe.reading import read_fields
 from noisette.training.recipe.sections import (
+    AugmentationSection,
     DataSection,
     LipschitzSection,
     ModelSection,
@@ -33,6 +34,7 @@ class Recipe:
     projection: ProjectionSection = field(default_factory=ProjectionSection)
     public: PublicSection = field(default_factory=PublicSection)
     lipschitz: LipschitzSection = field(default_factory=LipschitzSection)
+    augmentation: AugmentationSection = field(default_factory=AugmentationSection)
 
     def __post_init__(self) -> None:
         checks.all_of(
@@ -42,7 +44,8 @@ class Recipe:
             lambda: constraints.check_privacy(self.privacy),
             lambda: constraints.check_lipschitz(self.lipschitz, self.model, self.privacy),
             lambda: constraints.check_training(self.training),
-            lambda: constraints.check_data(self.data, self.lipschitz, self.training),
+            lambda: constraints.check_augmentation(self.augmentation, self.lipschitz),
+            lambda: constraints.check_data(self.data, self.lipschitz, self.training, self.projection),
             lambda: constraints.check_users(self.data, self.projection, self.training),
         )
 

@@ -27,6 +27,8 @@ class DataSection:
     text: str | None = None  # the CSV column of a text, which is the only input
     tokens: int = 64  # how many words of a text are used
     words: int = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
+    mean: tuple[float, ...] = ()  # known means of the channels, subtracted in front of the model; one is for all
+    deviation: tuple[float, ...] = ()  # known deviations, by which they are divided; never computed from the records
     holdout: float | None = None  # the share of the records that is drawn at random to test with
 
 
@@ -38,7 +40,9 @@ class ModelSection:
     weights: str | None = None  # a safetensors file of weights that were trained on public records
     frozen: tuple[str, ...] = ("features",)  # modules that keep these weights
     batch_norm: str | None = None  # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out
+    weight_standardised: bool = False  # whether the trained convolutions have standardised weights
     standardised: bool = False  # whether fixed features get the mean 0 and deviation 1 of those of public examples
+    whitened: int = 0  # how many principal components of public examples take the place of fixed features; 0 for none
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,25 @@ class ProjectionSection:
 
 
 @dataclass(frozen=True)
+class AugmentationSection:
+    """The views of a record, an image, whose losses are averaged: they are one gradient and cost what one costs.
+
+    A model whose first part is fixed takes fixed views, see :func:`noisette.nn.fixed_views`; another draws new ones in
+    each step, see :class:`noisette.nn.MirrorAndShift`.
+    """
+
+    views: int = 1  # how many
+    flip: bool = False  # whether some are mirrored, left to right
+    shift: int = 0  # the most pixels by which they are shifted along each axis; of fixed views just that many
+    test_flip: bool = False  # whether scores of the published model are averaged over the image and its mirror image
+
+    @property
+    def moves(self) -> bool:
+        """Whether views differ from the record."""
+        return self.flip or self.shift > 0
+
+
+@dataclass(frozen=True)
 class TrainingSection:
     """How the noised gradients are used. All of it is post-processing, except the number and size of the batches."""
 
@@ -96,12 +119,19 @@ class TrainingSection:
     lr: float = 1.0
     optimizer: str = "sgd"  # a name in OPTIMIZERS
     momentum: float = 0.0  # of SGD
+    floor: float | None = (
+        None  # of adam-bc: the least second moment, in units of the noise's variance; 0.01 if left out
+    )
     cosine: bool = True  # the learning rate falls to zero along half a cosine; otherwise it is constant
     lr_end: float | None = None  # instead of the cosine: the learning rate changes linearly to this one and stays there
     lr_epochs: float = 10.0  # the number of epochs that this takes
+    warmup: float = 0.0  # the share of the steps over which the learning rate rises from zero
     averaging: float = 0.0  # decay of the exponential average of the weights; 0 keeps the last weights
+    average_last: float = 0.0  # instead: the share of the steps, the last ones, whose weights are averaged evenly
     seed: int = 0  # of the first weights only: noise and sampling never depend on it
-    microbatch_size: int = 1024  # examples in memory at once
+    microbatch_size: int = 1024  # examples in memory at once, of which each view of a record is one
     compile: str = "auto"  # whether the step is compiled: "yes" waits for it, "auto" where the run repays it, or "no"
     batches: str = "poisson"  # a name in BATCHES: how they are drawn
+    simulates: int = 1  # set by --simulate: how many times as large the run is that this one stands for
     largest_batch: int | None = None  # of truncated batches: the most examples of a batch
+    bands: int | None = None  # of cyclic batches: the groups, and the steps over which noise is correlated

@@ -9,3 +9,5 @@ from noisette.training.report.numbers import upward as upward
 from noisette.training.report.of_tests import rows_of_tests as rows_of_tests
 from noisette.training.report.run_folder import RunFolder as RunFolder
 from noisette.training.report.run_folder import documents as documents
+from noisette.training.report.searched import SearchFacts as SearchFacts
+from noisette.training.report.searched import rows_of_search as rows_of_search

@@ -17,6 +17,7 @@ from noisette.accounting.events import UserLevel
 from noisette.accounting.serialization import event_of
 from noisette.accounting.serialization import facts_of as event_facts
 from noisette.models.local_folder import is_folder_of_model, sha256_of_weights
+from noisette.training.report.searched import SearchFacts
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
@@ -73,7 +74,10 @@ class Facts:
     ``test`` is how well the saved model predicts the test examples, ``None`` if there are none;
     ``features`` are the names of the columns that are inputs, which the header of a CSV makes public;
     ``words`` is how many numbers of words there are in texts without word vectors;
-    ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it.
+    ``certified`` are radii, each with the share of the test examples whose class is right and stays so within it;
+    ``search`` is there if the run was chosen by a search: epsilon and ``released`` are then those of the search, and
+    ``seconds`` and ``seconds_per_step`` are ``None``: a first run takes longer than later ones, so they would tell of
+    the number of runs.
 
     Guarantee: no field depends on the training records except through the noise. Those about test examples are exact,
     also where these are records that were held out: these have no guarantee. There is no loss, gradient norm, batch
@@ -112,14 +116,15 @@ class Facts:
     completed: bool
     ledger_head: str
     test_accuracy: float | None
-    seconds: float
-    seconds_per_step: float
+    seconds: float | None
+    seconds_per_step: float | None
     device: str
     points: tuple[Point, ...]
     certified: tuple[tuple[float, float], ...] = ()
     test: ClassFigures | NumberFigures | None = None
     features: tuple[str, ...] = ()
     words: int = 0
+    search: SearchFacts | None = None
 
     @property
     def unit(self) -> str:

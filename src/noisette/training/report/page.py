@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.data import names
 from noisette.data.columns import Columns
 from noisette.training.predictions import NumberFigures
-from noisette.training.recipe import DataSection
+from noisette.training.recipe import AugmentationSection, DataSection
 from noisette.training.report.attacks import CAPTIONS, attack_panels, attack_rows, attack_sentence
 from noisette.training.report.facts import Facts
 from noisette.training.report.figures import (
@@ -27,6 +28,7 @@ from noisette.training.report.figures import (
 from noisette.training.report.numbers import duration, percent, power_of_ten, upward
 from noisette.training.report.of_tests import confusion, rows_of_tests, set_of_tests
 from noisette.training.report.plan_figures import as_svg
+from noisette.training.report.searched import advice, rows_of_search
 from noisette.training.report.statement import statement
 from noisette.training.report.templates import templates
 
@@ -40,7 +42,11 @@ _WORDS = {
     "compile": "step compiled",
     "lr_end": "last learning rate",
     "lr_epochs": "epochs until the last learning rate",
+    "warmup": "share of steps with a rising learning rate",
+    "floor": "least second moment, in variances of the noise",
+    "average_last": "last share of steps with averaged weights",
     "largest_batch": "examples in a batch, at most",
+    "bands": "steps over which noise is correlated",
 }
 
 
@@ -67,6 +73,7 @@ def page(facts: Facts) -> str:
             (panel.title, Markup(as_svg([panel])), caption)
             for panel, caption in zip(attack_panels(attack), CAPTIONS, strict=False)  # the second needs a loss above 0
         ],
+        advice=advice(facts.search, facts.epsilon) if facts.search else "",
         sections=statement(facts),
         loading=_loading(facts),
         predicts=bool(facts.features or facts.recipe.data.text),
@@ -94,7 +101,7 @@ def _attack(facts: Facts) -> TradeOff:
 def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
     """The table of settings in groups: the name of each and its value with its unit."""
     recipe, privacy, training = facts.recipe, facts.recipe.privacy, asdict(facts.recipe.training)
-    batch, epochs, seed = (training.pop(name) for name in ("batch_size", "epochs", "seed"))
+    batch, epochs, seed, simulates = (training.pop(name) for name in ("batch_size", "epochs", "seed", "simulates"))
     example = f"{' × '.join(map(str, facts.input_shape))} {'words' if facts.word_vectors else 'numbers'}"
     start = f"public file {facts.public_weights[:8]}"
     components = f"{recipe.projection.components}, noise {recipe.projection.noise_multiplier:g}"
@@ -124,16 +131,27 @@ def _settings(facts: Facts) -> dict[str, list[tuple[str, str]]]:
             ("epochs", f"{epochs:g} × declared size"),
             ("expected batch", f"{batch:,} examples"),
             ("seed of the first weights", str(seed)),
+            *_views(recipe.augmentation),
+            *([("stands for a run", f"{simulates} times as large, at another epsilon")] if simulates > 1 else []),
             *((_WORDS.get(name, name), _plain(value)) for name, value in training.items() if value is not None),
-            ("time", f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"),
+            ("time", _time(facts)),
         ],
+        **({"Search": rows_of_search(facts.search)} if facts.search else {}),
     }
+
+
+def _time(facts: Facts) -> str:
+    if facts.seconds is None or facts.seconds_per_step is None:
+        return f"on {facts.device}; how long is not published, since it tells about the number of runs"
+    return f"{duration(facts.seconds)} on {facts.device}, {1000 * facts.seconds_per_step:.3g} ms a step"
 
 
 def _own(data: DataSection) -> list[tuple[str, str]]:
     """What is declared about data of the user's own beside size and classes."""
     columns = Columns.of(data.columns) if data.columns else None
     rows = []
+    if data.mean:
+        rows.append(("inputs", f"less {_listed(data.mean)}, divided by {_listed(data.deviation)}"))
     if columns is not None:
         rows.append(("columns", f"{len(columns.names)} declared, {columns.width} inputs"))
     if data.text is not None:
@@ -172,7 +190,21 @@ def _norm(facts: Facts) -> list[tuple[str, str]]:
     model, public = facts.recipe.model, facts.recipe.public
     source = f", {public.examples} examples of {Path(public.data).name}" if public.data else ""
     norm = [("batch norm", f"{model.batch_norm}{source}")] if model.batch_norm else []
-    return [*norm, ("fixed features", f"standardised{source}")] if model.standardised else norm
+    weights = [("weights of convolutions", "standardised")] if model.weight_standardised else []
+    features = [("fixed features", f"standardised{source}")] if model.standardised else []
+    if model.whitened:
+        features.append(("fixed features", f"whitened, {model.whitened:,} components{source}"))
+    return [*norm, *weights, *features]
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def _views(section: AugmentationSection) -> list[tuple[str, str]]:
+    moves = [*(["mirrored"] if section.flip else []), *([f"shifted by {section.shift}"] if section.shift else [])]
+    views = [("views of a record", f"{section.views}, {' and '.join(moves)}")] if moves else []
+    return [*views, *([("scores", "averaged over the image and its mirror image")] if section.test_flip else [])]
 
 
 def _plain(value: object) -> str:
@@ -190,13 +222,27 @@ def _loading(facts: Facts) -> str:
         model = f"models.projected({recipe.model.name!r}, {shape}, {facts.classes}, {recipe.projection.components})"
     if facts.word_vectors:
         model = f"models.FixedFeatures(nn.Embedding{facts.word_vectors}, {model})"
+    made = []
+    if recipe.model.weight_standardised:
+        made.append("model = weight_standardised(model)")
+    if recipe.data.mean:
+        constants = f"{recipe.data.mean}, {recipe.data.deviation}, {shape}"
+        made.append(f"model = models.behind(Standardise.of_channels({constants}), model)")
     before, after = _restored_norm(facts)
     standardised = recipe.model.standardised  # the constants are saved with the weights
+    mirrored = recipe.augmentation.test_flip
+    layers = [
+        *(["MirrorAverage"] if mirrored else []),
+        *(["Standardise"] if recipe.data.mean else []),
+        *(["Whitening"] if recipe.model.whitened else []),
+        *(["weight_standardised"] if recipe.model.weight_standardised else []),
+    ]
     imports = [
         "from noisette import models",
+        *([f"from noisette.nn import {', '.join(layers)}"] if layers else []),
         "from safetensors.torch import load_file",
         *(["from torch import nn"] if facts.word_vectors else []),
-        *(["import torch"] if standardised else []),
+        *(["import torch"] if standardised or recipe.model.whitened else []),
         *(["from noisette.data import Declaration, load"] if after else []),
     ]
     if before or after:
@@ -205,13 +251,25 @@ def _loading(facts: Facts) -> str:
         *sorted(imports),
         "",
         f"model = {model}",
+        *made,
         *([f"model = models.standardised(model, model.features(torch.zeros(2, *{shape})))"] if standardised else []),
+        *(_whitened(recipe.model.whitened, shape) if recipe.model.whitened else []),
         *before,
-        'model.load_state_dict(load_file("model.safetensors"))',
+        f'{"MirrorAverage(model)" if mirrored else "model"}.load_state_dict(load_file("model.safetensors"))',
         *after,
+        *(["model = MirrorAverage(model)"] if mirrored else []),
         "model.eval()",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _whitened(components: int, shape: str) -> list[str]:
+    """The lines that whiten the fixed features; the constants are saved with the weights."""
+    return [
+        f"numbers = model.features(torch.zeros(1, *{shape})).numel()",
+        f"whitening = Whitening(torch.zeros(numbers), torch.zeros({components}, numbers))",
+        "model = models.whitened(model, whitening)",
+    ]
 
 
 def _restored_norm(facts: Facts) -> tuple[list[str], list[str]]:

@@ -9,12 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.events import BallsInBinsGaussian, TruncatedPoissonGaussian, UserLevel
+from noisette.accounting.events import (
+    BallsInBinsGaussian,
+    BandedGaussian,
+    TruncatedPoissonGaussian,
+    UserLevel,
+)
 from noisette.accounting.serialization import event_of
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.training.report.facts import Facts
 from noisette.training.report.numbers import power_of_ten, upward
 from noisette.training.report.own_data import except_held_out, held_out, inputs, of_test_examples
+from noisette.training.report.searched import how_chosen, paragraph
 
 _WIDTH = 88
 
@@ -29,7 +35,7 @@ class Section:
 
 def statement(facts: Facts) -> tuple[Section, ...]:
     """The privacy statement of a run, section by section."""
-    return _guarantee(facts), _mechanism(facts), _cost(facts), _randomness(facts), _not_covered()
+    return _guarantee(facts), _mechanism(facts), _cost(facts), _randomness(facts), _not_covered(facts)
 
 
 def as_text(sections: tuple[Section, ...], *, title: str) -> str:
@@ -46,6 +52,7 @@ def _guarantee(facts: Facts) -> Section:
     epsilon, delta = upward(facts.epsilon), power_of_ten(privacy.delta)
     unit = facts.unit
     paragraphs = [
+        *_simulation(facts),
         f"Everything that this run trained on the records of {facts.data} (the saved weights, the weights after every "
         f"step, and the state of the optimizer) is ({epsilon}, {delta})-differentially private: epsilon = {epsilon}, "
         f"delta = {delta}.",
@@ -58,6 +65,8 @@ def _guarantee(facts: Facts) -> Section:
     ]
     if facts.recipe.data.holdout is not None:
         paragraphs.append(held_out(facts))
+    if facts.search is not None:
+        paragraphs.append(paragraph(facts.search, facts.unit))
     switches = "none."
     if privacy.allow_large_delta:
         switches = (
@@ -75,20 +84,34 @@ def _guarantee(facts: Facts) -> Section:
     return Section("What is guaranteed", tuple(paragraphs))
 
 
+def _simulation(facts: Facts) -> Iterator[str]:
+    """That this run is a small one, which stands for a large one."""
+    factor, training = facts.recipe.training.simulates, facts.recipe.training
+    if factor > 1:
+        yield (
+            f"SIMULATION: this run stands for one that is {factor} times as large, with batches of "
+            f"{factor * training.batch_size} and the noise multiplier {factor * facts.noise_multiplier:.6g}. It is not "
+            f"that run and does not have its epsilon: this run costs epsilon = {upward(facts.epsilon)}, which its "
+            "ledger has charged. Settings that are chosen by its outcome cost that much."
+        )
+
+
 def _mechanism(facts: Facts) -> Section:
     return Section(
         "How the guarantee is kept",
         (
+            *([how_chosen(facts.search)] if facts.search else []),
             *_before_training(facts),
             f"Sampling: {facts.sampling}. {_batches(facts)} A batch may be empty; an empty batch is released like any "
             "other.",
             _separability(facts),
+            *_views(facts),
             *(_by_layers(facts) if facts.lipschitz else _by_clipping(facts)),
             f"Normaliser: the noised sum is divided by {facts.recipe.training.batch_size}, a declared constant, "
             "however many records the batch held.",
             f"Steps: {facts.steps_planned} planned, {facts.steps} reserved in the ledger and covered by epsilon, "
-            f"{facts.steps_taken} carried out.{_resumed(facts)} The ledger is the file ledger.jsonl; the seal of its "
-            f"last line is {facts.ledger_head}.",
+            f"{facts.steps_taken} carried out.{_resumed(facts)}{_in_search(facts)} The ledger is the file "
+            f"ledger.jsonl; the seal of its last line is {facts.ledger_head}.",
         ),
     )
 
@@ -122,6 +145,14 @@ def _batches(facts: Facts) -> str:
                 f"In each pass of {event.bins:,} steps, each record chooses the batch of one step, uniformly and "
                 "independently. A resumed run begins a new pass."
             )
+        case BandedGaussian():
+            return (
+                f"Each record belongs to one of {event.bands:,} groups, drawn by the secret key. The steps take the "
+                f"groups in turn; each record of a step's group enters its batch independently, with probability "
+                f"{event.of_round.sampling_rate:.6g}, so a record is in at most one of {event.bands:,} consecutive "
+                f"batches. Epsilon counts each round of {event.bands:,} steps that was begun as a whole one. A resumed "
+                "run draws new groups and begins a new round."
+            )
         case _:
             return f"Each record enters the batch of a step independently with probability {rate}."
 
@@ -140,6 +171,16 @@ def _separability(facts: Facts) -> str:
     )
 
 
+def _views(facts: Facts) -> Iterator[str]:
+    """The views of a record, which are one gradient."""
+    section = facts.recipe.augmentation
+    if section.moves:
+        yield (
+            f"Views: the loss of a record is the mean over {section.views} views of it, mirrored or shifted. Their "
+            "mean gradient is the gradient of that record, which is bounded once."
+        )
+
+
 def _resumed(facts: Facts) -> str:
     if not facts.resumed:
         return ""
@@ -149,6 +190,10 @@ def _resumed(facts: Facts) -> str:
         "were lost when a process ended early. Epsilon covers them, whether or not they were carried out, and they had "
         "no part in the saved weights."
     )
+
+
+def _in_search(facts: Facts) -> str:
+    return "" if facts.search is None else " The ledger holds them, with those of the other runs, as one search."
 
 
 def _by_clipping(facts: Facts) -> list[str]:
@@ -175,6 +220,24 @@ def _by_clipping(facts: Facts) -> list[str]:
 
 
 def _noise(facts: Facts, sensitivity: str) -> list[str]:
+    """The noise on the gradient, and on everything that a step releases beside it, and how it is correlated."""
+    return [*_noise_of_a_step(facts, sensitivity), *_correlation(facts)]
+
+
+def _correlation(facts: Facts) -> Iterator[str]:
+    """How the noise of a step depends on that of earlier ones."""
+    event = event_of(facts.event)
+    if isinstance(event, BandedGaussian) and event.bands > 1:
+        yield (
+            f"Correlation: the noise named above is multiplied by the inverse of a matrix C with {event.bands:,} "
+            "diagonals whose columns have norm 1 at most, so that the noise of a step partly takes back that of the "
+            f"{event.bands - 1:,} steps before. All steps together release as much as C times the sums with the noise "
+            "named above, and what a record adds to that is orthogonal for any two of its steps. The noise of earlier "
+            "steps is kept in memory, and was never written down; a resumed run starts with independent noise."
+        )
+
+
+def _noise_of_a_step(facts: Facts, sensitivity: str) -> list[str]:
     """The noise on the gradient, and on everything that a step releases beside it."""
     if not facts.parts:
         return [
@@ -217,6 +280,7 @@ def _by_layers(facts: Facts) -> list[str]:
         "Noise: Gaussian, on every element of every step's sum, with a standard deviation for each parameter: "
         f'{noised} (at the last step; allocation "{settings.allocation}"). In units of the noise one record moves all '
         f"parameters together by at most one over the noise multiplier, {facts.noise_multiplier:.6g}.",
+        *_correlation(facts),
     ]
 
 
@@ -236,9 +300,14 @@ def _before_training(facts: Facts) -> Iterator[str]:
             "own, and neither have all texts of one author together."
         )
     yield from inputs(facts.recipe.data, facts.public_weights)
+    if facts.recipe.data.mean:
+        yield (
+            "Inputs: standardised by declared constants, which are taken to be known and not computed from the records."
+        )
     for user, used in (
         (f'The norm in the place of batch norm ("{model.batch_norm}")', model.batch_norm),
         ("The standardisation of the fixed features", model.standardised),
+        ("The whitening of the fixed features", model.whitened),
     ):
         if public.data and used:
             yield (
@@ -291,18 +360,23 @@ def _randomness(facts: Facts) -> Section:
     )
 
 
-def _not_covered() -> Section:
+def _not_covered(facts: Facts) -> Section:
+    others = (
+        "Other runs on the same records, and choosing the best of several. Their privacy costs add up. This statement "
+        "is about one run."
+        if facts.search is None
+        else "Other runs and searches on the same records, and choosing among them. Their privacy costs add up."
+    )
     return Section(
         "Not covered",
         (
-            "Other runs on the same records, and choosing the best of several. Their privacy costs add up. This "
-            "statement is about one run.",
+            others,
             "People with several records: the guarantee is per record, not per person.",
             "Anything learned from the records before training: vocabularies, means, lists of classes, a filter, or "
             "hyper-parameters tuned on them.",
             "Values computed on the training records without noise, such as a training loss. This run published none.",
-            "Running time, which the report states, memory, power and network traffic, and whether the run came to an "
-            "end.",
+            f"Running time{'' if facts.seconds is None else ', which the report states'}, memory, power and network "
+            "traffic, and whether the run came to an end.",
             "Attacks on the low bits of floating-point noise.",
             "The user's own code inside the model that keeps state from one example to the next or reads other files; "
             "the test before the first step finds the common cases only.",

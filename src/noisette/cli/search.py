@@ -1,0 +1,260 @@
+"""``noisette search``: random search over settings of a recipe, at one price for all runs."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from noisette._internal import checks
+from noisette._internal.allocator import keep_freed_memory
+from noisette.cli.errors import plain_errors
+from noisette.cli.options import DataDir, option
+from noisette.cli.stopping import Stopping
+from noisette.cli.training import report
+from noisette.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from noisette.run.private import PrivateRun
+    from noisette.training.report import Facts, RunFolder
+    from noisette.training.search import Score, Search, SearchSpace
+
+_SCORES = ("public-set", "held-out")
+_SHARE = 0.1  # held out, unless it is given
+_MOST_RUNS = 100_000
+_NOTHING_FOUND = 1
+_ROOM = 2**24  # bytes for the report, the statement and the ledger
+
+
+@plain_errors()
+def search(
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECIPE.toml", help="The settings of all runs, as for noisette train.", exists=True, dir_okay=False
+        ),
+    ],
+    *,
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="'NAME=log(A,B) ..'",
+            help="Settings to draw for each run, from log(A,B), uniform(A,B), int(A,B) or choice(A,B,..). A name is "
+            "that of a field of the recipe, such as training.lr, or lr. May be given several times.",
+        ),
+    ],
+    score_on: Annotated[
+        str,
+        typer.Option(
+            metavar=f"[{'|'.join(_SCORES)}]",
+            help="On what runs are compared. public-set: on the test examples of the recipe, which you state to be "
+            "public; held-out: on records that are not trained on, with noise.",
+        ),
+    ],
+    epsilon: Annotated[
+        float | None, option("F", "Privacy budget of the whole search, above 0.", "that of the recipe")
+    ] = None,
+    delta: Annotated[
+        float | None, option("F", "Probability with which epsilon may fail.", "that of the recipe")
+    ] = None,
+    runs: Annotated[
+        float, option("MEAN", "Number of runs on average, at least 1. The number itself is random and secret.")
+    ] = 10.0,
+    shape: Annotated[
+        float | None,
+        option(
+            "F",
+            "Shape of the distribution of that number: 0 logarithmic, 1 geometric, inf Poisson.",
+            "what needs the least noise",
+        ),
+    ] = None,
+    hold_out: Annotated[
+        float | None, option("F", "held-out: the share of the records.", "holdout of the recipe, or 0.1")
+    ] = None,
+    score_noise: Annotated[
+        float | None,
+        option(
+            "F",
+            "held-out: standard deviation of the noise on the number of right answers.",
+            "what costs a tenth of epsilon by itself",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, option("DIR", "The run folder. An older run there is replaced.", "runs/NAME-search of the data")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, that of run.json with the folder, and nothing else.")
+    ] = False,
+) -> None:
+    """Search for good settings of a recipe, at a price that holds for the whole search.
+
+    `noisette search digits.toml --over "lr=log(0.1,10) max_grad_norm=uniform(0.05,1)" --score-on public-set`
+
+    Each run has settings drawn at random. Only the best run leaves, in a run folder like that of `noisette train`. A
+    search that is stopped, or cut off, is spent, and leaves its ledger alone. `noisette plan` compares batches, epochs
+    and noise without any run.
+    """
+    settings = Recipe.read(recipe)
+    found: list[SearchSpace] = []
+    checks.all_of(
+        lambda: epsilon is None or checks.positive(epsilon=epsilon),
+        lambda: delta is None or checks.open_fraction(delta=delta),
+        partial(_check_number, runs, shape),
+        partial(_check_score, score_on, hold_out, score_noise),
+        lambda: found.append(_space(over, settings)),
+        partial(_check_recipe, settings, score_on),
+    )
+    privacy = settings.privacy
+    budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
+    settings = replace(settings, privacy=budget)
+    place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
+    score = partial(_score, settings, score_on, hold_out, score_noise)
+    report(lambda: _search(settings, found[0], score(), runs, shape, place, data_dir), as_json)
+
+
+def _check_number(runs: float, shape: float | None) -> None:
+    if not 1 <= runs <= _MOST_RUNS:
+        raise ValueError(f"expected --runs from 1 to {_MOST_RUNS:,} on average, got {runs:g}")
+    if shape is not None and not shape >= 0:
+        raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
+
+
+def _check_score(score_on: str, hold_out: float | None, score_noise: float | None) -> None:
+    if score_on not in _SCORES:
+        raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
+    given = {"--hold-out": hold_out, "--score-noise": score_noise}
+    if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
+        raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
+    checks.all_of(
+        lambda: hold_out is None or checks.open_fraction(hold_out=hold_out),
+        lambda: score_noise is None or checks.positive(score_noise=score_noise),
+    )
+
+
+def _space(over: list[str], recipe: Recipe) -> SearchSpace:
+    from noisette.training.search import SearchSpace
+
+    return SearchSpace.read(over, recipe)
+
+
+def _check_recipe(recipe: Recipe, score_on: str) -> None:
+    from noisette.training.search.search import check_recipe
+
+    check_recipe(recipe, public=score_on == "public-set")
+
+
+def _score(recipe: Recipe, score_on: str, hold_out: float | None, score_noise: float | None) -> Score:
+    from noisette.training.search import HeldOutScore, PublicScore
+
+    if score_on == "public-set":
+        return PublicScore()
+    share = hold_out or recipe.data.holdout or _SHARE
+    if score_noise is not None:
+        return HeldOutScore(share, score_noise)
+    return HeldOutScore.for_budget(share, epsilon=recipe.privacy.epsilon, delta=recipe.privacy.delta)
+
+
+def _search(
+    recipe: Recipe,
+    space: SearchSpace,
+    score: Score,
+    runs: float,
+    shape: float | None,
+    out: Path,
+    data_dir: Path | None,
+) -> tuple[Facts, Path]:
+    """Plan, rehearse and make the search, and write the folder of its best run.
+
+    Raises:
+        typer.Exit: the search found nothing.
+    """
+    from noisette.training.load import load_data, load_public
+    from noisette.training.report import RunFolder
+    from noisette.training.search import Search
+    from noisette.training.unfinished import in_words, unfinished_runs
+
+    keep_freed_memory()
+    folder = RunFolder(out)
+    for begun in unfinished_runs(out):
+        typer.echo(f"{in_words(begun)}\nThis command begins a search, whose ledger does not count it.", err=True)
+    console = Console(stderr=True)
+    with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
+        planned = Search(
+            recipe,
+            space,
+            score,
+            load_data(recipe, data_dir),
+            public=load_public(recipe, data_dir),
+            mean=runs,
+            shape=shape,
+        )
+    with folder:
+        return _make(planned, folder), out
+
+
+def _make(search: Search, folder: RunFolder) -> Facts:
+    """Make a search whose ledger lies in this folder, and complete the folder with its best run."""
+    from noisette.accounting import Ledger
+    from noisette.training.report import documents
+    from noisette.training.report.of_search import announcement, facts_of_search
+
+    _check_room(folder.place, search.model_bytes)
+    typer.echo("\n".join(announcement(search)), err=True)
+    with Ledger(folder.ledger, dataset=search.data_name) as ledger, _shown() as progress:
+        found = search.run(ledger, progress)
+        if found is None:
+            typer.echo(
+                "The search found nothing: no run was drawn, or all have failed. It is spent, and recorded in "
+                f"{folder.ledger}",
+                err=True,
+            )
+            raise typer.Exit(_NOTHING_FOUND)
+        facts = facts_of_search(search, found, ledger)
+    folder.ledger.touch()  # its older time would tell how long the search took
+    folder.complete(documents(facts, found.outcome.model))
+    return facts
+
+
+def _check_room(place: Path, model_bytes: int) -> None:
+    """Check that the results will fit on the disk: a search whose results do not is lost.
+
+    Raises:
+        ValueError: they will not.
+    """
+    needed, free = 2 * model_bytes + _ROOM, shutil.disk_usage(place).free
+    if free < needed:
+        raise ValueError(
+            f"{place.parent} has {free / 2**20:,.0f} MiB left, and the results need {needed / 2**20:,.0f}; free some, "
+            "or choose another --out. Nothing was spent"
+        )
+
+
+@contextmanager
+def _shown() -> Iterator[_Shown]:
+    """The progress of the search on a terminal, and nowhere else."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TextColumn("steps"))
+    bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with Stopping() as stopping, bars:
+        yield _Shown(bars, stopping)
+
+
+class _Shown:
+    """Shows the run that is made now, of an unknown number, and ends the search where a signal asks for it."""
+
+    def __init__(self, bars: Progress, stopping: Stopping) -> None:
+        self._bars, self._stopping = bars, stopping
+        self._task = bars.add_task("search", total=None)
+
+    def __call__(self, number: int, run: PrivateRun) -> None:
+        self._bars.update(self._task, description=f"run {number}", completed=run.steps_spent, total=run.steps)
+        self._stopping.after_step()

@@ -1,0 +1,257 @@
+"""Lightning with differential privacy: the same module, the same ``Trainer``, loaders, callbacks and checkpoints.
+
+Needs ``pip install noisette[lightning]``; modules of ``pytorch_lightning`` work as well. ::
+
+    model = make_private(MyModule(), public_size=60_000, epsilon=3.0, delta=1e-5, max_grad_norm=1.0)
+    Trainer(max_epochs=10).fit(model, train_loader, val_loader)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from noisette.accounting.sampling_plan import check_numbers
+from noisette.integrations.lightning_run import Declared, LightningRun, Step, Steps, value_of
+from noisette.integrations.lightning_settings import module_of_lightning, problems_of_module
+from noisette.integrations.lightning_surroundings import no_logger
+
+_IN_CHECKPOINT = "private_run"
+_Module: Any = object  # the class of the user's module stands behind in the order of methods
+
+
+def make_private(
+    module: Any,
+    *,
+    public_size: int,
+    delta: float,
+    max_grad_norm: float,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    microbatch_size: int | Literal["auto"] = "auto",
+    ledger: Path | str | None = None,
+) -> Any:
+    """Make ``Trainer.fit`` of a module release noised sums of clipped per-example gradients alone.
+
+    The module stays the same object, with its own ``training_step``, ``configure_optimizers`` and hooks, and its class
+    becomes a subclass of what it was. ``fit`` takes data set, collation and ``batch_size`` from the training loader,
+    wherever it is given (to ``fit``, by a data module, by the module); its batches are Poisson samples of that expected
+    size. Number of steps and noise follow from ``max_epochs`` or ``max_steps`` of the trainer. ``training_step`` is
+    called with a batch of one record, for each record; what it logs is private and left out. An epoch is as many steps
+    as give each record one expected turn.
+
+    Args:
+        module: a ``LightningModule`` with automatic optimization.
+        public_size: declared number of training records. It is not computed from the data set.
+        delta: probability with which epsilon may fail; below one over ``public_size``.
+        max_grad_norm: the clipping norm of one example.
+        epsilon: the privacy budget of a ``fit``, together with everything in ``ledger``.
+        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in units of the clipping
+            norm.
+        microbatch_size: examples that are processed at once, which only bounds memory.
+        ledger: the file that records every release. Unless given, ``ledger.jsonl`` in the folder of the first ``fit``'s
+            logs; later fits of this module add to it.
+
+    Returns:
+        The module.
+
+    Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of ``fit``
+    together are (epsilon, delta)-differentially private. Validation, and choices made by it (early stopping, the best
+    checkpoint), are not covered for the records of the validation loader. Not seen is what ``training_step`` prints, or
+    writes otherwise than by ``self.log``, ``self.logger`` and metrics of torchmetrics.
+
+    Raises:
+        ValueError: a number is missing or outside its domain, or the module contradicts the guarantee; all problems
+            of a kind are listed. ``fit`` raises it for settings of trainer and loader.
+    """
+    check_numbers(
+        expected_batch_size=1.0,
+        sampling_rate=None,
+        steps=1,
+        public_size=public_size,
+        epochs=None,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+    )
+    if isinstance(module, PrivateHooks):
+        raise ValueError("this module is private already")
+    if problems := list(problems_of_module(module)):
+        raise ValueError("\n".join(problems))
+    declared = Declared(
+        public_size=public_size,
+        delta=delta,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=max_grad_norm,
+        microbatch_size=microbatch_size,
+        ledger=None if ledger is None else Path(ledger).resolve(),
+    )
+    own = type(module)
+    module.__class__ = type(f"Private{own.__name__}", (PrivateHooks, own), {"__module__": own.__module__})
+    module._private_run = LightningRun(declared)
+    return module
+
+
+class PrivateHooks(_Module):
+    """The methods that Lightning calls in a private ``fit``, in front of those of the user's module."""
+
+    _private_run: LightningRun
+
+    def configure_callbacks(self) -> list[Any]:
+        given = super().configure_callbacks()
+        callbacks = list(given) if isinstance(given, list | tuple) else [given]
+        if self.trainer.state.fn == "fit":
+            self._private_run.take_over(self)
+            lightning = module_of_lightning(self)
+            assert lightning is not None
+            callbacks.append(_closing(lightning.__module__.removesuffix(".core.module"))())
+        return callbacks
+
+    def train_dataloader(self) -> Steps:
+        """The steps of an epoch, by number: the private run draws the batches."""
+        return self._private_run.steps(self, super().train_dataloader)
+
+    def on_train_start(self) -> None:
+        step = super().training_step
+        number = (0,) * (len(signature(step).parameters) > 1)
+        self._private_run.begin(self, partial(_loss_of_one, step, number, [*_transfer_hooks(self, super())]))
+        self._private_run.stop_if_finished(self.trainer)
+        super().on_train_start()
+
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """Draw a batch and add up clipped gradients; the loss that Lightning gets is no number."""
+        self._private_run.accumulate()
+        return torch.full((), math.nan, device=self.device)
+
+    def backward(self, loss: Tensor) -> None:
+        """Nothing is left to do: gradients were added up by ``training_step``."""
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """One release, and the step of the optimizer."""
+        assert optimizer_closure is not None
+        optimizer_closure()
+        getattr(optimizer, "optimizer", optimizer).step()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        run, trainer = self._private_run, self.trainer
+        if run.stop_if_finished(trainer) or trainer.global_step % (trainer.log_every_n_steps or math.inf) == 0:
+            self.log("epsilon", run.epsilon(), prog_bar=True, on_step=True, on_epoch=False)
+        super().on_train_batch_end(outputs, batch, batch_idx)
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        self._private_run.close()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if (facts := self._private_run.facts()) is not None:
+            checkpoint[_IN_CHECKPOINT] = facts
+
+    def on_load_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        if self.trainer.state.fn == "fit":
+            self._private_run.go_on_from(checkpoint.get(_IN_CHECKPOINT))
+        super().on_load_checkpoint(checkpoint)
+
+    # What a step may not do with private values
+
+    @property
+    def _computes_loss(self) -> bool:
+        surroundings = self._private_run.surroundings
+        return surroundings is not None and surroundings.is_loss_computed
+
+    @property
+    def logger(self) -> Any:
+        if self._computes_loss:
+            raise no_logger()
+        return super().logger
+
+    @property
+    def loggers(self) -> Any:
+        if self._computes_loss:
+            raise no_logger()
+        return super().loggers
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """As always, but for values of ``training_step``, which are private and left out."""
+        if not self._computes_loss:
+            super().log(*args, **kwargs)
+
+    def log_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Likewise."""
+        if not self._computes_loss:
+            super().log_dict(*args, **kwargs)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Likewise."""
+        if not self._computes_loss:
+            super().print(*args, **kwargs)
+
+    # The numbers of steps are no batch that a hook of the user's could change
+
+    def _on_before_batch_transfer(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        return batch if isinstance(batch, Step) else super()._on_before_batch_transfer(batch, dataloader_idx)
+
+    def _apply_batch_transfer_handler(
+        self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0
+    ) -> Any:
+        if isinstance(batch, Step):
+            return batch
+        return super()._apply_batch_transfer_handler(batch, device, dataloader_idx)
+
+
+def _transfer_hooks(module: Any, own: Any) -> Iterator[Callable[..., Any]]:
+    """The user's hooks that change a batch on its way to the device, of the data module or of the module."""
+    lightning = module_of_lightning(module)
+    for hook in ("on_before_batch_transfer", "on_after_batch_transfer"):
+        data = module.trainer.datamodule
+        if data is not None and _is_overridden(hook, data):
+            yield getattr(data, hook)
+        elif getattr(type(module), hook) is not getattr(lightning, hook):
+            yield getattr(own, hook)
+
+
+def _is_overridden(hook: str, data: Any) -> bool:
+    base = next(base for base in type(data).__mro__ if base.__name__ == "LightningDataModule")
+    return getattr(type(data), hook) is not getattr(base, hook)
+
+
+def _loss_of_one(
+    step: Any, number: tuple[int, ...], hooks: Sequence[Any], numbers_read: object, module: Any, rows: Any
+) -> Tensor:
+    """The loss of one record: the user's hooks of transfer and ``training_step``, with a batch of one.
+
+    Args:
+        step: the user's ``training_step``.
+        number: that of the batch, if ``training_step`` takes it.
+        hooks: the user's hooks of transfer.
+        numbers_read: numbers of the trainer that were read so far: a captured step compares arguments.
+        module: the private module.
+        rows: the batch.
+    """
+    for hook in hooks:
+        rows = hook(rows, 0)
+    return value_of(step(rows, *number))
+
+
+@cache
+def _closing(package: str) -> type:
+    """A callback that ends the run where ``fit`` fails; of a class of the package that the module is of."""
+
+    class CloseRun(import_module(package).Callback):
+        """Ends the private run of a ``fit`` that fails."""
+
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            pl_module._private_run.close()
+
+    return CloseRun

@@ -1,0 +1,288 @@
+"""The private run behind a ``fit`` of Lightning: how it begins or goes on, its steps, its part of a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate
+
+from noisette.clipping.per_example import PerExampleClip
+from noisette.errors import PrivacyError
+from noisette.integrations import lightning_checkpoint
+from noisette.integrations.lightning_settings import (
+    problems_of_compilation,
+    problems_of_loader,
+    problems_of_trainer,
+)
+from noisette.integrations.lightning_surroundings import Surroundings
+from noisette.run.private import PrivateRun
+from noisette.run.privatize import privatize
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What :func:`noisette.integrations.lightning.make_private` was given."""
+
+    public_size: int
+    delta: float
+    epsilon: float | None
+    noise_multiplier: float | None
+    max_grad_norm: float
+    microbatch_size: int | Literal["auto"]
+    ledger: Path | None
+
+
+class Step(int):
+    """The number of a step within its epoch, which Lightning gets in place of a batch."""
+
+
+class Steps:
+    """A loader of step numbers: as many as give each record one expected turn."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __len__(self) -> int:
+        return self._number
+
+    def __iter__(self) -> Iterator[Step]:
+        return map(Step, range(self._number))
+
+
+class LightningRun:
+    """The private runs of a module, one for each ``fit``.
+
+    Args:
+        declared: the settings of the guarantee.
+    """
+
+    def __init__(self, declared: Declared) -> None:
+        self._declared = declared
+        self._ledger = declared.ledger  # once chosen it is kept: later fits of the same weights add to it
+        self._processes = 1
+        self._source: Any = None  # of the training loader, as given to fit
+        self._loader: Any = None
+        self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
+        self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
+        self._run: PrivateRun | None = None
+        self.surroundings: Surroundings | None = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LightningRun:
+        return self  # a copy of the module, as for averages of weights, is of the same run
+
+    # The start
+
+    def take_over(self, module: Any) -> None:
+        """Before a fit: check the trainer, and put the module in the place of its training loader.
+
+        Raises:
+            ValueError: lists everything that contradicts the guarantee.
+        """
+        trainer = module.trainer
+        if problems := [*problems_of_trainer(trainer), *problems_of_compilation(module)]:
+            raise ValueError("\n".join(problems))
+        self.close()
+        source = trainer.fit_loop._data_source
+        self._source, source.instance = source.instance, module
+        self._loader = self._saved = None
+        self._processes = trainer.world_size
+        if self._processes > 1:  # the run adds up the ranks' gradients; a wrapper would wait for them in .grad
+            trainer.strategy.configure_ddp = lambda: None
+
+    def steps(self, module: Any, of_module: Any) -> Steps:
+        """The loader for Lightning, once its data are set up.
+
+        Args:
+            module: the private module.
+            of_module: makes the module's own training loader, as it was before it was private.
+
+        Raises:
+            ValueError: lists what is wrong with the loader of the records.
+        """
+        if self._loader is None:
+            if self._source is module:
+                loader = of_module()
+            else:
+                made = getattr(self._source, "train_dataloader", None)
+                loader = made() if callable(made) else self._source
+            if problems := list(problems_of_loader(loader)):
+                raise ValueError("\n".join(problems))
+            self._loader = loader
+        return Steps(math.ceil(self._declared.public_size / self._batch_size * (1 - 1e-12)))
+
+    @property
+    def _batch_size(self) -> int:
+        """Of all processes, of which each has a loader of its part."""
+        return self._loader.batch_size * self._processes
+
+    def go_on_from(self, saved: Mapping[str, Any] | None) -> None:
+        """The next fit goes on from a checkpoint, of which this is the run's part.
+
+        Raises:
+            ValueError: the checkpoint has none.
+        """
+        if saved is None:
+            raise ValueError(
+                "ckpt_path is a checkpoint of a training without privacy; load its weights with load_from_checkpoint, "
+                "if they are public, and call fit without ckpt_path"
+            )
+        self._saved = saved
+
+    def begin(self, module: Any, loss: Any) -> None:
+        """Start the run, or go on with that of the checkpoint, when module and optimizer are ready.
+
+        Args:
+            module: the private module.
+            loss: its own loss of one record, called as ``loss(module, record)``.
+
+        Raises:
+            ValueError, PrivacyError: as by :func:`noisette.privatize` and :meth:`noisette.PrivateRun.resume`.
+        """
+        trainer = module.trainer
+        (optimizer,) = trainer.optimizers
+        folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
+        if self._processes > 1:
+            module.load_state_dict(trainer.strategy.broadcast(module.state_dict()))
+        clip = PerExampleClip(module, max_grad_norm=self._declared.max_grad_norm)
+        try:
+            if self._saved is None:
+                self._ledger = (self._ledger or folder / "ledger.jsonl").resolve()
+                run = self._new(clip, optimizer, trainer)
+            else:
+                self._ledger = self._declared.ledger or Path(self._saved["ledger"])
+                dataset, collate = self._loader.dataset, _collate(self._loader)
+                run = lightning_checkpoint.resumed(self._saved, self._ledger, clip, optimizer, dataset, collate)
+        except BaseException:
+            clip.close()
+            raise
+        self._run, self._saved = run, None
+        self._batches = run.batches(to=module.device)
+        self._loss, self._convert = loss, trainer.precision_plugin.convert_input
+        self.surroundings = Surroundings(module)
+        self._hook = optimizer.register_step_pre_hook(partial(self._after_release, module))
+
+    def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
+        assert self._ledger is not None
+        self._ledger.parent.mkdir(parents=True, exist_ok=True)
+        lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
+        lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
+        return privatize(
+            clip,
+            optimizer,
+            self._loader.dataset,
+            expected_batch_size=self._batch_size,
+            public_size=self._declared.public_size,
+            steps=min(lengths) - trainer.global_step,
+            epsilon=self._declared.epsilon,
+            delta=self._declared.delta,
+            noise_multiplier=self._declared.noise_multiplier,
+            ledger=self._ledger,
+            collate_fn=_collate(self._loader),
+        )
+
+    # A step
+
+    def accumulate(self) -> None:
+        """Draw a batch and add up the clipped gradients of its records.
+
+        Raises:
+            PrivacyError: all steps are spent; and as by :meth:`noisette.PrivateRun.accumulate`.
+        """
+        run, surroundings = self._run, self.surroundings
+        if run is None or surroundings is None:
+            raise PrivacyError("training_step of a private module is called by trainer.fit alone")
+        batch = next(self._batches, None)
+        if batch is None:
+            raise PrivacyError(
+                f"all {run.steps} steps of this run are spent, {run.steps_lost} of them lost in a crash: leave out "
+                "min_epochs and min_steps"
+            )
+        surroundings.enter()
+        try:
+            for rows in batch.microbatches(self._declared.microbatch_size):
+                loss = partial(self._loss, surroundings.trainer_of_loss.numbers_read())
+                with surroundings.loss():
+                    run.accumulate(loss, self._convert(rows))
+        except BaseException:
+            self.close()  # nothing of the batch stays in the module, which callbacks may save
+            raise
+
+    def _after_release(self, module: Any, optimizer: Any, *_: object) -> None:
+        """A hook before the optimizer's step, after the run's own: gradients are noised by now."""
+        if self.surroundings is None or module.trainer is not self.surroundings.trainer_of_loss:
+            return
+        self.surroundings.leave()
+        for callback in module.trainer.callbacks:
+            callback.on_before_optimizer_step(module.trainer, module, optimizer)
+        module.on_before_optimizer_step(optimizer)
+
+    def epsilon(self) -> float:
+        """What is spent so far, by everything in the ledger."""
+        assert self._run is not None
+        return self._run.epsilon(delta=self._declared.delta)
+
+    def stop_if_finished(self, trainer: Any) -> bool:
+        """Have the trainer stop if no step is left, and tell whether that is so."""
+        run = self._run
+        if run is None or run.steps_left:
+            return False
+        trainer.should_stop = True
+        if trainer.global_step < run.steps:
+            warnings.warn(
+                f"all {run.steps} steps of this run are spent, {run.steps_lost} of them after the checkpoint that it "
+                "went on from: no more training fits in its budget. Save checkpoints more often",
+                stacklevel=2,
+            )
+        return True
+
+    # The end
+
+    def facts(self) -> dict[str, Any] | None:
+        """What a checkpoint of Lightning says of the run: declared and released values, and where its ledger is."""
+        run = self._run
+        if run is None or run.ledger.path is None:  # another rank writes the checkpoint
+            return self._last
+        return lightning_checkpoint.facts_of(run, self._loader.dataset)
+
+    def close(self) -> None:
+        """End the run, if there is one; what was reserved and not used is given back."""
+        run = self._run
+        if run is None:
+            return
+        try:
+            self._last = self.facts()
+        finally:
+            lightning_checkpoint.forget_records(run)
+            self._hook.remove()
+            try:
+                run.close()  # it puts the module back to what it was when a batch was begun, stand-ins and all
+            finally:
+                if self.surroundings is not None:
+                    self.surroundings.leave()
+                self._run, self.surroundings, self._batches = None, None, iter(())
+
+
+def _collate(loader: DataLoader[Any]) -> Any:
+    """The loader's collation; that of torch is the run's own."""
+    return None if loader.collate_fn is default_collate else loader.collate_fn
+
+
+def value_of(output: Any) -> Tensor:
+    """The loss in what a ``training_step`` returned.
+
+    Raises:
+        PrivacyError: there is none: whether a record takes part would depend on the record.
+    """
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if loss is None:
+        raise PrivacyError(
+            "training_step returned no loss for a record; return a loss for each, such as 0 * the sum of the outputs"
+        )
+    return loss

@@ -1,0 +1,109 @@
+"""What banded steps cost: rounds of Poisson batches by another library, whole rounds, and ledgers that add up."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from dp_accounting import dp_event
+from dp_accounting.pld import PLDAccountant as LibraryAccountant
+
+from noisette import BandedGaussian, Ledger, PoissonGaussian
+from noisette.accounting import PldAccountant, tail_delta, tail_delta_of
+from noisette.accounting.accountants.registry import ACCOUNTANTS
+from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.cli.event_words import in_words
+from noisette.sampling.schemes import CyclicPoisson
+
+STEP = BandedGaussian(sampling_rate=0.02, noise_multiplier=1.2, bands=4)
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "bands", "steps"),
+    [(0.02, 1.2, 4, 100), (0.02, 1.2, 4, 97), (0.01, 0.9, 16, 500), (0.25, 3.0, 4, 40), (1 / 49, 2.0, 49, 100)],
+)
+def test_rounds_cost_what_another_library_computes(rate: float, noise: float, bands: int, steps: int) -> None:
+    one = dp_event.GaussianDpEvent(noise)
+    if (of_round := rate * bands) < 1 - 1e-9:
+        one = dp_event.PoissonSampledDpEvent(of_round, one)
+    library = LibraryAccountant(value_discretization_interval=1e-4)
+    library.compose(dp_event.SelfComposedDpEvent(one, math.ceil(steps / bands)))
+    ours = PldAccountant().compose({BandedGaussian(rate, noise, bands): steps}).epsilon(delta=1e-6)
+    assert ours == pytest.approx(library.get_epsilon(1e-6), rel=2e-3)
+
+
+@pytest.mark.parametrize("accountant", [name for name in ACCOUNTANTS if name != "gdp"])
+def test_one_band_costs_exactly_what_poisson_batches_cost(accountant: str) -> None:
+    curves = [
+        ACCOUNTANTS[accountant].compose({event: 300})
+        for event in (BandedGaussian(0.02, 1.2, 1), PoissonGaussian(0.02, 1.2))
+    ]
+    assert curves[0].epsilon(delta=1e-6) == curves[1].epsilon(delta=1e-6)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "moments", "naive", "strong"])
+def test_a_round_that_was_begun_is_paid_for_as_a_whole(accountant: str) -> None:
+    cost = [ACCOUNTANTS[accountant].compose({STEP: steps}).epsilon(delta=1e-6) for steps in range(1, 10)]
+    assert cost[0] == cost[3] < cost[4] == cost[7] < cost[8]
+
+
+def test_rounds_compose_with_poisson_batches_of_their_rate() -> None:
+    together = PldAccountant().compose({STEP: 40, PoissonGaussian(0.08, 1.2): 5}).epsilon(delta=1e-6)
+    assert together == PldAccountant().compose({PoissonGaussian(0.08, 1.2): 15}).epsilon(delta=1e-6)
+
+
+def test_the_tail_is_that_of_a_record_in_all_elements_of_a_round() -> None:
+    whole = tail_delta(noise_multiplier=1.2, sampling_rate=0.08, steps=10, dimensions=4 * 1000)
+    assert tail_delta_of({STEP: 40}, dimensions=1000) == pytest.approx(whole, rel=1e-9)
+    assert tail_delta_of({STEP: 37}, dimensions=1000) == pytest.approx(whole, rel=1e-9)
+
+
+def test_more_bands_than_groups_can_fill_a_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="Use at most 12 bands"):
+        CyclicPoisson(13).release(0.08, None, ())
+    with pytest.raises(ValueError, match="bands"):
+        CyclicPoisson(0)
+    assert CyclicPoisson(49).release(1 / 49, None, ())(2.0).of_round == PoissonGaussian(1.0, 2.0)  # pyright: ignore
+
+
+def test_two_runs_that_stopped_within_a_round_pay_for_two(tmp_path: Path) -> None:
+    """Three steps and one step of other runs are two rounds begun, though they are four steps."""
+    path = tmp_path / "ledger.jsonl"
+    for used in (3, 1):
+        with Ledger(path) as ledger:
+            run = RecordedRun()
+            ledger.reserve(STEP, 8, run=run)
+            for _ in range(used):
+                ledger.commit(run=run)
+            ledger.release(run=run)  # the second round was not begun
+    assert Ledger.read(path).events == {STEP: 8}
+
+
+@pytest.mark.parametrize("call", ["reserve", "charge"])
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_a_ledger_takes_whole_rounds_alone(tmp_path: Path, call: str, steps: int) -> None:
+    with Ledger(tmp_path / "ledger.jsonl") as ledger:
+        with pytest.raises(ValueError, match=f"got {steps} steps; record {4 if steps < 5 else 8}"):
+            getattr(ledger, call)(STEP, steps)
+        getattr(ledger, call)(STEP, 8)
+        with pytest.raises(ValueError, match="rounds of 4 steps"):
+            getattr(ledger, call)(STEP, steps)
+        assert ledger.events == {STEP: 8}
+
+
+def test_a_line_with_a_part_of_a_round_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with monkeypatch.context() as patch:
+        for module in ("ledger", "lines"):
+            patch.setattr(f"noisette.accounting.ledger.{module}.check_whole_rounds", lambda event, steps: None)
+        with Ledger(path) as ledger:
+            ledger.reserve(STEP, 3)
+    assert json.loads(path.read_text())["bands"] == 4
+    with pytest.raises(ValueError, match="line 1"):
+        Ledger.read(path)
+
+
+def test_words() -> None:
+    assert in_words(STEP) == "banded Gaussian, rate 0.02, rounds of 4 steps, noise 1.2"

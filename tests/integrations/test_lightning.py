@@ -1,0 +1,288 @@
+"""Lightning's ``Trainer`` on a private module: exact sums, nothing private in logs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import noisette
+from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, released, rows, trainer
+from noisette.integrations.lightning_surroundings import TrainerOfLoss
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
+
+
+class Inputs(Classifier):
+    """A batch that is a dictionary, and a hook that centres it: alone, a record becomes zero in one column."""
+
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return F.cross_entropy(self(batch["x"]), batch["y"], reduction="sum")
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x = batch["x"]
+        return batch | {"x": torch.cat([x[:, :2], x[:, 2:] - x[:, 2:].mean(0)], 1)}
+
+
+class Reconstruction(Classifier):
+    """A batch that is one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 2), nn.GELU(), nn.Linear(2, 3))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return F.mse_loss(self(batch), batch)
+
+
+class Records(torch.utils.data.Dataset):
+    """Records one by one, each a dictionary."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        x, y = rows()
+        return {"x": x[place], "y": y[place]}
+
+
+class Watching(lightning.Callback):
+    """Keeps gradients of the first step, and calls in their order."""
+
+    def __init__(self) -> None:
+        self.gradients: dict[str, Tensor] = {}
+        self.calls: list[str] = []
+        self.outputs: list[Any] = []
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.calls.append("batch")
+        assert isinstance(batch, int)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        assert pl_module.trainer is trainer
+        self.calls.append("released")
+        if not self.gradients:
+            self.gradients = {n: p.grad.clone() for n, p in pl_module.named_parameters() if p.grad is not None}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.calls.append("stepped")
+        self.outputs.append(outputs)
+
+
+def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    add = GaussianNoise.add_
+
+    def add_little(self: GaussianNoise, tensors: Any, *, std: float = 1.0, **others: Any) -> None:
+        add(self, tensors, std=std * 1e-9, **others)
+
+    monkeypatch.setattr(GaussianNoise, "add_", add_little)
+
+
+def step_of_tuple(module: Any, place: int) -> Tensor:
+    x, y = rows()
+    return F.cross_entropy(module(x[place : place + 1].double()), y[place : place + 1])
+
+
+def step_of_inputs(module: Any, place: int) -> Tensor:
+    x, y = rows()
+    return F.cross_entropy(module(x[place : place + 1].double() * torch.tensor([1.0, 1.0, 0.0])), y[place : place + 1])
+
+
+def step_of_tensor(module: Any, place: int) -> Tensor:
+    x = rows()[0][place : place + 1].double()
+    return ((module(x) - x) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("module", "dataset", "loss_of"),
+    [
+        (Classifier, TensorDataset(*rows()), step_of_tuple),
+        (Classifier, list(zip(*rows(), strict=True)), step_of_tuple),
+        (Inputs, Records(), step_of_inputs),
+        (Reconstruction, rows()[0], step_of_tensor),
+    ],
+)
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_gradients_are_those_of_single_records(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: type[Any],
+    dataset: Any,
+    loss_of: Callable[[Any, int], Tensor],
+    precision: Any,
+) -> None:
+    little_noise(monkeypatch)
+    watching = Watching()
+    training = trainer(tmp_path, max_steps=1, callbacks=[watching], precision=precision, limit_val_batches=0)
+    training.fit(private(module(), microbatch_size=3), loader(dataset, batch_size=SIZE))
+
+    alone = module().double()
+    total = {name: torch.zeros_like(p) for name, p in alone.named_parameters()}
+    clipped = 0
+    for place in range(SIZE):
+        alone.zero_grad()
+        loss_of(alone, place).backward()
+        norm = float(torch.cat([p.grad.flatten() for p in alone.parameters()]).norm())
+        clipped += norm > 0.5
+        for name, p in alone.named_parameters():
+            total[name] += p.grad * min(1.0, 0.5 / norm) / SIZE
+    assert clipped
+    assert watching.gradients.keys() == total.keys()
+    rtol, atol = (1e-4, 1e-7) if precision == "32-true" else (1e-8, 1e-9)
+    for name, gradient in watching.gradients.items():
+        torch.testing.assert_close(gradient.double(), total[name], rtol=rtol, atol=atol)
+
+
+def test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints(tmp_path: Path) -> None:
+    watching, saving = Watching(), lightning.callbacks.ModelCheckpoint(tmp_path, save_last=True)
+    training, module = trainer(tmp_path, callbacks=[watching, saving]), private()
+    training.fit(module, loader(), held_out())
+    assert training.global_step == 8  # two epochs at a rate of 2 / 8
+    assert watching.calls == ["batch", "released", "stepped"] * 8
+    assert all(outputs.keys() == {"loss"} and outputs["loss"].isnan() for outputs in watching.outputs)
+    assert training.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5 / 4), "the rate falls once an epoch"
+
+    with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
+        assert sum(ledger.events.values()) == 8
+        spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
+    assert float(training.callback_metrics["epsilon"]) == pytest.approx(spent)
+    assert spent <= 8.0
+    assert training.callback_metrics.keys() == {"epsilon", "val_loss"}
+    header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert set(header.split(",")) == {"epoch", "step", "epsilon", "val_loss"}
+    logged = [float(line.split(",")[header.split(",").index("epsilon")] or 0) for line in lines]
+    assert len([epsilon for epsilon in logged if epsilon]) == 8
+
+    assert module.kept == []
+    assert float(module.seen) == 0.0
+    assert all(p.grad is None or not p.grad.isnan().any() for p in module.parameters())
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert saved["private_run"].keys() >= {"terms", "steps_taken", "ledger", "head"}
+    assert "fingerprint" not in json.dumps(saved["private_run"])
+    assert saved["state_dict"].keys() == Classifier().state_dict().keys()
+    assert not list(tmp_path.rglob("fingerprint.json")), "the run has ended"
+
+
+def test_what_follows_a_fit_is_as_always(tmp_path: Path) -> None:
+    saving = lightning.callbacks.ModelCheckpoint(tmp_path, monitor="val_loss", save_top_k=1, filename="best")
+    stopping = lightning.callbacks.EarlyStopping("val_loss", patience=0, min_delta=100.0)
+    training, module = trainer(tmp_path, max_epochs=5, callbacks=[saving, stopping]), private()
+    training.fit(module, loader(), held_out())
+    assert training.global_step == 8, "stopped after the second epoch"
+    assert released(tmp_path) == 8, "steps that were reserved are given back"
+    assert isinstance(module, Classifier)
+    (tested,) = training.test(module, held_out(), ckpt_path="best", verbose=False)
+    (validated,) = training.validate(module, held_out(), verbose=False)
+    assert tested["val_loss"] == pytest.approx(validated["val_loss"])
+    assert len(training.predict(module, held_out())) == 4
+    loaded = Classifier.load_from_checkpoint(tmp_path / "best.ckpt", weights_only=True)
+    assert type(loaded) is Classifier
+    assert all(torch.equal(p, module.state_dict()[name]) for name, p in loaded.state_dict().items())
+
+
+def test_metrics_of_torchmetrics_are_left_out_of_a_step(tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+
+    class Measured(Classifier):
+        def __init__(self, *, in_loss: bool = False) -> None:
+            super().__init__()
+            self.accuracy = torchmetrics.Accuracy("binary")
+            self.all = torchmetrics.MetricCollection([torchmetrics.Accuracy("binary")])
+            self.in_loss = in_loss
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            x, y = batch
+            found = self.accuracy(self(x).argmax(1), y)
+            self.log_dict(self.all(self(x).argmax(1), y))
+            self.log("accuracy", self.accuracy)
+            loss = super().training_step(batch, batch_idx)["loss"]
+            return loss + found if self.in_loss else loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.accuracy(self(batch[0]).argmax(1), batch[1])
+            self.log("val_accuracy", self.accuracy)
+
+    module, training = private(Measured()), trainer(tmp_path / "one")
+    training.fit(module, loader(), held_out())
+    assert training.callback_metrics.keys() == {"epsilon", "val_accuracy"}
+    assert isinstance(module.accuracy, torchmetrics.Metric)
+    assert isinstance(module.all, torchmetrics.MetricCollection)
+    with pytest.raises(noisette.PrivacyError, match="value of a metric"):
+        trainer(tmp_path / "two").fit(private(Measured(in_loss=True)), loader())
+
+
+def test_loaders_of_data_modules_and_modules_are_taken(tmp_path: Path) -> None:
+    class Data(lightning.LightningDataModule):
+        def setup(self, stage: str) -> None:
+            self.records = TensorDataset(*rows())
+
+        def train_dataloader(self) -> Any:
+            return loader(self.records)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(self.records, 4)
+
+    class WithLoader(Classifier):
+        def train_dataloader(self) -> Any:
+            return loader()
+
+    training = trainer(tmp_path / "one")
+    training.fit(private(), datamodule=Data())
+    assert training.global_step == 8
+    assert "val_loss" in training.callback_metrics
+    training = trainer(tmp_path / "two", max_epochs=-1, max_steps=3)
+    training.fit(private(WithLoader()))
+    assert training.global_step == released(tmp_path / "two") == 3
+
+
+def test_epochs_follow_the_declared_size(tmp_path: Path) -> None:
+    training = trainer(tmp_path, max_epochs=1)
+    training.fit(private(public_size=13, delta=1e-4), loader())
+    assert training.global_step == training.num_training_batches == released(tmp_path) == 7
+
+
+def test_a_captured_step_follows_the_numbers_of_the_trainer() -> None:
+    class Counting:
+        current_epoch, logger, name = 3, None, [1]
+
+    counting = Counting()
+    stand_in = TrainerOfLoss(counting)
+    assert stand_in.numbers_read() == ()
+    assert stand_in.current_epoch == 3
+    assert stand_in.name == [1]
+    counting.current_epoch = 4
+    assert stand_in.numbers_read() == (("current_epoch", 4),)
+
+
+def test_pytorch_lightning_works_as_well(tmp_path: Path) -> None:
+    other = pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+
+    class Other(other.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Linear(3, 2)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters())
+
+    training = other.Trainer(
+        max_epochs=1,
+        default_root_dir=tmp_path,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    training.fit(private(Other()), loader())
+    assert training.global_step == released(tmp_path) == 4

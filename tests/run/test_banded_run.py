@@ -1,0 +1,329 @@
+"""Runs with banded noise on cyclic batches: what they release, record, keep, and do after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette import (
+    AdaptiveClip,
+    BandedGaussian,
+    CyclicPoisson,
+    Ledger,
+    PerExampleClip,
+    PerLayerClipping,
+    PldAccountant,
+    Poisson,
+    PrivacyError,
+    PrivateRun,
+    Users,
+    privatize,
+)
+from noisette._internal.keystream import SecretKey
+from noisette.mechanisms.banded_factor import banded_coefficients
+from noisette.mechanisms.gaussian import shares_of
+from noisette.mechanisms.gaussian_noise import GaussianNoise
+
+SIZE, STEPS, BANDS, RATE, NOISE = 200, 22, 4, 0.1, 1.3
+SECRET = bytes(range(32))
+X = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+STEP = BandedGaussian(RATE, NOISE, BANDS)
+DECLARED: dict[str, Any] = {
+    "sampling_rate": RATE,
+    "expected_batch_size": 20,
+    "steps": STEPS,
+    "noise_multiplier": NOISE,
+    "sampling": CyclicPoisson(BANDS),
+}
+
+
+def parts(clipping: Any = None) -> tuple[PerExampleClip, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    bound = PerExampleClip(model, 0.5) if clipping is None else PerExampleClip(model, clipping=clipping)
+    return bound, torch.optim.SGD(model.parameters(), lr=0.2)
+
+
+def start(folder: Path | None = None, dataset: Any = X, clipping: Any = None, **changes: Any) -> PrivateRun:
+    ledger = Ledger(folder / "ledger.jsonl", dataset="mine") if folder else Ledger()
+    return privatize(*parts(clipping), dataset, ledger=ledger, **DECLARED | changes)
+
+
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum(1)
+
+
+def take_steps(run: PrivateRun, steps: int = 10**6, size: Any = 7) -> list[dict[str, Tensor]]:
+    """Take so many steps or those that are left; the released gradients."""
+    released = []
+    for batch in run.batches():
+        for x in batch.microbatches(size):
+            run.accumulate(loss, x)
+        run.optimizer.step()
+        released.append({name: p.grad.clone() for name, p in run.bound.parameters.items() if p.grad is not None})
+        run.optimizer.zero_grad()
+        if len(released) == steps:
+            break
+    return released
+
+
+@pytest.fixture
+def known_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+
+
+def correlated(names: dict[str, int], steps: int, horizon: int, first: int = 0) -> list[dict[str, np.ndarray]]:
+    """C^-1 times the independent noise of these steps, by dense matrices."""
+    c = banded_coefficients(BANDS, horizon)
+    dense = np.sum([np.diag(np.full(steps - k, value), -k) for k, value in enumerate(c)], axis=0)
+    found: list[dict[str, np.ndarray]] = [{} for _ in range(steps)]
+    for name, numel in names.items():
+        rows = torch.zeros(steps, numel, dtype=torch.float64)
+        for step in range(steps):
+            GaussianNoise(SecretKey(SECRET)).add_({name: rows[step]}, step=first + step)
+        for step, row in enumerate(np.linalg.solve(dense, rows.numpy())):
+            found[step][name] = row
+    return found
+
+
+def clipped_sums(run: PrivateRun, batch: Tensor, norm: float) -> dict[str, Tensor]:
+    """The clipped sum by a loop over single examples."""
+    sums = {name: torch.zeros_like(p) for name, p in run.bound.parameters.items()}
+    for x in batch:
+        grads = torch.autograd.grad(loss(run.bound.model, x[None]).sum(), list(run.bound.parameters.values()))
+        scale = min(1.0, norm / float(torch.cat([g.view(-1) for g in grads]).norm()))
+        for total, g in zip(sums.values(), grads, strict=True):
+            total += scale * g
+    return sums
+
+
+@pytest.mark.usefixtures("known_key")
+@pytest.mark.parametrize("clipping", [None, AdaptiveClip(0.5)], ids=["flat", "adaptive"])
+def test_a_run_releases_clipped_sums_with_the_noise_of_dense_matrices(clipping: Any) -> None:
+    with start(clipping=clipping) as run:
+        names = {name: p.numel() for name, p in run.bound.parameters.items()}
+        truth = correlated(names, STEPS, STEPS)
+        for step, batch in enumerate(run.batches()):
+            pending = run.bound.pop_sums()
+            shares = {part.name: (part, share) for part, share in zip(pending, shares_of(pending), strict=True)}
+            part, share = shares["gradient"]
+            std = run.noise_multiplier * part.bound / np.sqrt(share)
+            sums = clipped_sums(run, X[batch.indices], part.bound)
+            for x in batch.microbatches(7):
+                run.accumulate(loss, x)
+            run.optimizer.step()
+            for name, p in run.bound.parameters.items():
+                assert p.grad is not None
+                expected = (sums[name].numpy().reshape(-1) + std * truth[step][name]) / 20
+                np.testing.assert_allclose(p.grad.numpy().reshape(-1), expected, atol=2e-5)
+
+
+@pytest.mark.usefixtures("known_key")
+def test_one_band_is_dp_sgd() -> None:
+    """To the bit, at the same price."""
+    courses = []
+    for sampling in (CyclicPoisson(1), Poisson()):
+        with start(sampling=sampling) as run:
+            released = take_steps(run)
+            courses.append((released, run.epsilon(delta=1e-3)))
+    (banded, cost), (plain, plain_cost) = courses
+    assert cost == plain_cost
+    for one, other in zip(banded, plain, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_pays_for_whole_rounds_and_keeps_its_budget() -> None:
+    with start(noise_multiplier=None, epsilon=2.0, delta=1e-3) as run:
+        assert run.ledger.events == {}
+        take_steps(run, 1)
+        assert run.ledger.events == {run.event: 4}
+        take_steps(run, 4)
+        assert run.ledger.events == {run.event: 8}
+        take_steps(run)
+        assert run.steps_taken == STEPS
+        assert run.ledger.events == {run.event: 24}
+        assert 1.98 < run.epsilon(delta=1e-3) <= 2.0
+        assert run.event.noise_multiplier > 1.0
+
+
+def test_a_run_that_is_closed_within_a_round_has_paid_for_it(tmp_path: Path) -> None:
+    with start(tmp_path, steps=200) as run:  # reserves twelve steps at a time
+        take_steps(run, 5)
+        assert run.ledger.events == {STEP: 12}
+    assert run.ledger.events == {STEP: 8}
+    assert run.ledger.committed == 5
+    run.ledger.close()
+
+
+ENDS = [(5, 1, 9, 30), (13, 13, 13), (4, 8, 12, 16), (1, 1, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("ends", "saved_every"),
+    [pytest.param(ends, 8, marks=[pytest.mark.slow] if k else []) for k, ends in enumerate(ENDS)]
+    + [pytest.param(ends, every, marks=pytest.mark.slow) for ends in ENDS for every in (1, 3)],
+)
+def test_crashes_never_hide_a_round(ends: tuple[int, ...], saved_every: int, tmp_path: Path) -> None:
+    """Processes that end without closing their run, after so many steps each; the last one takes all that is left."""
+    declared = {"steps": 101, "noise_multiplier": None, "epsilon": 2.0, "delta": 1e-3}
+    rounds, event = 0, None
+    for number, end in enumerate((*ends, 10**6)):
+        run = start(tmp_path, **declared) if number == 0 else resume(tmp_path)
+        run.save(tmp_path)
+        taken = 0
+        while taken < end and run.steps_left:
+            taken += len(take_steps(run, min(saved_every, end - taken)))
+            run.save(tmp_path)
+        rounds, event = rounds + -(-taken // BANDS), run.event
+        run._remove_hooks()
+        run.ledger.close()
+    paid = Ledger.read(tmp_path / "ledger.jsonl").events
+    assert event is not None
+    assert rounds * BANDS <= paid[event] <= 104
+    assert PldAccountant().compose(paid).epsilon(delta=1e-3) <= 2.0
+
+
+def resume(folder: Path, **changes: Any) -> PrivateRun:
+    return PrivateRun.resume(folder, *parts(), X, **changes)
+
+
+@pytest.mark.parametrize("taken", [3, 4, 5])
+def test_a_resumed_run_begins_a_new_round_within_the_price(
+    taken: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(tmp_path, noise_multiplier=None, epsilon=2.0, delta=1e-3) as run:
+        take_steps(run, taken)
+        run.save(tmp_path)
+    run.ledger.close()
+    monkeypatch.setattr("noisette.ranks.alone.SecretKey", partial(SecretKey, SECRET))
+    with resume(tmp_path) as again:
+        begun = -(-taken // BANDS) * BANDS
+        assert (again.steps_taken, again.steps_spent, again.steps_left) == (taken, begun, STEPS - begun)
+        groups = again._sampler._groups  # pyright: ignore
+        drawn = []
+        for batch in again.batches():
+            drawn.append(batch.indices)
+            for x in batch.microbatches(7):
+                again.accumulate(loss, x)
+            again.optimizer.step()
+        assert [set(groups[indices]) for indices in drawn[:8]] == [{step % BANDS} for step in range(8)]
+        assert len(drawn) == STEPS - begun
+        assert again.ledger.events == {again.event: 24}
+        assert again.epsilon(delta=1e-3) <= 2.0
+    again.ledger.close()
+
+
+@pytest.mark.parametrize("taken", [21, 22])
+def test_the_end_of_the_last_round_is_no_lost_step(taken: int, tmp_path: Path) -> None:
+    with start(tmp_path) as run:
+        take_steps(run, taken)
+        run.save(tmp_path)
+    run.ledger.close()
+    with resume(tmp_path) as again:
+        assert (again.steps_taken, again.steps_lost, again.steps_left) == (taken, STEPS - taken, 0)
+        assert again.ledger.events == {STEP: 24}
+    again.ledger.close()
+
+
+@pytest.mark.usefixtures("known_key")
+def test_after_a_resume_the_noise_is_that_of_a_new_matrix(tmp_path: Path) -> None:
+    """Nothing of the earlier noise is known to the process, nor in any file."""
+    with start(tmp_path, dataset=X[:0]) as run:
+        take_steps(run, 5)
+        run.save(tmp_path)
+    run.ledger.close()
+    bound, optimizer = parts()
+    with PrivateRun.resume(tmp_path, bound, optimizer, X[:0]) as again:
+        released = take_steps(again)
+        names = {name: p.numel() for name, p in bound.parameters.items()}
+        truth = correlated(names, len(released), STEPS - 8, first=5)
+        for found, expected in zip(released, truth, strict=True):
+            for name in names:
+                np.testing.assert_allclose(
+                    found[name].numpy().reshape(-1), NOISE * 0.5 / 20 * expected[name], atol=1e-6
+                )
+    again.ledger.close()
+
+
+def test_no_noise_is_saved(tmp_path: Path) -> None:
+    with start(tmp_path) as run:
+        take_steps(run, 6)
+        run.save(tmp_path)
+        kept = [value for earlier in run._release._joint._noise._earlier.values() for value in earlier.noises]  # pyright: ignore
+        assert len(kept) == 3 * 4
+        files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+        for value in kept:
+            assert value.numpy().tobytes()[:8] not in files
+        for secret in ("_earlier", "noises"):
+            assert secret.encode() not in files
+    run.ledger.close()
+
+
+def test_a_release_that_fails_breaks_the_correlation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step counts, its noise is gone, and the next step takes back none of the noise before it."""
+    with start(dataset=X[:0]) as run:
+        take_steps(run, 3)
+        whole = GaussianNoise.add_
+
+        def fails(*_: Any, **__: Any) -> None:
+            raise RuntimeError("no memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(GaussianNoise, "add_", fails)
+            with pytest.raises(RuntimeError, match="no memory"):
+                take_steps(run, 1)
+        seen = []
+
+        def keeps(self: GaussianNoise, tensors: Any, **numbers: Any) -> None:
+            whole(self, tensors, **numbers)
+            seen.append({name: tensor.clone() for name, tensor in tensors.items()})
+
+        monkeypatch.setattr(GaussianNoise, "add_", keeps)
+        (released,) = take_steps(run, 1)
+        for name, grad in released.items():
+            torch.testing.assert_close(grad.view(-1), seen[-1][name] * (NOISE * 0.5 / 20), rtol=1e-6, atol=0)
+        assert run.steps_taken == 5
+
+
+CASES: dict[str, Callable[[], PrivateRun]] = {
+    "per layer": lambda: start(clipping=PerLayerClipping(0.5)),
+    "adaptive": lambda: start(clipping=AdaptiveClip(0.5)),
+    "one record at a time": lambda: start(),
+    "no records": lambda: start(dataset=X[:0]),
+    "fewer steps than bands": lambda: start(steps=2),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_other_settings_train(case: str) -> None:
+    with CASES[case]() as run:
+        released = take_steps(run, size=1 if case == "one record at a time" else "auto")
+        assert len(released) == run.steps
+        assert all(bool(grad.isfinite().all()) for grads in released for grad in grads.values())
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="Use at most 10 bands"):
+        start(sampling=CyclicPoisson(11))
+    with pytest.raises(ValueError, match="with users batches are Poisson"):
+        start(users=Users(np.arange(SIZE) % 9, 3))
+    with pytest.raises(PrivacyError, match="beyond the budget"):
+        start(epsilon=0.1, delta=1e-3)
+
+
+def test_two_runs_share_a_budget() -> None:
+    """Each begins rounds of its own."""
+    ledger, costs = Ledger(), []
+    for _ in range(2):
+        with privatize(*parts(), X, ledger=ledger, **DECLARED) as run:
+            take_steps(run, 5)
+            costs.append(run.epsilon(delta=1e-3))
+    assert ledger.events == {STEP: 16}
+    assert costs[1] == pytest.approx(PldAccountant().compose({STEP: 16}).epsilon(delta=1e-3), rel=1e-3)

@@ -1,0 +1,86 @@
+"""Averages of weights and the learning rate of each step, against formulas."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from noisette.data import load
+from noisette.training.averages import WeightAverage
+from noisette.training.learning_rate import learning_rate
+from noisette.training.loop import resume, train
+from noisette.training.recipe import DataSection, ModelSection, PrivacySection, Recipe, TrainingSection
+
+
+def kept(settings: TrainingSection, weights: list[float]) -> list[float]:
+    """The average after each step with these weights."""
+    model = nn.Linear(1, 1, bias=False)
+    average, values = WeightAverage(model, settings), []
+    for step, weight in enumerate(weights, 1):
+        nn.init.constant_(model.weight, weight)
+        average.update(model, spent=step, steps=len(weights))
+        values.append(next(average.model.parameters()).item())
+    return values
+
+
+def test_the_exponential_average_forgets_the_first_weights() -> None:
+    weights, expected = [float(n * n) for n in range(1, 41)], []
+    value = weights[0]
+    for t, weight in enumerate(weights, 1):
+        decay = min(0.8, t / (9 + t)) if t > 1 else 0.0
+        value = decay * value + (1 - decay) * weight
+        expected.append(value)
+    assert kept(TrainingSection(averaging=0.8), weights) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("share", "steps", "last"), [(0.25, 8, 2), (0.3, 7, 3), (0.999, 5, 5), (0.01, 5, 1)])
+def test_the_last_weights_are_averaged_evenly(share: float, steps: int, last: int) -> None:
+    weights = [float(n * n) for n in range(1, steps + 1)]
+    values = kept(TrainingSection(average_last=share), weights)
+    assert values[: steps - last] == weights[: steps - last]
+    assert values[-1] == pytest.approx(sum(weights[-last:]) / last)
+
+
+def test_an_average_of_the_last_weights_is_resumed(tmp_path: Path) -> None:
+    recipe = Recipe(
+        DataSection("digits"),
+        ModelSection("linear"),
+        PrivacySection(epsilon=8.0, delta=1e-4, accountant="rdp"),
+        TrainingSection(epochs=1, batch_size=200, lr=4.0, average_last=0.9),
+    )
+    weights: list[torch.Tensor] = []
+
+    def watch(run, point):
+        weights.append(next(run.bound.model.parameters()).detach().clone())
+        if len(weights) == 3:
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        train(recipe, load("digits"), ledger_path=tmp_path / "l", on_step=watch, checkpoint=tmp_path / "c")
+    outcome = resume(recipe, load("digits"), on_step=watch, checkpoint=tmp_path / "c")
+    assert outcome.run.steps == len(weights) == 7
+    torch.testing.assert_close(next(outcome.model.parameters()).detach(), torch.stack(weights).mean(0))
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    def rates(**settings: float) -> list[float]:
+        of = TrainingSection(lr=2.0, **settings)  # type: ignore[arg-type]
+        return [learning_rate(of, spent=n, steps=10, sampling_rate=0.1) for n in range(10)]
+
+    cosine = [1 + math.cos(math.pi * n / 10) for n in range(10)]
+    assert rates() == pytest.approx(cosine)
+    assert rates(cosine=False) == [2.0] * 10
+    assert rates(lr_end=1.0, lr_epochs=0.5) == pytest.approx([2.0, 1.8, 1.6, 1.4, 1.2, *[1.0] * 5])
+    assert rates(warmup=0.4) == pytest.approx([x * min(1, (n + 1) / 4) for n, x in enumerate(cosine)])
+    assert rates(warmup=0.05) == pytest.approx(cosine)
+
+
+def test_two_averages_are_refused() -> None:
+    with pytest.raises(ValueError, match="give one of them"):
+        Recipe(training=TrainingSection(averaging=0.9, average_last=0.5))
+    with pytest.raises(ValueError, match="warmup=1"):
+        Recipe(training=TrainingSection(warmup=1.0))
