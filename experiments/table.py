@@ -31,6 +31,9 @@ REPORTED_ELSEWHERE = {
     "fashion-mnist": f"89.7% ({_TRAMER})",
     "fashion-mnist-epsilon-1": "",
     "fashion-mnist-epsilon-0.5": "",
+    "adult": f"84.2% ({_DIFFPRIVLIB})",
+    "adbench-magic": f"78.6% ({_DIFFPRIVLIB})",
+    "adbench-campaign": f"85.3% ({_DIFFPRIVLIB})",
 }
 MODELS = {
     "cnn": "small CNN",

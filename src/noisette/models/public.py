@@ -21,6 +21,7 @@ from noisette.models.lipschitz import lipschitz_mixer as lipschitz_mixer
 from noisette.models.lipschitz import lipschitz_patch as lipschitz_patch
 from noisette.models.lipschitz import lipschitz_rows as lipschitz_rows
 from noisette.models.lipschitz import scattering_lipschitz_linear as scattering_lipschitz_linear
+from noisette.models.patch_features import patches as patches
 from noisette.models.public_weights import pretrained as pretrained
 from noisette.models.resnets import resnet as resnet
 from noisette.models.shapes import Shape as Shape

@@ -11,6 +11,7 @@ from noisette.nn.conversion import to_batch_norm as to_batch_norm
 from noisette.nn.conversion import use_public_batch as use_public_batch
 from noisette.nn.dct import DctCut as DctCut
 from noisette.nn.joint_batch import ExactPerExampleBatchNorm as ExactPerExampleBatchNorm
+from noisette.nn.patches import PatchFeatures as PatchFeatures
 from noisette.nn.scattering import Scattering2d as Scattering2d
 from noisette.nn.standardise import Standardise as Standardise
 from noisette.nn.standardised_weights import weight_standardised as weight_standardised

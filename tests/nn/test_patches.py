@@ -1,0 +1,81 @@
+"""Patch features against a loop over patches in float64, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from noisette import models
+from noisette.data.dead_leaves import dead_leaves
+from noisette.nn import PatchFeatures
+
+IMAGES = torch.rand(40, 3, 14, 14, generator=torch.Generator().manual_seed(1)).double()
+
+
+def by_loop(features: PatchFeatures, image: np.ndarray) -> np.ndarray:
+    """Resemblances of one image: each patch normalised by itself, and averaged over the quarter it lies in."""
+    filters, bias, side = features.filters.numpy(), features.bias.numpy(), features.filters.shape[-1]
+    places = range(0, image.shape[1] - side + 1, features.stride)
+    found = np.empty((2 * len(filters), len(places), len(places)))
+    for i, top in enumerate(places):
+        for j, left in enumerate(places):
+            patch = image[:, top : top + side, left : left + side].ravel()
+            normal = (patch - patch.mean()) / np.sqrt(patch.var() + 1e-3)
+            product = filters.reshape(len(filters), -1) @ normal - bias
+            found[:, i, j] = np.maximum(np.concatenate([product, -product]) - 0.5, 0)
+    half, more = len(places) // 2, -(-len(places) // 2)
+    parts = (slice(0, more), slice(half, None))
+    return np.stack([[found[:, down, across].mean((1, 2)) for across in parts] for down in parts]).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_features_are_those_of_a_loop_over_patches(stride: int) -> None:
+    features = PatchFeatures.of_public(IMAGES[:30], 7, side=5, stride=stride)
+    expected = np.stack([by_loop(features, image) for image in IMAGES[30:34].numpy()])
+    assert expected.any()
+    np.testing.assert_allclose(features(IMAGES[30:34]).numpy(), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_products_are_those_with_whitened_patches_of_length_one() -> None:
+    """A patch of the dictionary resembles itself as much as it is long behind the whitening, which others are too."""
+    features = PatchFeatures.of_public(IMAGES, 200, side=3)
+    windows = IMAGES.unfold(2, 3, 1).unfold(3, 3, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 27)
+    normal = (windows - windows.mean(1, keepdim=True)) / (windows.var(1, correction=0, keepdim=True) + 1e-3).sqrt()
+    products = normal @ features.filters.flatten(1).T - features.bias
+    # White patches have a standard deviation of one in every direction, but for the floor and constant brightness.
+    assert products.std(0).mean().item() == pytest.approx(1.0, abs=0.15)
+    assert products.mean().item() == pytest.approx(0.0, abs=0.05)
+
+
+def test_each_image_is_treated_alone_and_brightness_and_contrast_hardly_matter() -> None:
+    features = PatchFeatures.of_public(IMAGES, 9)
+    torch.testing.assert_close(features(IMAGES[:4]), torch.cat([features(image[None]) for image in IMAGES[:4]]))
+    darker = features(0.5 * IMAGES[:4] + 0.2)
+    torch.testing.assert_close(darker, features(IMAGES[:4]), rtol=0.05, atol=0.01)
+
+
+def test_constants_are_saved_and_not_trained() -> None:
+    features = PatchFeatures.of_public(IMAGES, 9)
+    assert not list(features.parameters())
+    other = PatchFeatures(torch.zeros(9, 3, 6, 6).double(), torch.zeros(9).double())
+    other.load_state_dict(features.state_dict())
+    torch.testing.assert_close(other(IMAGES), features(IMAGES))
+
+
+def test_the_dictionary_of_the_model_is_always_the_same() -> None:
+    one, other = (models.patches((1, 20, 20), 3, filters=5).features[0] for _ in range(2))
+    assert torch.equal(one.filters, other.filters)
+    leaves = torch.as_tensor(dead_leaves(2000, 0, channels=1).inputs)
+    torch.testing.assert_close(one.filters, PatchFeatures.of_public(leaves, 5).filters)
+
+
+@pytest.mark.parametrize("filters", [0, 801])
+def test_too_many_filters_are_refused(filters: int) -> None:
+    with pytest.raises(ValueError, match="expected from 1 to 800 filters of 40 public images"):
+        PatchFeatures.of_public(IMAGES, filters)
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"got \(9, 3, 6, 5\) and \(9,\)"):
+        PatchFeatures(torch.zeros(9, 3, 6, 5), torch.zeros(9))
