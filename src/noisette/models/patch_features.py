@@ -14,7 +14,7 @@ from noisette.nn import PatchFeatures
 _IMAGES, _SIDE = 2000, 32
 
 
-def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, stride: int = 2) -> nn.Module:
+def patches(shape: Shape, classes: int, *, filters: int = 400, side: int = 6, stride: int = 1) -> nn.Module:
     """Resemblances to patches of dead leaves, normalised for each example, and one linear layer.
 
     The dictionary comes from the same images of a random process each time, so there is no record to protect.
