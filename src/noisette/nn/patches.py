@@ -10,9 +10,7 @@ from torch import Tensor, nn
 F = nn.functional
 
 _ACROSS = 2  # the features are averages over this many parts of the image in each direction
-_VARIANCE_FLOOR = (
-    1e-3  # added to the variance of a patch, so that noise in even areas is not blown up; pixels in [0, 1]
-)
+_VARIANCE_FLOOR = 1e-3  # added to the variance of a patch, against noise in even areas; pixels are in [0, 1]
 _WHITENING_FLOOR = 0.1  # added to the variances of the components of patches
 _THRESHOLD = 0.5  # a resemblance below it counts as none
 _PATCHES_PER_IMAGE = 20
