@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from noisette.bench import results
+
 sync_api = pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed")
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +93,12 @@ def test_a_report_is_in_order(browser: sync_api.Browser, report: Path) -> None:
 
 def test_the_page_of_a_paper_is_in_order(browser: sync_api.Browser, figures: Path) -> None:
     assert [problem for window in WINDOWS for problem in problems_of(browser, figures.as_uri(), *window)] == []
+
+
+def test_the_page_of_measurements_is_in_order(browser: sync_api.Browser, tmp_path: Path) -> None:
+    measured = tmp_path / "bench.html"
+    measured.write_text(results.page(results.read(ROOT / "benchmarks" / "results")))
+    assert [problem for window in WINDOWS for problem in problems_of(browser, measured.as_uri(), *window)] == []
 
 
 def test_problems_are_found(browser: sync_api.Browser, tmp_path: Path) -> None:

@@ -154,6 +154,30 @@ def test_images_without_a_folder_train() -> None:
     assert facts("runs/Photos")["test"] is not None
 
 
+def test_the_model_of_images_predicts_a_folder(people: Path, schema: Path) -> None:
+    for k in range(40):
+        place = Path("Photos", "cat" if k % 2 else "dog", f"{k:02}.png")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), 250 * (k % 2)).save(place)
+    assert run("train", "--data", "Photos", "--classes", "cat,dog", "--size", 40, *QUICK).exit_code == 0
+    shown = run("predict", "runs/Photos", "Photos/cat")
+    assert shown.exit_code == 0, shown.output
+    header, *lines = shown.stdout.splitlines()
+    assert header == "image,predicted label,probability of cat,probability of dog"
+    assert [line.split(",")[0] for line in lines] == [f"{k:02}.png" for k in range(1, 40, 2)]
+    assert {line.split(",")[1] for line in lines} <= {"cat", "dog"}
+
+    Image.new("RGB", (8, 8)).save("Photos/cat/99.png")
+    shown = run("predict", "runs/Photos", "Photos/cat")
+    assert shown.exit_code == 2
+    assert "99.png is not of 8 x 8 pixels in grey" in shown.output
+
+    assert run("train", "--data", people, "--columns", schema, *QUICK).exit_code == 0
+    shown = run("predict", "runs/People", "Photos/cat")
+    assert shown.exit_code == 2
+    assert "was not trained on images" in " ".join(shown.output.split())
+
+
 def test_json_is_all_that_is_printed(people: Path, schema: Path) -> None:
     shown = run("train", "--data", people, "--columns", schema, *QUICK, "--json", "--optimizer", "adam")
     assert shown.exit_code == 0, shown.output

@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 from noisette.data import DataError, Declaration, load
+from noisette.data.folder import unlabelled
 
 DECLARED = Declaration(classes=("cat", "dog"), size=20)
 
@@ -83,8 +84,8 @@ def test_damaged_and_odd_images_are_listed_without_their_names(pets: Path) -> No
         "images, numbered from 1 in the order of their names within their class: 4 problems",
         "image 3 of cat in train is damaged, or neither PNG nor JPEG",
         "image 1 of dog in train is damaged, or neither PNG nor JPEG",
-        "image 2 of dog in train differs from the first image in size or colours",
-        "image 4 of dog in train differs from the first image in size or colours",
+        "image 2 of dog in train is not of 4 x 3 pixels in grey",
+        "image 4 of dog in train is not of 4 x 3 pixels in grey",
     ]
 
 
@@ -161,3 +162,37 @@ def test_a_folder_test_needs_one_to_train_with(tmp_path: Path) -> None:
         Image.new("L", (2, 2)).save(tmp_path / place)
     with pytest.raises(DataError, match=r"there is no folder .*train"):
         load(str(tmp_path), declaration=Declaration(classes=("cat", "dog"), size=2))
+
+
+def test_images_without_labels_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name, value in {"c.png": 255, "a.png": 0, "B.jpg": 51}.items():
+        save(tmp_path / name, value)
+    (tmp_path / ".DS_Store").write_bytes(b"hidden")
+    names, images = unlabelled(tmp_path, (1, 3, 4))
+    assert names == ["B.jpg", "a.png", "c.png"]
+    assert images.shape == (3, 1, 3, 4)
+    np.testing.assert_allclose(images.mean((1, 2, 3)), [0.2, 0, 1], atol=0.01)
+
+
+def test_every_image_without_a_label_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", (1, 1, 1))
+    save(tmp_path / "b.png", 1)
+    save(tmp_path / "c.png", (1, 1, 1), extent=(3, 4))
+    (tmp_path / "d.png").write_bytes(b"no image")
+    with pytest.raises(DataError) as caught:
+        unlabelled(tmp_path, (3, 3, 4))
+    assert [line.strip() for line in str(caught.value).splitlines()][1:] == [
+        "b.png is not of 4 x 3 pixels in colour",
+        "c.png is not of 4 x 3 pixels in colour",
+        "d.png is damaged, or neither PNG nor JPEG",
+    ]
+
+
+def test_other_files_and_folders_among_images_without_labels_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there are no images"):
+        unlabelled(tmp_path, (1, 3, 4))
+    (tmp_path / "cat.png").mkdir()
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(DataError) as caught:
+        unlabelled(tmp_path, (1, 3, 4))
+    assert all(f"{name} is not a file that ends in " in str(caught.value) for name in ("notes.txt", "cat.png"))

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, folder=folder)
     [sdist], [wheel] = folder.glob("noisette-*.tar.gz"), folder.glob("noisette-*.whl")
     assert sdist.stat().st_size < 10e6
+    with tarfile.open(sdist) as packed:
+        assert not [name for name in packed.getnames() if name.split("/")[1] == ".ci"]
     return wheel
 
 

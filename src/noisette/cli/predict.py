@@ -1,9 +1,10 @@
-"""``noisette predict``: what the model of a run predicts for new rows of a CSV."""
+"""``noisette predict``: what the model of a run predicts for new rows of a CSV, or for images in a folder."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,8 @@ from noisette.cli.errors import plain_errors
 from noisette.cli.options import option
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from noisette.training.saved_model import SavedModel
 
 
@@ -24,7 +27,9 @@ def predict(
     rows: Annotated[
         Path,
         typer.Argument(
-            metavar="ROWS.csv", help="New rows with the columns of the run; a label is not needed.", exists=True
+            metavar="ROWS",
+            help="A CSV with the columns of the run, or a folder of images; labels are not needed.",
+            exists=True,
         ),
     ],
     out: Annotated[Path | None, option("FILE.csv", "Write the predictions here.", "standard output")] = None,
@@ -33,9 +38,10 @@ def predict(
     ] = None,
     text: Annotated[str | None, option("COLUMN", "The column of a text in the rows.", "that of the run")] = None,
 ) -> None:
-    """Predict new rows with the model of a run: its columns are prepared as they were for training.
+    """Predict new rows or images with the model of a run: they are prepared as they were for training.
 
-    One line is written for each row, in the order of the rows: the class with the highest probability and the
+    One line is written for each row, in the order of the rows, or for each image, in the order of the names, which
+    then come first: the class with the highest probability and the
     probability of each class; or the number, in its unit. A model that was trained with privacy can be applied to any
     rows at no further privacy cost for the records that it was trained on. The rows themselves have no guarantee.
     """
@@ -55,13 +61,18 @@ def predict(
 
 def _as_csv(saved: SavedModel, rows: Path) -> str:
     """The predictions as the text of a CSV."""
-    names, values = saved.predict(saved.read(rows))
+    images, inputs = saved.read_images(rows) if rows.is_dir() else (None, saved.read(rows))
+    lines = _lines(saved, *saved.predict(inputs))
+    if images is not None:
+        lines = [[name, *line] for name, line in zip(["image", *images], lines, strict=True)]
     text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    if saved.recipe.data.target is not None:
-        lines.writerow([f"predicted {names[0]}"])
-        lines.writerows([f"{value:.6g}"] for value in values[:, 0])
-    else:
-        lines.writerow([f"predicted {saved.recipe.data.label}", *(f"probability of {name}" for name in names)])
-        lines.writerows([names[row.argmax()], *(f"{value:.6f}" for value in row)] for row in values)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
+
+
+def _lines(saved: SavedModel, names: Sequence[str], values: np.ndarray) -> list[list[str]]:
+    """The header and a line for each prediction."""
+    if saved.recipe.data.target is not None:
+        return [[f"predicted {names[0]}"], *([f"{value:.6g}"] for value in values[:, 0])]
+    header = [f"predicted {saved.recipe.data.label}", *(f"probability of {name}" for name in names)]
+    return [header, *([names[row.argmax()], *(f"{value:.6f}" for value in row)] for row in values)]

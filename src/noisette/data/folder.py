@@ -59,6 +59,31 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     return DataSet(name=path.name, train=train_split, test=test_split, classes=classes, declared_size=size)
 
 
+def unlabelled(path: Path, shape: Sequence[int]) -> tuple[list[str], np.ndarray]:
+    """The names of the images that lie in a folder, in order, and the images, (n, c, h, w) in [0, 1].
+
+    Hidden files are ignored.
+
+    Args:
+        path: the folder.
+        shape: (channels, height, width) that each image must have.
+
+    Raises:
+        DataError: there are no images, or a list of every file that is not such an image.
+    """
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    suffixes = ", ".join(sorted(SUFFIXES))
+    other = [f"{entry.name} is not a file that ends in {suffixes}" for entry in entries if not _is_image(entry)]
+    refuse(path.name, other if entries else ["there are no images"])
+    channels, height, width = shape
+    files = [_File(entry, 0, entry.name) for entry in entries]
+    return [entry.name for entry in entries], _split(files, ("L" if channels == 1 else "RGB", (width, height))).inputs
+
+
+def _is_image(entry: Path) -> bool:
+    return entry.is_file() and entry.suffix.lower() in SUFFIXES
+
+
 def _named(folder: Path, name: str) -> Path | None:
     """The folder of this name in any case, exactly as written if there is one; ``None`` if there is none."""
     found = [entry for entry in folder.iterdir() if entry.is_dir() and entry.name.casefold() == name.casefold()]
@@ -124,8 +149,9 @@ def _first(file: _File) -> tuple[str, tuple[int, int]]:
 
 
 def _split(files: Sequence[_File], first: tuple[str, tuple[int, int]]) -> Split:
-    """Reads the images, all of which must have the mode and the (width, height) of the first."""
+    """Reads the images, all of which must have this mode and (width, height)."""
     mode, (width, height) = first
+    expected = f"{width} x {height} pixels in {'colour' if mode == 'RGB' else 'grey'}"
     images = np.zeros((len(files), height, width) + ((3,) if mode == "RGB" else ()), np.uint8)
     problems = []
     for index, file in enumerate(files):
@@ -134,7 +160,7 @@ def _split(files: Sequence[_File], first: tuple[str, tuple[int, int]]) -> Split:
                 if (image.mode, image.size) == first:
                     images[index] = np.asarray(image)
                 else:
-                    problems.append(f"{file.position} differs from the first image in size or colours")
+                    problems.append(f"{file.position} is not of {expected}")
         except _damage():
             problems.append(f"{file.position} is damaged, or neither PNG nor JPEG")
     refuse("images, numbered from 1 in the order of their names within their class", problems)

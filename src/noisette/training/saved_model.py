@@ -15,6 +15,7 @@ from torch import nn
 
 from noisette import models
 from noisette.data import DataError, DataSet, Split, table
+from noisette.data.folder import unlabelled
 from noisette.models.local_folder import is_folder_of_model
 from noisette.nn import MirrorAverage
 from noisette.training.build import model_of, replace_batch_norm
@@ -33,11 +34,13 @@ class SavedModel:
         recipe: that of the run.
         model: with its weights, in evaluation.
         features: the columns that are inputs, in their order; () where the recipe declares them or there are none.
+        shape: of one input.
     """
 
     recipe: Recipe
     model: nn.Module
     features: tuple[str, ...]
+    shape: tuple[int, ...]
 
     @classmethod
     def of_run(cls, folder: Path, pretrained: Path | None = None, text: str | None = None) -> SavedModel:
@@ -85,7 +88,7 @@ class SavedModel:
             model.load_state_dict(load_file(folder / "model.safetensors"))
         except (OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
-        return cls(recipe, model.eval(), tuple(run["features"]))
+        return cls(recipe, model.eval(), tuple(run["features"]), tuple(shape))
 
     def read(self, path: Path) -> np.ndarray:
         """The inputs in a CSV with the columns of the run, with or without its label.
@@ -109,6 +112,16 @@ class SavedModel:
         if problems:
             raise DataError("\n  ".join([f"{path.name} (row 1 is the first below the header):", *problems]))
         return inputs
+
+    def read_images(self, path: Path) -> tuple[list[str], np.ndarray]:
+        """The names and the pixels of the images in a folder; they need the size and the colours of the run's.
+
+        Raises:
+            DataError: the run was not trained on images, or a file is not such an image.
+        """
+        if len(self.shape) != 3:
+            raise DataError(f"{path} is a folder, and the run was not trained on images; give a CSV with its columns")
+        return unlabelled(path, self.shape)
 
     def predict(self, inputs: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
         """The names of the columns of a prediction, and for each input its values, (n, columns).
