@@ -41,9 +41,9 @@ def predict(
     """Predict new rows or images with the model of a run: they are prepared as they were for training.
 
     One line is written for each row, in the order of the rows, or for each image, in the order of the names, which
-    then come first: the class with the highest probability and the
-    probability of each class; or the number, in its unit. A model that was trained with privacy can be applied to any
-    rows at no further privacy cost for the records that it was trained on. The rows themselves have no guarantee.
+    then come first: the class with the highest probability and the probability of each class; or the number, in its
+    unit. A model that was trained with privacy can be applied to any rows at no further privacy cost for the records
+    that it was trained on. The rows themselves have no guarantee.
     """
     from noisette.training.saved_model import SavedModel
 
@@ -75,4 +75,4 @@ def _lines(saved: SavedModel, names: Sequence[str], values: np.ndarray) -> list[
     if saved.recipe.data.target is not None:
         return [[f"predicted {names[0]}"], *([f"{value:.6g}"] for value in values[:, 0])]
     header = [f"predicted {saved.recipe.data.label}", *(f"probability of {name}" for name in names)]
-    return [header, *([names[row.argmax()], *(f"{value:.6f}" for value in row)] for row in values)]
+    return [header, *([names[int(row.argmax())], *(f"{value:.6f}" for value in row)] for row in values)]
