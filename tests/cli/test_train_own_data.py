@@ -178,6 +178,23 @@ def test_the_model_of_images_predicts_a_folder(people: Path, schema: Path) -> No
     assert "was not trained on images" in " ".join(shown.output.split())
 
 
+def test_images_of_different_sizes_and_their_predictions() -> None:
+    for index in range(6):
+        place = Path("photos", "cat" if index % 2 else "dog", f"{index}.png")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB" if index < 3 else "RGBA", (20 + index, 30), (255 * (index % 2), 0, 0)).save(place)
+    declared = ("--classes", "cat,dog", "--size", 6, "--delta", 1e-2, "--epochs", 2, "--batch-size", 3)
+    refused = run("train", "--data", "photos", *declared)
+    assert refused.exit_code == 2
+    assert "image_size" in refused.output
+    shown = run("train", "--data", "photos", *declared, "--image-size", "8x10", "--grey", "--model", "mlp")
+    assert shown.exit_code == 0, shown.output
+    assert facts("runs/photos")["input_shape"] == [1, 10, 8]
+    assert "8 x 10 pixels in grey" in Path("runs/photos/privacy.txt").read_text().replace("\n", " ")
+    predicted = run("predict", "runs/photos", "photos/cat")
+    assert len(predicted.output.splitlines()) == 4, predicted.output
+
+
 def test_json_is_all_that_is_printed(people: Path, schema: Path) -> None:
     shown = run("train", "--data", people, "--columns", schema, *QUICK, "--json", "--optimizer", "adam")
     assert shown.exit_code == 0, shown.output

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from noisette.data import DataError, Declaration, load
+from noisette.data.target import Target
 
 DECLARED = Declaration(
     classes=("no", "yes"), size=100, ranges={"age": (0, 100)}, categories={"city": ("Rome", "Oslo", "")}
@@ -177,3 +178,44 @@ def test_labels_in_any_case_and_with_decimals(tmp_path: Path) -> None:
 def test_a_long_text_in_a_field(tmp_path: Path) -> None:
     path = written(tmp_path, f'text,label\n"{"word " * 40_000}",0\n')
     assert load(path, declaration=Declaration(classes=2, size=1, text="text")).train.inputs.shape == (1, 64)
+
+
+def test_a_comma_before_the_decimals_of_numbers_and_of_the_target(tmp_path: Path) -> None:
+    path = written(tmp_path, "age;city;rent\n50,5;a,b;1,5\n1;c.d;2\n")
+    declared = Declaration(
+        size=2,
+        label="rent",
+        target=Target(0, 3),
+        ranges={"age": (0, 101)},
+        categories={"city": ("a,b", "c.d")},
+        decimal=",",
+    )
+    split = load(path, declaration=declared).train
+    np.testing.assert_allclose(split.inputs, [[0, 1, 0], [2 / 101 - 1, 0, 1]], atol=1e-6)
+    np.testing.assert_allclose(split.targets, [0, 1 / 3], rtol=1e-6)
+
+
+def test_points_are_no_decimals_where_commas_are(tmp_path: Path) -> None:
+    declared = Declaration(classes=2, size=2, decimal=",")
+    for text in ("1.234,5", "1.5"):
+        assert "column 'x': not a finite number" in refusal(written(tmp_path, f"x;label\n{text};0\n"), declared)
+
+
+def test_rows_without_a_label_are_left_out_where_this_is_declared(tmp_path: Path) -> None:
+    path = written(tmp_path, "x,label\n1,yes\n2,\n3,NA\n,?\n4,No\n")
+    declared = Declaration(classes=("no", "yes"), size=2, skip_unlabelled=True)
+    split = load(path, declaration=declared).train
+    assert (split.inputs.tolist(), split.targets.tolist()) == ([[1], [4]], [1, 0])
+    assert "a value is missing" in refusal(path, Declaration(classes=("no", "yes"), size=2))
+
+
+def test_a_class_may_have_the_name_of_a_missing_value(tmp_path: Path) -> None:
+    path = written(tmp_path, "x,label\n1,none\n2,\n3,some\n")
+    declared = Declaration(classes=("None", "some"), size=2, skip_unlabelled=True)
+    assert load(path, declaration=declared).train.targets.tolist() == [0, 1]
+
+
+def test_no_row_with_a_label(tmp_path: Path) -> None:
+    declared = Declaration(classes=2, size=2, skip_unlabelled=True)
+    assert "no row has a label" in refusal(written(tmp_path, "x,label\n1,\n"), declared)
+    assert "row 1 is the first with a label" in refusal(written(tmp_path, "x,label\n1,\n1,7\n"), declared)

@@ -8,8 +8,10 @@ from PIL import Image
 
 from noisette.data import DataError, Declaration, load
 from noisette.data.folder import unlabelled
+from noisette.data.image_form import ImageForm
 
 DECLARED = Declaration(classes=("cat", "dog"), size=20)
+GREY = ImageForm(4, 3, grey=True, fitted=False)
 
 
 def save(path: Path, value: int | tuple[int, int, int], *, extent: tuple[int, int] = (4, 3), mode: str = "") -> None:
@@ -81,7 +83,8 @@ def test_damaged_and_odd_images_are_listed_without_their_names(pets: Path) -> No
     message = refusal(pets)
     assert "CANARY" not in message
     assert [line.strip() for line in message.splitlines()] == [
-        "images, numbered from 1 in the order of their names within their class: 4 problems",
+        "images, numbered from 1 in the order of their names within their class; a declared image_size brings all to "
+        "one size: 4 problems",
         "image 3 of cat in train is damaged, or neither PNG nor JPEG",
         "image 1 of dog in train is damaged, or neither PNG nor JPEG",
         "image 2 of dog in train is not of 4 x 3 pixels in grey",
@@ -168,7 +171,7 @@ def test_images_without_labels_are_read_in_the_order_of_their_names(tmp_path: Pa
     for name, value in {"c.png": 255, "a.png": 0, "B.jpg": 51}.items():
         save(tmp_path / name, value)
     (tmp_path / ".DS_Store").write_bytes(b"hidden")
-    names, images = unlabelled(tmp_path, (1, 3, 4))
+    names, images = unlabelled(tmp_path, GREY)
     assert names == ["B.jpg", "a.png", "c.png"]
     assert images.shape == (3, 1, 3, 4)
     np.testing.assert_allclose(images.mean((1, 2, 3)), [0.2, 0, 1], atol=0.01)
@@ -180,7 +183,7 @@ def test_every_image_without_a_label_that_does_not_fit_is_named(tmp_path: Path) 
     save(tmp_path / "c.png", (1, 1, 1), extent=(3, 4))
     (tmp_path / "d.png").write_bytes(b"no image")
     with pytest.raises(DataError) as caught:
-        unlabelled(tmp_path, (3, 3, 4))
+        unlabelled(tmp_path, ImageForm(4, 3, fitted=False))
     assert [line.strip() for line in str(caught.value).splitlines()][1:] == [
         "b.png is not of 4 x 3 pixels in colour",
         "c.png is not of 4 x 3 pixels in colour",
@@ -190,9 +193,9 @@ def test_every_image_without_a_label_that_does_not_fit_is_named(tmp_path: Path) 
 
 def test_other_files_and_folders_among_images_without_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there are no images"):
-        unlabelled(tmp_path, (1, 3, 4))
+        unlabelled(tmp_path, GREY)
     (tmp_path / "cat.png").mkdir()
     (tmp_path / "notes.txt").touch()
     with pytest.raises(DataError) as caught:
-        unlabelled(tmp_path, (1, 3, 4))
+        unlabelled(tmp_path, GREY)
     assert all(f"{name} is not a file that ends in " in str(caught.value) for name in ("notes.txt", "cat.png"))

@@ -45,6 +45,10 @@ def schema(
         ),
     ] = None,
     ignore: Annotated[str | None, option("A,B,..", "Columns that are not read.")] = None,
+    decimal: Annotated[str | None, option("SIGN", "What stands before decimals, a point or a comma.", ".")] = None,
+    skip_unlabelled: Annotated[
+        bool, typer.Option("--skip-unlabelled", help="Leave out rows without a label, instead of refusing them.")
+    ] = False,
     ask: Annotated[bool, typer.Option("--ask", help="Ask about every column that no option declares.")] = False,
     out: Annotated[Path, option("FILE.toml", "The file to write.")] = Path("schema.toml"),
 ) -> None:
@@ -58,6 +62,7 @@ def schema(
         raise ValueError(f"{out} exists; choose another --out, or move it away")
     columns = _named(header_of, names)
     facts = _facts(label, classes, target, unit, size)
+    facts |= ({"decimal": decimal} if decimal else {}) | ({"skip_unlabelled": True} if skip_unlabelled else {})
     declared = _declared(columns, number or [], category or [], missing or [], ignore)
     left = [name for name in columns if name not in declared and name != (label or "label")]
     if ask:
@@ -200,6 +205,7 @@ def _check(facts: Mapping[str, Any], declared: Mapping[str, Mapping[str, Any]]) 
         size=facts.get("size"),
         label=facts["label"],
         columns=Columns.of(declared),
+        decimal=facts.get("decimal", "."),
         target=Target(facts["target"][0], facts["target"][1], facts.get("unit", "")) if "target" in facts else None,
     )
 
@@ -219,9 +225,9 @@ def _write(out: Path, facts: Mapping[str, Any], declared: Mapping[str, Mapping[s
 
 
 def _toml(value: Any) -> str:
-    """A text, a number or a list of them in TOML."""
+    """A text, a number, true or a list of them in TOML."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
+    if isinstance(value, str | bool):
         return json.dumps(value, ensure_ascii=False)
     return str(int(value)) if isinstance(value, float) and math.isfinite(value) and value.is_integer() else repr(value)

@@ -13,7 +13,7 @@ import typer
 from noisette import data as data_sets
 from noisette._internal.registry import described
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir, numbers, option
+from noisette.cli.options import DataDir, numbers, option, whole_numbers
 from noisette.cli.training import begin, go_on, scaled
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.models import names as model_names
@@ -175,6 +175,29 @@ def train(
     size: Annotated[int | None, _declared("N", "Public number of training records; need not be exact.")] = None,
     label: Annotated[str | None, _declared("COLUMN", "CSV: the column of the class or number.", "label")] = None,
     text: Annotated[str | None, _declared("COLUMN", "CSV: the column of a text, which is the only input.")] = None,
+    decimal: Annotated[
+        str | None, _declared("SIGN", "CSV: what stands before decimals, a point or a comma.", ".")
+    ] = None,
+    skip_unlabelled: Annotated[
+        bool,
+        typer.Option(
+            "--skip-unlabelled",
+            help="CSV: leave out rows without a label, instead of refusing them.",
+            rich_help_panel="Data of your own, declared",
+        ),
+    ] = False,
+    image_size: Annotated[
+        str | None,
+        _declared("WxH", "Images: scale and cut each to this size, in colour.", "all must have one size"),
+    ] = None,
+    grey: Annotated[
+        bool,
+        typer.Option(
+            "--grey",
+            help="Images: with --image-size, bring each to grey instead.",
+            rich_help_panel="Data of your own, declared",
+        ),
+    ] = False,
     tokens: Annotated[int | None, _declared("N", "Texts: how many words of each are used.", "64")] = None,
     test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
     holdout: Annotated[
@@ -214,6 +237,12 @@ def train(
             "unit": unit,
             "text": text,
             "tokens": tokens,
+            "decimal": decimal,
+            "skip_unlabelled": skip_unlabelled or None,
+            "image_size": None
+            if image_size is None
+            else whole_numbers("image-size", image_size.replace("x", ","), "64x48"),
+            "grey": grey or None,
             "test": test,
             "holdout": holdout,
             "users": users,

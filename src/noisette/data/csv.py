@@ -19,18 +19,20 @@ def read(path: Path, declaration: Declaration) -> DataSet:
             missing value, a value that is not a finite number, or an undeclared text, with the rows.
     """
     classes, size = declaration.public_facts(path.name)
+    declaration.refuse_image_facts(path.name)
     train = _table(path)
     refuse(path.name, _absent_columns(train, declaration))
     features = declaration.features(train)
-    split, problems = table.encode(train, declaration, features)
+    split, problems = table.encode(table.labelled(train, declaration), declaration, features)
     test_split = None
     if declaration.test is not None:
         test = _table(declaration.test)
         if test.keys() != train.keys():
             raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
-        test_split, test_problems = table.encode(test, declaration, features)
+        test_split, test_problems = table.encode(table.labelled(test, declaration), declaration, features)
         problems += [f"{declaration.test.name}: {problem}" for problem in test_problems]
-    refuse(f"{path.name} (row 1 is the first below the header)", problems)
+    first = "the first with a label" if declaration.skip_unlabelled else "the first below the header"
+    refuse(f"{path.name} (row 1 is {first})", problems)
     return DataSet(
         path.name,
         split,

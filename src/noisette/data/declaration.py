@@ -10,6 +10,7 @@ from pathlib import Path
 from noisette.data.column_kinds import Category, Number
 from noisette.data.columns import Columns
 from noisette.data.errors import refuse
+from noisette.data.image_form import ImageForm
 from noisette.data.numbering import Numbering
 from noisette.data.target import Target
 
@@ -29,6 +30,9 @@ class Declaration:
     target: the bounds of the number in the label column, for regression instead of classes.
     text: the CSV column that holds a text. It is then the only input.
     numbering: how texts become numbers of words.
+    decimal: what stands before the decimals of a number in a CSV, a point or a comma.
+    skip_unlabelled: whether rows without a label are left out; otherwise they are refused.
+    images: the form that each image of a folder is brought to.
 
     Guarantee: the model's shape and the plan of the run depend only on what is stated here, so neither reveals anything
     about a record.
@@ -53,6 +57,9 @@ class Declaration:
     target: Target | None = None
     text: str | None = None
     numbering: Numbering = field(default_factory=Numbering)
+    decimal: str = "."
+    skip_unlabelled: bool = False
+    images: ImageForm | None = None
 
     def __post_init__(self) -> None:
         names = self.class_names
@@ -61,6 +68,8 @@ class Declaration:
             problems.append(f"classes: expected two or more different classes, got {self.classes}")
         if self.size is not None and self.size < 1:
             problems.append(f"size: expected at least 1, got {self.size}")
+        if self.decimal not in (".", ","):
+            problems.append(f"decimal: expected a point or a comma, got {self.decimal!r}")
         for column, (low, high) in self.ranges.items():
             if not -math.inf < low < high < math.inf:
                 problems.append(f"ranges: expected finite low < high for column {column!r}, got ({low}, {high})")
@@ -128,6 +137,15 @@ class Declaration:
         assert self.size is not None
         return 1 if self.target else len(self.class_names), self.size
 
+    def refuse_image_facts(self, subject: str) -> None:
+        """Raise if something is declared that applies to folders of images only.
+
+        Raises:
+            DataError: it has no effect on ``subject``.
+        """
+        if self.images is not None:
+            refuse(subject, ["image_size: for folders of images only; leave it out"])
+
     def refuse_csv_facts(self, subject: str, *, test_place: str) -> None:
         """Raise if more than classes and size is declared: the other facts apply to CSV files only.
 
@@ -141,6 +159,8 @@ class Declaration:
         for fact, value in given.items():
             if value:
                 problems.append(f"{fact}: for CSV columns only; leave it out")
+        if self.decimal != Declaration.decimal or self.skip_unlabelled:
+            problems.append("decimal and skip_unlabelled: for CSV only; leave them out")
         if self.users is not None:
             problems.append("users: a column of a CSV; for other data give noisette.privatize the users of the records")
         refuse(subject, problems)

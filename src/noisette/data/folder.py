@@ -12,12 +12,12 @@ import numpy as np
 from noisette.data.dataset import DataSet, Split, unit_pixels
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, refuse
+from noisette.data.image_form import ImageForm
 
 if TYPE_CHECKING:
     from PIL import Image
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
-MODES = ("L", "RGB")  # Pillow's names for 8-bit grey and 8-bit colour
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     """The images as a data set, inputs (n, c, h, w) in [0, 1]; the folders are named after the declared classes.
 
     These lie in a folder ``train`` and optionally ``test``, or in ``path`` itself. Names of folders count the same in
-    upper and lower case. All images must be 8-bit grey, or all 8-bit colour, and have the size of the first. Hidden
-    files are ignored.
+    upper and lower case. Each image is brought to the declared form; without one, all images must be 8-bit grey, or all
+    8-bit colour, and have the size of the first. Hidden files are ignored.
 
     Raises:
         DataError: lists what is undeclared; or every folder that is not a declared class and every file that is not
@@ -54,19 +54,19 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     parts = {part: _named(path, part) for part in ("train", "test")}
     train = _files(parts["train"] or _whole(path, names, parts["test"]), names)
     test = _files(parts["test"], names) if parts["test"] else None
-    first = _first(train[0])
-    train_split, test_split = _split(train, first), _split(test, first) if test is not None else None
+    form = declaration.images or _first(train[0])
+    train_split, test_split = _split(train, form), _split(test, form) if test is not None else None
     return DataSet(name=path.name, train=train_split, test=test_split, classes=classes, declared_size=size)
 
 
-def unlabelled(path: Path, shape: Sequence[int]) -> tuple[list[str], np.ndarray]:
+def unlabelled(path: Path, form: ImageForm) -> tuple[list[str], np.ndarray]:
     """The names of the images that lie in a folder, in order, and the images, (n, c, h, w) in [0, 1].
 
     Hidden files are ignored.
 
     Args:
         path: the folder.
-        shape: (channels, height, width) that each image must have.
+        form: what the images must have, or are brought to.
 
     Raises:
         DataError: there are no images, or a list of every file that is not such an image.
@@ -75,9 +75,7 @@ def unlabelled(path: Path, shape: Sequence[int]) -> tuple[list[str], np.ndarray]
     suffixes = ", ".join(sorted(SUFFIXES))
     other = [f"{entry.name} is not a file that ends in {suffixes}" for entry in entries if not _is_image(entry)]
     refuse(path.name, other if entries else ["there are no images"])
-    channels, height, width = shape
-    files = [_File(entry, 0, entry.name) for entry in entries]
-    return [entry.name for entry in entries], _split(files, ("L" if channels == 1 else "RGB", (width, height))).inputs
+    return [entry.name for entry in entries], _split([_File(entry, 0, entry.name) for entry in entries], form).inputs
 
 
 def _is_image(entry: Path) -> bool:
@@ -137,33 +135,39 @@ def _files(folder: Path, names: Sequence[str]) -> list[_File]:
     return found
 
 
-def _first(file: _File) -> tuple[str, tuple[int, int]]:
-    """The mode and the (width, height) that all images must have."""
+def _first(file: _File) -> ImageForm:
+    """The form that all images must have where none is declared."""
     try:
         with file.open() as image:
-            if image.mode in MODES:
-                return image.mode, image.size
+            if form := ImageForm.of(image):
+                return form
     except _damage() as error:
         raise DataError(f"{file.position} is damaged, or neither PNG nor JPEG") from error
-    raise DataError(f"{file.position} is neither 8-bit grey nor 8-bit colour without transparency; convert the images")
+    raise DataError(
+        f"{file.position} is neither 8-bit grey nor 8-bit colour without transparency; convert the images, or declare "
+        "image_size to bring all to one size and to colour"
+    )
 
 
-def _split(files: Sequence[_File], first: tuple[str, tuple[int, int]]) -> Split:
-    """Reads the images, all of which must have this mode and (width, height)."""
-    mode, (width, height) = first
-    expected = f"{width} x {height} pixels in {'colour' if mode == 'RGB' else 'grey'}"
-    images = np.zeros((len(files), height, width) + ((3,) if mode == "RGB" else ()), np.uint8)
+def _split(files: Sequence[_File], form: ImageForm) -> Split:
+    """Reads the images, each of which must have this form or is brought to it."""
+    images = np.zeros((len(files), form.height, form.width) + (() if form.grey else (3,)), np.uint8)
     problems = []
     for index, file in enumerate(files):
         try:
             with file.open() as image:
-                if (image.mode, image.size) == first:
-                    images[index] = np.asarray(image)
-                else:
-                    problems.append(f"{file.position} is not of {expected}")
+                pixels = form.pixels(image)
         except _damage():
             problems.append(f"{file.position} is damaged, or neither PNG nor JPEG")
-    refuse("images, numbered from 1 in the order of their names within their class", problems)
+            continue
+        if pixels is not None:
+            images[index] = pixels
+        elif form.fitted:
+            problems.append(f"{file.position} has more than 8 bits a channel")
+        else:
+            problems.append(f"{file.position} is not of {form}")
+    way_out = "" if form.fitted else "; a declared image_size brings all to one size"
+    refuse(f"images, numbered from 1 in the order of their names within their class{way_out}", problems)
     return Split(unit_pixels(images), np.array([file.target for file in files], dtype=np.int64))
 
 

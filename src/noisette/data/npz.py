@@ -26,6 +26,7 @@ def read(path: Path, declaration: Declaration) -> DataSet:
         DataError: facts are undeclared, the file is damaged, or arrays are absent or have another shape or type.
     """
     declaration.refuse_csv_facts(path.name, test_place="in x_test and y_test")
+    declaration.refuse_image_facts(path.name)
     classes, size = declaration.public_facts(path.name)
     arrays = _arrays(path)
     pairs = [("x_train", "y_train") if "x_train" in arrays or "y_train" in arrays else ("X", "y")]

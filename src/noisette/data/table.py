@@ -6,17 +6,18 @@ import csv
 import gzip
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import TextIO
 
 import numpy as np
 
+from noisette.data.column_kinds import Number
 from noisette.data.columns import Columns
 from noisette.data.dataset import Split
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows
-from noisette.data.values import codes, is_missing, numbers, whole_numbers_as_texts
+from noisette.data.values import codes, is_missing, numbers, whole_numbers_as_texts, with_point
 
 _LONGEST = 2**30  # characters of a field
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
@@ -104,6 +105,18 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
     return dict(zip(header, zip(*rows, strict=True), strict=True))
 
 
+def labelled(table: Table, declaration: Declaration) -> Table:
+    """The rows that have a label, where those without one are left out; otherwise all rows."""
+    if not declaration.skip_unlabelled:
+        return table
+    names = {name.casefold() for name in declaration.class_names}
+    labels = table[declaration.label]
+    kept = [not is_missing(label) or label.casefold() in names for label in labels]
+    if not any(kept):
+        raise DataError(f"column {declaration.label!r}: no row has a label")
+    return {name: tuple(compress(column, kept)) for name, column in table.items()}
+
+
 def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[Split, list[str]]:
     """Inputs from the columns ``features`` or the text, targets from the label column, and the problems found.
 
@@ -121,14 +134,25 @@ def encode(table: Table, declaration: Declaration, features: Columns) -> tuple[S
 def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tuple[np.ndarray, list[str]]:
     """The inputs alone, and the problems found."""
     if declaration.text is None:
-        return features.encoded(table)
+        return features.encoded(_with_points(table, declaration, features))
     return declaration.numbering.number(table[declaration.text]), []  # a text may be empty
+
+
+def _with_points(table: Table, declaration: Declaration, features: Columns) -> Table:
+    """The table, with a point before the decimals of the columns that are numbers."""
+    if declaration.decimal == Declaration.decimal:
+        return table
+    of_numbers = {name for name, column in features.declared.items() if isinstance(column, Number)}
+    return {
+        name: with_point(column, declaration.decimal) if name in of_numbers else column
+        for name, column in table.items()
+    }
 
 
 def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarray, list[str]]:
     """Numbers of classes, int64, or numbers between -1 and 1, float32; and the problems found."""
     if declaration.target is not None:
-        found = numbers(labels)
+        found = numbers(with_point(labels, declaration.decimal))
         problems = _problems(declaration.label, labels, np.isnan(found), problem="not a number")
         return declaration.target.scaled(found), problems
     named = whole_numbers_as_texts(labels) if isinstance(declaration.classes, int) else labels

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null", "none", "<na>"})  # compared in lower case
+_POINT_AND_COMMA = str.maketrans(".,", ",.")
 _WHOLE = re.compile(r"(-?\d+)\.0*")
 
 
@@ -34,6 +35,17 @@ def numbers(values: Sequence[Any]) -> np.ndarray:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
         return np.array([_number(value) for value in values])
+
+
+def with_point(column: Sequence[str], decimal: str) -> Sequence[str]:
+    """The texts of numbers whose decimals follow a point or a comma, with a point.
+
+    Points and commas change places, so a number with a sign between its thousands stays none.
+
+    >>> with_point(["1,5", "1.234,5"], ",")
+    ['1.5', '1,234.5']
+    """
+    return column if decimal == "." else [text.translate(_POINT_AND_COMMA) for text in column]
 
 
 def texts(values: Sequence[Any]) -> list[str]:

@@ -8,6 +8,7 @@ from noisette import data as data_sets
 from noisette.data import DataSet, Declaration
 from noisette.data.columns import Columns
 from noisette.data.holdout import hold_out
+from noisette.data.image_form import ImageForm
 from noisette.data.numbering import Numbering
 from noisette.data.target import Target
 from noisette.models.local_folder import is_folder_of_model
@@ -49,6 +50,9 @@ def declaration_of(recipe: Recipe) -> Declaration:
         target=None if section.target is None else Target(*section.target, section.unit),
         text=section.text,
         numbering=Numbering(section.tokens, section.words, Path(model) if is_folder_of_model(model) else None),
+        decimal=section.decimal,
+        skip_unlabelled=section.skip_unlabelled,
+        images=ImageForm(*section.image_size, section.grey) if section.image_size else None,
     )
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from noisette import models
 from noisette.data import DataError, DataSet, Split, table
 from noisette.data.folder import unlabelled
+from noisette.data.image_form import ImageForm
 from noisette.models.local_folder import is_folder_of_model
 from noisette.nn import MirrorAverage
 from noisette.training.build import model_of, replace_batch_norm
@@ -114,14 +115,18 @@ class SavedModel:
         return inputs
 
     def read_images(self, path: Path) -> tuple[list[str], np.ndarray]:
-        """The names and the pixels of the images in a folder; they need the size and the colours of the run's.
+        """The names and the pixels of the images in a folder.
+
+        They are brought to the form that the run declares, or need the size and the colours of the run's.
 
         Raises:
             DataError: the run was not trained on images, or a file is not such an image.
         """
         if len(self.shape) != 3:
             raise DataError(f"{path} is a folder, and the run was not trained on images; give a CSV with its columns")
-        return unlabelled(path, self.shape)
+        channels, height, width = self.shape
+        strict = ImageForm(width, height, grey=channels == 1, fitted=False)
+        return unlabelled(path, declaration_of(self.recipe).images or strict)
 
     def predict(self, inputs: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
         """The names of the columns of a prediction, and for each input its values, (n, columns).

@@ -141,7 +141,19 @@ def check_data(
         lambda: Columns.of(data.columns),
         lambda: _check_target(data, lipschitz),
         lambda: _check_constants(data, projection),
+        lambda: _check_image_size(data),
     )
+
+
+def _check_image_size(data: DataSection) -> None:
+    if data.image_size is None:
+        if data.grey:
+            raise ValueError("grey is the colour of images that are brought to a size; give image_size")
+    elif len(data.image_size) != 2:
+        raise ValueError(f"expected image_size as width and height, got {data.image_size}")
+    else:
+        checks.count(width=data.image_size[0])
+        checks.count(height=data.image_size[1])
 
 
 def _check_constants(data: DataSection, projection: ProjectionSection) -> None:

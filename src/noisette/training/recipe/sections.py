@@ -27,6 +27,10 @@ class DataSection:
     text: str | None = None  # the CSV column of a text, which is the only input
     tokens: int = 64  # how many words of a text are used
     words: int = 4096  # how many numbers words are hashed to; a folder of Hugging Face has a tokenizer instead
+    decimal: str = "."  # what stands before the decimals of a number in a CSV: a point or a comma
+    skip_unlabelled: bool = False  # whether rows of a CSV without a label are left out; otherwise they are refused
+    image_size: tuple[int, int] | None = None  # width and height that images of a folder are scaled and cut to
+    grey: bool = False  # whether these images become grey; otherwise all are in colour
     mean: tuple[float, ...] = ()  # known means of the channels, subtracted in front of the model; one is for all
     deviation: tuple[float, ...] = ()  # known deviations, by which they are divided; never computed from the records
     holdout: float | None = None  # the share of the records that is drawn at random to test with

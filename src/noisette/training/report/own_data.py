@@ -43,6 +43,17 @@ def inputs(data: DataSection, public_weights: str) -> Iterator[str]:
             "their bounds. The declaration is taken to be public, and nothing was learned from the records: if it was "
             "written by looking at them, that has no guarantee."
         )
+    if data.image_size is not None:
+        width, height = data.image_size
+        yield (
+            f"Images: each was scaled and cut to {width} x {height} pixels in {'grey' if data.grey else 'colour'} by "
+            "itself."
+        )
+    if data.skip_unlabelled:
+        yield (
+            f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
+            "itself, and nothing was computed from them."
+        )
     if data.text is not None:
         hashed = f"by a fixed hash of the word to one of {data.words:,} numbers"
         yield (

@@ -154,6 +154,10 @@ def _own(data: DataSection) -> list[tuple[str, str]]:
         rows.append(("inputs", f"less {_listed(data.mean)}, divided by {_listed(data.deviation)}"))
     if columns is not None:
         rows.append(("columns", f"{len(columns.names)} declared, {columns.width} inputs"))
+    if data.image_size is not None:
+        rows.append(("images", f"{data.image_size[0]} x {data.image_size[1]}, {'grey' if data.grey else 'colour'}"))
+    if data.skip_unlabelled:
+        rows.append(("rows without a label", "left out"))
     if data.text is not None:
         rows.append(("text", f"the first {data.tokens} words of {data.text}"))
     if data.target is not None:
