@@ -197,7 +197,7 @@ def test_every_module_of_rules_has_its_tests() -> None:
 
 def test_the_wheel_holds_the_package_alone() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert build == {"targets": {"wheel": {"packages": ["src/noisette"]}}}
+    assert build["targets"]["wheel"] == {"packages": ["src/noisette"]}
     assert not [name for name in NOT_INSTALLED if (SOURCE / name).exists()]
 
 

@@ -1,98 +1,177 @@
-"""Tensors that remember how they were computed from a model's output, so that a loss can be computed again alone.
+"""Tensors that remember how they were computed from a batch, so that a loss can be computed again for one example.
 
-A loop such as ``loss = criterion(model(x), y); loss.backward()`` computes the loss of a whole batch. From what is
-remembered here the same loss is made a function of one example: the model's arguments and all tensors with one row per
-example become its arguments. A loss that couples examples in the loop is so computed for each of them alone.
+A loop such as ``loss = criterion(model(x.float() / 255), y); loss.backward()`` computes the loss of a whole batch. The
+tensors of the batch, and all that is computed from them by PyTorch, are :class:`Deferred`: from what they remember the
+same loss is made a function of one example. So what couples examples in the loop, in front of the model or behind it,
+is computed for each of them alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from noisette.errors import PrivacyError
+from noisette.integrations.batch_numbers import BatchInteger, BatchLength, BatchNumber, BatchRatio, number_of_batch
 
 Operation = Callable[..., Any]
-Backward = Callable[["Deferred"], None]
 
-# What only reads values: their results do not lead to a gradient.
-_READS = {
-    *(Tensor.detach, Tensor.tolist, Tensor.numpy, Tensor.__repr__, Tensor.__format__, Tensor.__bool__),
-    *(Tensor.__float__, Tensor.__int__, Tensor.__len__, Tensor.size, Tensor.dim, Tensor.numel),
-}
-
-
-class BatchNumber(float):
-    """A number read from a deferred tensor: of the whole batch, so it may be printed and summed, but enter no loss."""
-
-    def _of(self, value: Any) -> Any:
-        return value if value is NotImplemented else BatchNumber(value)
-
-    def __add__(self, other: float) -> Any:
-        return self._of(float.__add__(self, other))
-
-    def __sub__(self, other: float) -> Any:
-        return self._of(float.__sub__(self, other))
-
-    def __rsub__(self, other: float) -> Any:
-        return self._of(float.__rsub__(self, other))
-
-    def __mul__(self, other: float) -> Any:
-        return self._of(float.__mul__(self, other))
-
-    def __truediv__(self, other: float) -> Any:
-        return self._of(float.__truediv__(self, other))
-
-    def __rtruediv__(self, other: float) -> Any:
-        return self._of(float.__rtruediv__(self, other))
-
-    def __neg__(self) -> Any:
-        return self._of(float.__neg__(self))
-
-    __radd__, __rmul__ = __add__, __mul__
+# What takes values out of the tensors, so that they cannot be followed.
+_READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
+_LENGTHS = {Tensor.numel, Tensor.nelement}
+_UNTOUCHED = {Tensor.__repr__, Tensor.__format__, Tensor.__bool__, Tensor.__hash__}  # printed, or branched on
+_DETACHES = {Tensor.detach_, Tensor.data.__get__}  # type: ignore[attr-defined]
+_AUGMENTED = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 
 
 @dataclass(frozen=True)
-class Call:
-    """A call of the model, with one of the tensors that it returned."""
+class Given:
+    """A tensor of the batch, with one row per example."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    place: int  # among the tensors of the output
+    value: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Applied:
-    """An operation on deferred tensors and others, with one of the tensors that it returned."""
+    """An operation with its arguments, in which :class:`Reference` stands for what was computed before.
 
-    operation: Operation
+    Attributes:
+        operation: ``None`` is a call of the model.
+        with_gradient: whether gradients were enabled.
+    """
+
+    operation: Operation | None
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: dict[str, Any]
+    with_gradient: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """One of the values that an operation returned."""
+
+    call: Applied
     place: int
 
 
-class Deferred(Tensor):
-    """A tensor computed from a model's output, with its values and the way they were computed.
+@dataclass(frozen=True)
+class Reference:
+    """In place of a deferred value: its place in the trace."""
 
-    Attributes:
-        origin: how it was computed.
-        on_backward: what ``backward()`` does.
+    place: int
+
+
+@dataclass
+class Leaks:
+    """What the loop has taken out of deferred tensors so far, in this batch or an earlier one.
+
+    values: numbers, as by ``numpy()``; lengths: the number of examples, as by ``len()``.
     """
 
-    origin: Call | Applied
-    on_backward: Backward
+    values: bool = False
+    lengths: bool = False
 
-    @staticmethod
-    def of(value: Tensor, origin: Call | Applied, on_backward: Backward) -> Deferred:
-        """The tensor with these values."""
+
+class Trace:
+    """How everything of one batch was computed, in order.
+
+    Args:
+        count: number of examples.
+        leaks: of the loop.
+        on_backward: what ``loss.backward()`` does.
+
+    Attributes:
+        origins: a :class:`Given` or a :class:`Result` for each deferred value; empty once the batch is over.
+    """
+
+    def __init__(self, count: int, leaks: Leaks, on_backward: Callable[[Deferred], None]) -> None:
+        self.count = count
+        self.leaks = leaks
+        self.on_backward = on_backward
+        self.origins: list[Given | Result] = []
+        self.is_over = False
+
+    def of_batch(self, batch: Any) -> Any:
+        """The batch as the loader gives it, with its tensors deferred; dictionaries of other kinds keep their kind."""
+        if isinstance(batch, UserDict):
+            made = copy(batch)
+            made.data = self.of_batch(batch.data)
+            return made
+        leaves, form = tree_flatten(batch)
+        return tree_unflatten([self._given(leaf) for leaf in leaves], form)
+
+    def called(self, operation: Operation | None, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """What an operation returned, with its tensors deferred."""
+        call = Applied(operation, *self._referring(args, kwargs), torch.is_grad_enabled())
+        leaves, form = tree_flatten(output)
+        sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        found = [
+            self._deferred(leaf, Result(call, place), is_part=_is_part(leaf, sources))
+            if isinstance(leaf, Tensor)
+            else leaf
+            for place, leaf in enumerate(leaves)
+        ]
+        return tree_unflatten(found, form)
+
+    def written(self, target: Deferred, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A deferred tensor was written in place by an operation; its values have changed already."""
+        call = Applied(_OutOfPlace(operation), *self._referring(args, kwargs), torch.is_grad_enabled())
+        target.place = self._add(Result(call, 0))
+
+    def number(self, value: Any, operation: Operation, args: tuple[Any, ...]) -> Any:
+        """A number that was computed from lengths."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        kind: Any = BatchLength if isinstance(value, int) else BatchRatio
+        return kind.of(value, self, self._add(Result(Applied(operation, *self._referring(args, {}), True), 0)))
+
+    def length_was_read(self) -> None:
+        """A length has become a plain number."""
+        self.leaks.lengths = True
+
+    def close(self) -> None:
+        """The batch is over: what it computed enters no other loss, and its memory is given back."""
+        self.is_over = True
+        self.origins.clear()
+
+    def _given(self, leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return self._deferred(leaf, Given(leaf))
+        if not isinstance(leaf, str | bytes | None):
+            self.leaks.values = True
+        return leaf
+
+    def _deferred(self, value: Tensor, origin: Given | Result, *, is_part: bool = False) -> Deferred:
         made = value.detach().as_subclass(Deferred)
-        made.origin, made.on_backward = origin, on_backward
+        made.recorded_in, made.place, made.is_part = self, self._add(origin), is_part
         return made
+
+    def _add(self, origin: Given | Result) -> int:
+        if not self.is_over:
+            self.origins.append(origin)
+        return len(self.origins) - 1
+
+    def _referring(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return tree_map(self._reference, args), tree_map(self._reference, kwargs)
+
+    def _reference(self, leaf: Any) -> Any:
+        is_mine = isinstance(leaf, Deferred | BatchLength | BatchRatio) and leaf.recorded_in is self
+        return Reference(leaf.place) if is_mine else leaf
+
+
+class Deferred(Tensor):
+    """A tensor computed from a batch, with its values and its place in the trace of this batch."""
+
+    recorded_in: Trace
+    place: int
+    is_part: bool  # whether it shares memory with a larger tensor
 
     @classmethod
     def __torch_function__(
@@ -104,22 +183,25 @@ class Deferred(Tensor):
                 raise PrivacyError(
                     "call loss.backward() without arguments: each example's loss is differentiated alone"
                 )
-            args[0].on_backward(args[0])
+            args[0].recorded_in.on_backward(args[0])
             return None
-        leaves = tree_flatten((args, kwargs))[0]
-        if any(isinstance(leaf, BatchNumber) for leaf in leaves):
+        leaves = tree_leaves((args, kwargs))
+        if any(isinstance(leaf, BatchNumber | BatchInteger) for leaf in leaves):
             raise PrivacyError(
                 "a number that was read from the batch, as by loss.item(), enters the loss: every example's gradient "
-                "would depend on the others; compute it in the loss, where each example has its own"
+                "would depend on the others; compute it with tensors, so that each example has its own"
             )
-        given = next(leaf for leaf in leaves if isinstance(leaf, Deferred))
+        traces = [leaf.recorded_in for leaf in leaves if isinstance(leaf, Deferred)]
+        trace = next((trace for trace in traces if not trace.is_over), traces[0])
+        if func in _DETACHES:
+            func = Tensor.detach
+        if _writes(func, kwargs):
+            return _write(trace, func, args, kwargs)
         with torch.no_grad():
             output = func(*tree_map(plain, args), **tree_map(plain, kwargs))
-        if func is Tensor.item:
-            return BatchNumber(output)
-        if func in _READS:
-            return output
-        return deferred(output, lambda place: Applied(func, args, kwargs, place), given.on_backward)
+        if isinstance(output, Tensor) or func in _UNTOUCHED:
+            return trace.called(func, args, kwargs, output) if func not in _UNTOUCHED else output
+        return _read(trace, func, args, kwargs, output)
 
 
 def plain(leaf: Any) -> Any:
@@ -127,97 +209,73 @@ def plain(leaf: Any) -> Any:
     return leaf.as_subclass(Tensor) if isinstance(leaf, Deferred) else leaf
 
 
-def deferred(output: Any, origin: Callable[[int], Call | Applied], on_backward: Backward) -> Any:
-    """The same nested values with each floating tensor deferred."""
-    leaves, form = tree_flatten(output)
-    return tree_unflatten(
-        [
-            Deferred.of(leaf, origin(place), on_backward)
-            if isinstance(leaf, Tensor) and leaf.is_floating_point()
-            else leaf
-            for place, leaf in enumerate(leaves)
-        ],
-        form,
+def _read(trace: Trace, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """What an operation tells that returns no single tensor."""
+    if isinstance(output, torch.Size):
+        return torch.Size([trace.number(int(n), _axis_length, (args[0], axis)) for axis, n in enumerate(output)])
+    if func is Tensor.size:
+        return trace.number(output, Tensor.size, (*args, *kwargs.values()))
+    if func in _LENGTHS:
+        return trace.number(output, func, args)
+    if func is Tensor.__len__:
+        trace.length_was_read()
+        return output
+    if func is Tensor.item:
+        return number_of_batch(output)
+    if func in _READS:
+        trace.leaks.values = True
+        return output
+    return trace.called(func, args, kwargs, output)
+
+
+def _is_part(value: Tensor, sources: Sequence[Tensor]) -> bool:
+    """Whether a tensor shows some of the elements of another one, in the same memory."""
+    return any(
+        value.numel() < source.numel() and value.untyped_storage().data_ptr() == source.untyped_storage().data_ptr()
+        for source in map(plain, sources)
     )
 
 
-@dataclass(frozen=True)
-class _Row:
-    """In place of a tensor with one row per example: its number among the arguments."""
-
-    number: int
+def _axis_length(tensor: Tensor, axis: int) -> int:
+    return tensor.shape[axis]
 
 
-class LossOfOne:
-    """A deferred loss as a function of the model and of one example.
+def _writes(func: Operation, kwargs: dict[str, Any]) -> bool:
+    """Whether an operation writes into its first argument, or into one called ``out``."""
+    name = getattr(func, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__") and func is not Tensor.requires_grad_
+    return in_place or name == "__setitem__" or name in _AUGMENTED or kwargs.get("out") is not None
 
-    Args:
-        loss: the deferred loss.
-        count: number of examples; tensors with so many rows are arguments, and all others constants.
-        is_older: whether a tensor was there before the batch, so that it is a constant whatever its shape.
 
-    Attributes:
-        rows: the arguments, each with one row per example.
+def _write(trace: Trace, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Write values of the batch, and remember it where the target is a tensor of the batch.
+
+    Raises:
+        PrivacyError: a part of a tensor of the batch is written under another name, so that this cannot be followed.
     """
-
-    def __init__(self, loss: Deferred, count: int, is_older: Callable[[Tensor], bool]) -> None:
-        self._count = count
-        self._is_older = is_older
-        self.rows: list[Tensor] = []
-        self._numbers: dict[int, int] = {}  # of each argument, by id of the tensor
-        self._steps: list[tuple[Operation | None, Any, Any, int]] = []  # in order; None is a call of the model
-        self._places: dict[int, int] = {}  # of the step that computes a deferred tensor, by its id
-        self._known: dict[int, tuple[Any, Any]] = {}  # arguments with placeholders, by id of the arguments
-        self._held: list[Any] = []  # so that no id is used again
-        self._add(loss)
-
-    def __call__(self, model: nn.Module, *rows: Tensor) -> Tensor:
-        computed: list[Any] = []
-
-        def given(leaf: Any) -> Any:
-            if isinstance(leaf, _Row):
-                return rows[leaf.number]
-            return computed[leaf.number] if isinstance(leaf, _Step) else leaf
-
-        outputs: dict[int, list[Any]] = {}  # of a call with several results, by id of its arguments
-        for operation, args, kwargs, place in self._steps:
-            if id(args) not in outputs:
-                function = model if operation is None else operation
-                outputs[id(args)] = tree_flatten(function(*tree_map(given, args), **tree_map(given, kwargs)))[0]
-            computed.append(outputs[id(args)][place])
-        return computed[-1]
-
-    def _add(self, tensor: Deferred) -> _Step:
-        """The step that computes a deferred tensor, after those that it needs."""
-        if id(tensor) not in self._places:
-            origin = tensor.origin
-            operation = None if isinstance(origin, Call) else origin.operation
-            args, kwargs = self._shared(origin.args, origin.kwargs)
-            self._steps.append((operation, args, kwargs, origin.place))
-            self._places[id(tensor)] = len(self._steps) - 1
-            self._held.append(tensor)
-        return _Step(self._places[id(tensor)])
-
-    def _shared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Arguments with placeholders; the same objects for the same arguments."""
-        if id(args) not in self._known:
-            self._known[id(args)] = tree_map(self._placeholder, args), tree_map(self._placeholder, dict(kwargs))
-            self._held.append(args)
-        return self._known[id(args)]
-
-    def _placeholder(self, leaf: Any) -> Any:
-        if isinstance(leaf, Deferred):
-            return self._add(leaf)
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != self._count or self._is_older(leaf):
-            return leaf
-        if id(leaf) not in self._numbers:
-            self._numbers[id(leaf)] = len(self.rows)
-            self.rows.append(leaf)
-        return _Row(self._numbers[id(leaf)])
+    target = args[0] if kwargs.get("out") is None else None
+    if isinstance(target, Deferred) and (target.is_part or target.recorded_in is not trace):
+        raise PrivacyError(
+            f"{func.__name__} writes into a part of a tensor of the batch, or into one of an earlier batch, which "
+            "cannot be followed; make a new tensor, as by torch.where or torch.cat"
+        )
+    with torch.no_grad():
+        output = func(*tree_map(plain, args), **tree_map(plain, kwargs))
+    if isinstance(target, Deferred):
+        before = args[0].place
+        trace.written(target, func, (Reference(before), *args[1:]), kwargs)
+        return target
+    trace.leaks.values = True
+    return output
 
 
 @dataclass(frozen=True)
-class _Step:
-    """In place of a deferred tensor: the number of the step that computes it."""
+class _OutOfPlace:
+    """An operation that writes in place, as one that returns a changed copy."""
 
-    number: int
+    operation: Operation
+
+    def __call__(self, before: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        changed = before.clone()
+        self.operation(changed, *args, **kwargs)
+        return changed

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
@@ -34,7 +34,8 @@ from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping
 from noisette.errors import PrivacyError
-from noisette.integrations.deferred import Call, Deferred, LossOfOne, deferred
+from noisette.integrations.deferred import Deferred, Leaks, Trace, plain
+from noisette.integrations.loss_of_one import LengthCheck, LossOfOne
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 
@@ -51,10 +52,12 @@ _WHOLE = 2**31  # examples of a microbatch: the whole batch
 class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
-    The loss of a batch, in any form that ``loss.backward()`` ends, is computed again for each example alone, so nothing
-    in it can couple examples, and every model that :meth:`noisette.PrivateRun.accumulate` takes is taken. Values that
-    the loop reads, such as ``loss.item()``, are private: the guarantee does not cover what you print, and a loss that
-    such a number enters is refused, as far as it can be followed: not through ``float``, NumPy and ``math``.
+    What PyTorch computes from the tensors of a batch, in front of the model and behind it, is computed again for each
+    example alone when ``loss.backward()`` is called, so it cannot couple examples, and every model that
+    :meth:`noisette.PrivateRun.accumulate` takes is taken. Values that the loop reads, such as ``loss.item()``, are
+    private: the guarantee does not cover what you print. A loss that such a number enters is refused, as far as it can
+    be followed: not through ``float``, ``math``, ``if`` and Python's own loops. A tensor with one row per example that
+    was made outside of PyTorch is refused once values were read.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -199,42 +202,60 @@ class PrivateModule(nn.Module):
         self._module = run.bound.model
         self._run = [run]
         self._loader = loader
+        loader.on_backward = self._backward
+        self._check_lengths = LengthCheck()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.training or not torch.is_grad_enabled():
             return self._module(*args, **kwargs)
         with torch.no_grad():
-            output = self._module(*args, **kwargs)
-        return deferred(output, lambda place: Call(args, kwargs, place), self._backward)
+            output = self._module(*tree_map(plain, args), **tree_map(plain, kwargs))
+        return self._loader.trace.called(None, args, kwargs, output)
 
     def _backward(self, loss: Deferred) -> None:
-        """Add the clipped gradients of the current batch."""
-        of_one = LossOfOne(loss, self._loader.examples, self._loader.is_older)
+        """Add the clipped gradients of the current batch.
+
+        Raises:
+            PrivacyError: the loss may depend on other examples than each one's own in a way that cannot be undone.
+        """
+        of_one = LossOfOne(loss, self._loader.is_older)
         if not of_one.rows:
             raise PrivacyError("the loss has no tensor with one row per example of the batch that the loader gave")
-        self._run[0].accumulate(of_one, *of_one.rows)
+        if self._loader.leaks.lengths:
+            self._check_lengths(loss.recorded_in.count, of_one.numbers)
+        try:
+            self._run[0].accumulate(of_one, *of_one.rows, public=of_one.constants)
+        except IndexError as error:
+            raise PrivacyError(
+                "the loss takes other examples of the batch by their position, as by x[order], and each example's loss "
+                "is computed from it alone; draw pairs in the data set, or leave this out"
+            ) from error
 
 
 class PoissonLoader:
     """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in.
 
     Attributes:
-        examples: number of records of the present batch.
+        trace: of the present batch.
+        leaks: what the loop has read of batches so far.
+        on_backward: what ``loss.backward()`` does.
     """
+
+    on_backward: Callable[[Deferred], None]
 
     def __init__(self, run: PrivateRun, optimizer: Optimizer) -> None:
         self._batches = run.batches()
         self._optimizer = optimizer
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
-        self.examples = 0
+        self.leaks = Leaks()
+        self.trace = Trace(0, self.leaks, lambda loss: self.on_backward(loss))
         existing = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
         self._existing = {id(tensor): weakref.ref(tensor) for tensor in existing}
-        self._given: list[Any] = []  # the values of the present batch
 
     def is_older(self, tensor: Tensor) -> bool:
-        """Whether a tensor was there before the first batch, as the weights of classes are, and is no part of one."""
+        """Whether a tensor was there before the first batch, as the weights of classes are."""
         reference = self._existing.get(id(tensor))
-        return reference is not None and reference() is tensor and all(tensor is not given for given in self._given)
+        return reference is not None and reference() is tensor
 
     def __len__(self) -> int:
         """The steps of a pass."""
@@ -245,14 +266,14 @@ class PoissonLoader:
             batch = next(self._batches, None)
             if batch is None:
                 return
-            self.examples = len(batch.indices)
-            if not self.examples:  # the release is noise alone, and is made all the same
+            if not len(batch.indices):  # the release is noise alone, and is made all the same
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 continue
             given = next(batch.microbatches(_WHOLE))
-            self._given = tree_leaves(given)
-            yield given
+            self.trace.close()
+            self.trace = Trace(len(batch.indices), self.leaks, self.on_backward)
+            yield self.trace.of_batch(given)
 
 
 def _check(
