@@ -25,11 +25,14 @@ _LARGE = ("resnet18", "resnet34", "resnet50", "resnet101", "vgg11")  # of figure
 _SECONDS = {"resnet18": 60.0, "resnet34": 100.0, "resnet50": 120.0, "resnet101": 240.0, "vgg11": 240.0}
 
 
-def methods(cell: Cell, whole: bool) -> tuple[str, ...]:
-    """All methods; the compiled step for small networks only, and multiLoss not for a VGG on a processor."""
-    left_out: set[str] = set() if cell.image is None else {"compiled"}
-    if cell.name.startswith("vgg") and not whole:
-        left_out.add("MultiLoss")
+def _all(cell: Cell, whole: bool) -> tuple[str, ...]:
+    """All methods."""
+    return tuple(COLUMNS)
+
+
+def _uncompiled(cell: Cell, whole: bool) -> tuple[str, ...]:
+    """All but the compiled step, which takes long to compile, and on a processor no multiLoss for a VGG."""
+    left_out = {"compiled"} | ({"MultiLoss"} if cell.name.startswith("vgg") and not whole else set())
     return tuple(name for name in COLUMNS if name not in left_out)
 
 
@@ -92,11 +95,7 @@ def _time(measured: Measured, method: str) -> str:
     return amount(seconds, "seconds") if seconds else ""
 
 
-def _plan(name: str, small: Sequence[Cell] | None, whole: Sequence[Cell], seconds: Callable[[Cell], float]) -> Plan:
-    return Plan(name, tuple(whole if small is None else small), tuple(whole), methods, seconds)
-
-
-def _cells(name: str, models: Sequence[str] | None = None, images: Sequence[int] | None = None) -> Sequence[Cell]:
+def _cells(name: str, models: Sequence[str] | None = None, images: Sequence[int] | None = None) -> tuple[Cell, ...]:
     return EXPERIMENTS[name].only(models, None, None, images).cells
 
 
@@ -108,13 +107,13 @@ FIGURES = (
             "Time per step at batch 32. The paper measures epochs of MNIST, Fashion-MNIST, CIFAR-10 and IMDB: of the "
             "images, ours have the shape of the first two, and texts are 128 fixed embeddings of width 200.",
         ),
-        _plan("fig5", None, _cells("fig5"), lambda cell: 60.0),
+        Plan("fig5", _cells("fig5"), _cells("fig5"), _all, lambda cell: 60.0),
     ),
     Remade(
         6,
         "Figure 6: batch size",
         ("Time per step as the batch grows; the figure shows time per example.",),
-        _plan("fig6", None, _cells("fig6"), lambda cell: 45.0),
+        Plan("fig6", _cells("fig6"), _cells("fig6"), _uncompiled, lambda cell: 45.0),
     ),
     Remade(
         7,
@@ -123,7 +122,7 @@ FIGURES = (
             "Networks of 2 to 8 hidden layers at batch 128. The paper's widths beyond the first two layers, 128 and "
             "256, are not known; ours repeat 256. The printed gain is that on Fashion-MNIST.",
         ),
-        _plan("fig7", None, _cells("fig7"), lambda cell: 45.0),
+        Plan("fig7", _cells("fig7"), _cells("fig7"), _all, lambda cell: 45.0),
         lambda cell: "94" if cell.name == "mlp" else "",
     ),
     Remade(
@@ -134,10 +133,11 @@ FIGURES = (
             "the others, and 256 × 256. The gradients of 20 examples that multiLoss keeps take about 10 GiB for a VGG, "
             "so that only --full measures it there.",
         ),
-        _plan(
+        Plan(
             "fig8",
             _cells("fig8", _LARGE),
             _cells("fig8", images=(64, 256)),
+            _uncompiled,
             lambda cell: _SECONDS.get(cell.name, 400.0) * ((cell.image or 64) / 64) ** 2,
         ),
     ),
@@ -148,10 +148,11 @@ FIGURES = (
             "ResNet-18 at batch 32; the figure shows time per example. A processor measures images up to 128 × 128; "
             "--full adds 256 × 256.",
         ),
-        _plan(
+        Plan(
             "fig9",
             _cells("fig9", images=(32, 64, 128)),
             _cells("fig9"),
+            _uncompiled,
             lambda cell: 30.0 + 150.0 * ((cell.image or 0) / 128) ** 2,
         ),
     ),

@@ -153,8 +153,8 @@ def test_every_method_of_the_paper_and_the_captured_step_are_measured() -> None:
     for remade in FIGURES:
         for job in jobs(remade.name):
             left_out = set(COLUMNS) - set(job.setting.methods)
-            assert left_out <= ({"MultiLoss", "compiled"} if job.setting.image else set())
-            assert left_out <= {"compiled"} or job.setting.model == "vgg11"
+            assert left_out <= ({"MultiLoss", "compiled"} if job.setting.model == "vgg11" else {"compiled"})
+            assert not left_out or remade.number not in (5, 7)
     assert {job.setting.image for job in jobs("figure-8", full=True)} == {64, 256}
     assert {job.setting.image for job in jobs("figure-9", full=True)} == {32, 64, 128, 256}
 
