@@ -29,6 +29,7 @@ class Name(StrEnum):
     ABADI_2016 = "abadi-2016"
     DAVODY_2020 = "davody-2020"
     BETHUNE_2024 = "bethune-2024"
+    LEE_KIFER_2020 = "lee-kifer-2020"
 
 
 @plain_errors()
@@ -37,7 +38,7 @@ def reproduce(
         Name,
         typer.Argument(
             help="abadi-2016: Deep Learning with Differential Privacy. davody-2020: normalisation layers and noise. "
-            "bethune-2024: training without clipping."
+            "bethune-2024: training without clipping. lee-kifer-2020: the speed of private steps."
         ),
     ],
     *,
@@ -46,12 +47,16 @@ def reproduce(
         typer.Option(
             metavar="N",
             help="abadi-2016: 2 to 6. davody-2020: 1, or norms (every norm, sound and unsound). bethune-2024: pareto, "
-            "robustness or speed.",
+            "robustness or speed. lee-kifer-2020: 5 to 9.",
             show_default="one that trains nothing, if there is one",
         ),
     ] = None,
     table: Annotated[
-        str | None, typer.Option(metavar="N", help="davody-2020: 2 to 7. bethune-2024: tabular or digits.")
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="davody-2020: 2 to 7. bethune-2024: tabular or digits. lee-kifer-2020: summary or memory.",
+        ),
     ] = None,
     rows: Annotated[
         str | None,
@@ -133,6 +138,8 @@ def _paper(name: Name) -> Paper[Any]:
         from papers.abadi_2016.figures import PAPER
     elif name is Name.DAVODY_2020:
         from papers.davody_2020.parts import PAPER
+    elif name is Name.LEE_KIFER_2020:
+        from papers.lee_kifer_2020.parts import PAPER
     else:
         from papers.bethune_2024.parts import PAPER
     return PAPER
@@ -249,9 +256,8 @@ def _list_run_times(paper: Paper[Any]) -> None:
     from noisette.training.report import duration
     from papers.paper import Asked
 
-    typer.echo("These parts train networks, and some share runs. Time on one processor core, from scratch:")
+    typer.echo("These parts take time, and some share runs. Time on one processor core, from scratch:")
     for name, part in paper.parts.items():
-        if part.seeds:
-            jobs = part.missing(Asked(part.seeds), [])
+        if jobs := part.missing(Asked(part.seeds), []):
             seconds = sum(job.seconds for job in jobs)
             typer.echo(f"  --{name.replace('-', ' ', 1)}  {len(jobs)} runs, about {duration(seconds)}")

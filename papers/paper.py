@@ -57,9 +57,9 @@ class Job(Protocol):
 class Part(Generic[Run]):
     """A figure or a table of a paper.
 
-    ``missing`` lists the requested runs that are not finished, and ``seeds`` are the default seeds; both are empty if
-    nothing is trained. ``options`` are the options of the command that the part accepts in addition to seeds, and
-    ``rows`` are the rows that can be requested separately.
+    ``missing`` lists the requested runs that are not finished, none if there is nothing to run, and ``seeds`` are the
+    default seeds, none if nothing is trained. ``options`` are the options of the command that the part accepts in
+    addition to seeds, and ``rows`` are the rows that can be requested separately.
     """
 
     title: str

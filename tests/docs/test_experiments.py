@@ -17,7 +17,7 @@ def test_readme_table_is_up_to_date() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", ["abadi_2016", "bethune_2024", "davody_2020"])
+@pytest.mark.parametrize("paper", ["abadi_2016", "bethune_2024", "davody_2020", "lee_kifer_2020"])
 def test_the_page_of_a_paper_is_up_to_date(paper: str) -> None:
     command = [sys.executable, "-m", f"papers.{paper}", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, f"run: python -m papers.{paper}"

@@ -1,0 +1,226 @@
+"""Figures and tables of the speed of private steps, made from invented measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from noisette.bench.methods import METHODS
+from papers.__main__ import app
+from papers.lee_kifer_2020 import table_memory
+from papers.lee_kifer_2020.figures import COLUMNS, FIGURES
+from papers.lee_kifer_2020.parts import PAPER
+from papers.lee_kifer_2020.runs import Job, Run, Setting, captured_gain, read
+from papers.paper import Asked
+from papers.run_file import RUNS
+from papers.section import Section
+
+MLP = {"plain": 0.001, "nxBP": 0.1, "MultiLoss": 0.05, "TwoPass": 0.004, "captured": 0.0025, "compiled": 0.002}
+
+
+def finished(
+    experiment: str,
+    model: str,
+    batch: int,
+    amounts: Mapping[str, float],
+    image: int | None = None,
+    unit: str = "seconds",
+) -> Run:
+    """A measurement with these seconds or bytes; a method with 0 failed."""
+    setting = Setting(experiment, model, batch, image, tuple(amounts), threads=2)
+    rows: dict[str, Any] = {name: {unit: amount, "each": [amount] * 3} for name, amount in amounts.items() if amount}
+    rows |= {name: {"error": "MemoryError: no"} for name, amount in amounts.items() if not amount}
+    named = {"model": model, "title": setting.cell.title, "batch": batch, "image": image, "target": None}
+    return Run(setting, named | {"methods": rows}, "A processor")
+
+
+def claims(section: Section, figure: str) -> dict[str, tuple[str, ...]]:
+    """The rows of a figure in the summary: paper, ours, captured, repetitions, differs, by quantity."""
+    start = next(k for k, row in enumerate(section.rows) if row[0] == figure)
+    end = next((k for k in range(start + 1, len(section.rows)) if section.rows[k][0]), len(section.rows))
+    return {row[1]: row[2:] for row in section.rows[start:end]}
+
+
+def summary(runs: list[Run]) -> Section:
+    return PAPER.parts["table-summary"].section(runs)
+
+
+def jobs(part: str, *, full: bool = False, done: list[Run] | None = None) -> list[Job]:
+    left = PAPER.parts[part].missing(Asked((), full), done or [])
+    assert all(isinstance(job, Job) for job in left)
+    return [job for job in left if isinstance(job, Job)]
+
+
+@pytest.mark.parametrize("name", PAPER.parts)
+def test_missing_measurements_are_marked(name: str) -> None:
+    section = PAPER.parts[name].section([])
+    assert "not run" in {cell for row in section.rows for cell in row}
+    assert all(len(row) == len(section.header) for row in section.rows)
+    assert not section.figure
+
+
+def test_the_first_table_has_every_figure_with_its_printed_numbers() -> None:
+    assert next(iter(PAPER.parts)) == PAPER.first == "table-summary"
+    section = summary([])
+    assert [row[0] for row in section.rows if row[0]] == ["5", "6", "7", "8", "9", "memory"]
+    assert claims(section, "6")["time of nxBP to ours, batch 128"][0] == "54 to 94"
+    assert claims(section, "7")["time of nxBP to ours, 2 hidden layers"][0] == "94 (Fashion-MNIST)"
+    assert claims(section, "7")["time of nxBP to ours, 4 to 8 hidden layers"][0] == "", "the paper prints no number"
+    assert all(row[-1] for row in section.rows if row[0]), "what differs is said of each"
+
+
+def test_gains_are_of_reweighting_and_of_the_quicker_of_captured_and_compiled() -> None:
+    run = finished("fig7", "mlp", 128, MLP)
+    assert captured_gain(run.measured) == pytest.approx(50)
+    row = claims(summary([run]), "7")["time of nxBP to ours, 2 hidden layers"]
+    assert row[1:4] == ("25.0", "50.0", "3, 1 of 4 networks and sizes")
+    [line] = [row for row in FIGURES[2].section([run]).rows if row[0] == "MLP"]
+    assert line[3:] == ("1 ms", "100 ms", "50 ms", "4 ms", "", "2.5 ms", "2 ms", "94", "25.0", "50.0")
+
+
+def test_time_per_example_is_compared_between_the_smallest_and_the_largest_batch() -> None:
+    flat = {name: seconds * 8 for name, seconds in MLP.items()}
+    runs = [finished("fig6", "mlp", 16, MLP), finished("fig6", "mlp", 128, flat | {"TwoPass": 0.008})]
+    rows = claims(summary(runs), "6")
+    assert rows["the same, nxBP"][1] == "1.00"
+    assert rows["time per example, batch 128 to 16"][1:3] == ("0.25", "1.00")
+    assert rows["time of nxBP to ours, batch 128"][1] == "100"
+
+
+def test_the_slowest_network_is_one_of_those_for_images() -> None:
+    slower = {name: 2 * seconds for name, seconds in MLP.items()}
+    runs = [finished("fig5", "lstm", 32, slower), finished("fig5", "rnn", 32, MLP)]
+    runs.append(finished("fig5", "transformer", 32, dict.fromkeys(MLP, 9.0)))
+    assert claims(summary(runs), "5")["slowest network on images"][:3] == ("LSTM", "LSTM", "LSTM")
+
+
+def test_large_networks_say_who_is_quickest_and_where_memory_runs_out() -> None:
+    runs = [
+        finished("fig8", "resnet18", 20, MLP, 64),
+        finished("fig8", "resnet101", 20, MLP | {"MultiLoss": 0.0, "TwoPass": 0.2}, 64),
+        finished("fig8", "vgg11", 20, {"plain": 0.1, "nxBP": 0.4, "TwoPass": 0.2, "captured": 0.2}, 64),
+    ]
+    rows = claims(summary(runs), "8")
+    assert rows["quickest of the private methods"][1:3] == ("in 2 of 3", "in 2 of 3")
+    assert rows["multiLoss runs out of memory"][1] == "ResNet-101 of 2"
+    assert rows["time of nxBP to ours, 256 × 256"][1] == "not run"
+    [failed] = [row for row in FIGURES[3].section(runs).rows if row[0] == "ResNet-101"]
+    assert failed[3 + list(COLUMNS).index("MultiLoss")] == "failed"
+
+
+def test_memory_is_a_ratio_to_plain_training() -> None:
+    deep = {"plain": 2.0**30, "TwoPass": 1.25 * 2**30, "captured": 1.5 * 2**30, "MultiLoss": 0.0}
+    many = {"plain": 2.0**20, "TwoPass": 2.0**21, "captured": 2.0**21}
+    runs = [
+        finished("memory", table_memory.DEEP.name, table_memory.DEEP.batch, deep, table_memory.DEEP.image, "bytes"),
+        finished("memory", table_memory.MANY.name, table_memory.MANY.batch, many, table_memory.MANY.image, "bytes"),
+    ]
+    rows = claims(summary(runs), "memory")
+    assert rows["ResNet-101, peak to plain training, by image width"][1:3] == ("128: 1.25", "128: 1.50")
+    assert rows["ResNet-18, 32 × 32, batch 500"][1] == "runs, 2.0 MiB"
+    table = {row[3]: row[4:] for row in table_memory.section(runs).rows[:6]}
+    assert table["ReweightGP"] == ("36", "1,280.0 MiB", "1.25")
+    assert table["multiLoss"] == ("18", "failed", "")
+
+
+@pytest.mark.parametrize("remade", FIGURES, ids=lambda remade: remade.name)
+def test_every_figure_is_drawn(remade: Any) -> None:
+    runs = [finished(remade.plan.experiment, c.name, c.batch, MLP, c.image) for c in remade.plan.small[:3]]
+    svg = remade.section(runs).figure
+    texts = {element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("text")}
+    assert {"nxBP", "noisette captured", "noisette TwoPass"} <= texts
+
+
+def test_the_last_measurement_of_a_cell_is_shown_with_its_machine() -> None:
+    older = finished("fig7", "mlp", 128, MLP | {"TwoPass": 0.01})
+    runs = [replace(older, setting=replace(older.setting, threads=1)), finished("fig7", "mlp", 128, MLP)]
+    section = summary(runs)
+    assert claims(section, "7")["time of nxBP to ours, 2 hidden layers"][1] == "25.0"
+    assert "A processor, 2 threads" in section.about[-1]
+    assert "1 thread;" not in section.about[-1]
+
+
+def test_every_method_of_the_paper_and_the_captured_step_are_measured() -> None:
+    assert set(COLUMNS) <= set(METHODS)
+    for remade in FIGURES:
+        for job in jobs(remade.name):
+            left_out = set(COLUMNS) - set(job.setting.methods)
+            assert left_out <= ({"MultiLoss", "compiled"} if job.setting.model == "vgg11" else {"compiled"})
+            assert not left_out or remade.number not in (5, 7)
+    assert {job.setting.image for job in jobs("figure-8", full=True)} == {64, 256}
+    assert {job.setting.image for job in jobs("figure-9", full=True)} == {32, 64, 128, 256}
+
+
+def test_a_default_command_takes_no_more_than_an_hour() -> None:
+    assert sum(job.seconds for name in PAPER.parts for job in jobs(name)) < 3600
+
+
+def test_a_measured_cell_is_not_repeated_unless_threads_differ() -> None:
+    first, *rest = jobs("figure-7")
+    done = [Run(first.setting, {}, "A processor")]
+    assert jobs("figure-7", done=done) == rest
+    other = [Run(replace(first.setting, threads=first.setting.threads + 1), {}, "A processor")]
+    assert jobs("figure-7", done=other) == [first, *rest]
+
+
+def test_a_cell_is_measured_by_the_benchmark_and_read_again(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    setting = Setting("fig7", "mlp", 2, None, ("plain", "nxBP", "TwoPass", "captured"), threads, rounds=1, limit=0.1)
+    shares: list[float] = []
+    Job(setting, 1.0).make({}, tmp_path / RUNS, lambda share, accuracy: shares.append(share))
+    [run] = read(tmp_path / RUNS)
+    assert run.setting == setting
+    assert run.machine
+    assert shares == sorted(shares)
+    assert shares[-1] == pytest.approx(1)
+    assert all(row["seconds"] > 0 for row in run.measured["methods"].values())
+    assert captured_gain(run.measured)
+
+
+def test_memory_is_measured_by_the_benchmark(tmp_path: Path) -> None:
+    setting = Setting("memory", "mlp", 2, None, ("plain",), torch.get_num_threads(), rounds=1)
+    Job(setting, 1.0).make({}, tmp_path / RUNS, lambda share, accuracy: None)
+    [run] = read(tmp_path / RUNS)
+    assert run.measured["methods"]["plain"]["bytes"] > 0
+
+
+def test_unreadable_lines_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / RUNS).write_text(json.dumps({"setting": asdict(finished("fig7", "mlp", 128, MLP).setting)}) + "\n")
+    with pytest.raises(ValueError, match="line 1 of"):
+        read(tmp_path / RUNS)
+
+
+def test_the_command_continues_and_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Setting] = []
+
+    def invented(job: Job, data: object, runs: Path, tell: object) -> None:
+        made.append(job.setting)
+        run = finished("fig9", job.setting.model, job.setting.batch, MLP, job.setting.image)
+        line = {"setting": asdict(job.setting), "measured": run.measured}
+        with runs.open("a") as file:
+            file.write(json.dumps(line | {"made_with": {"processor": "A processor", "device": "cpu"}}) + "\n")
+        if len(made) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "make", invented)
+    asked = ["lee-kifer-2020", "--figure", "9", "--out", str(tmp_path)]
+    assert CliRunner().invoke(app, asked).exit_code == 130
+    done = CliRunner().invoke(app, asked)
+    assert done.exit_code == 0, done.output
+    assert [setting.image for setting in made] == [32, 64, 128]
+    assert "25.0" in done.output
+    listed = CliRunner().invoke(app, ["lee-kifer-2020", "--out", str(tmp_path)])
+    assert listed.exit_code == 0, listed.output
+    assert "--figure 8  5 runs" in listed.output
+    page = (tmp_path / "lee-kifer-2020.html").read_text()
+    assert 'id="table-summary"' in page
+    assert 'id="figure-9"' in page
+    assert {file.name for file in tmp_path.iterdir()} == {"lee-kifer-2020.html", "figure-9.svg", RUNS}
