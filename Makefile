@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 CHECK := tests/test_architecture.py tests/gradients/rules tests/_internal/test_keystream.py \
   $(addprefix tests/,clipping accounting sampling mechanisms) --ignore=tests/accounting/test_calibrate.py \
   --ignore=tests/accounting/accountants/test_group_privacy.py --ignore=tests/accounting/test_prices.py
-PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations=40 --durations-min=5
 
 .PHONY: demo check test test-all lint format docs bench gpu assurance clean
 

@@ -20,6 +20,7 @@ MOST_EPOCHS, FEWEST_EPOCHS, GRADIENTS = 150.0, 10.0, 2_000_000
 MOST_KNOTS, RECORDS_PER_WEIGHT = 8, 16
 # How far the weights may move in all, in the unit in which inputs have norm one.
 REACH = 100.0
+NETWORK_REACH = 30.0  # of a network with hidden layers, whose inputs are from -1 to 1
 MOMENTUM = 0.9
 
 

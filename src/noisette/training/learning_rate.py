@@ -18,6 +18,7 @@ def learning_rate(settings: TrainingSection, *, spent: int, steps: int, sampling
     >>> [learning_rate(settings, spent=n, steps=8, sampling_rate=0.1) for n in (0, 1, 3, 4, 7)]
     [0.25, 0.5, 1.0, 1.0, 1.0]
     """
+    assert settings.lr is not None, "a run resolves it before its first step"
     rate = settings.lr
     if settings.lr_end is not None:
         moved = min(1.0, spent / round(settings.lr_epochs / sampling_rate))

@@ -25,6 +25,7 @@ from noisette.training.cost import costs, start_run
 from noisette.training.learning_rate import learning_rate
 from noisette.training.outcome import Outcome, Point, Watch
 from noisette.training.predictions import ClassFigures, NumberFigures
+from noisette.training.rate import with_rate
 from noisette.training.recipe import ACCOUNTANTS, Recipe, TrainingSection
 from noisette.training.scores import class_figures, number_figures, outputs
 from noisette.training.threads import choose_threads
@@ -76,7 +77,7 @@ def train(
             setup.noise_multiplier = noise_multiplier
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
         with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
-            outcome = Outcome(recipe, data, setup.published, run)
+            outcome = Outcome(with_rate(recipe, run), data, setup.published, run)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
 
 
@@ -126,7 +127,7 @@ def resume(
         if setup.averaged:
             setup.averaged.restore(saved["averaged"])
         outcome = Outcome(
-            recipe,
+            with_rate(recipe, run),
             data,
             setup.published,
             run,

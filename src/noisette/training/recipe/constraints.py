@@ -81,7 +81,7 @@ def check_training(training: TrainingSection) -> None:
     checks.all_of(
         lambda: checks.positive(epochs=training.epochs),
         lambda: checks.count(batch_size=training.batch_size),
-        lambda: checks.positive(lr=training.lr),
+        lambda: _check_rate(training),
         lambda: lr_end is None or checks.positive(lr_end=lr_end),
         lambda: checks.positive(lr_epochs=training.lr_epochs),
         lambda: checks.below_one(momentum=training.momentum),
@@ -93,6 +93,13 @@ def check_training(training: TrainingSection) -> None:
         lambda: _check_batches(training),
         lambda: _check_optimizer(training),
     )
+
+
+def _check_rate(training: TrainingSection) -> None:
+    if training.lr is not None:
+        checks.positive(lr=training.lr)
+    elif training.optimizer != "sgd":
+        raise ValueError(f'the rule for learning rates is for SGD; with optimizer = "{training.optimizer}" give lr')
 
 
 def _check_averages(training: TrainingSection) -> None:

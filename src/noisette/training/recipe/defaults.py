@@ -63,11 +63,11 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
 
 
 def _of_own_data(data: DataSection) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches and epochs by the declared size, as :mod:`noisette.training.defaults` has them.
+    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them.
 
     Texts cost more to train on, so that these have a tenth of their records in a batch, and ten epochs.
     """
-    kind = TrainingSection() if data.text is None else _TEXTS
+    kind = TrainingSection(lr=None) if data.text is None else _TEXTS
     if data.size is None or data.size < 1:
         return PrivacySection(), kind
     records = max(1, round(data.size * (1 - (data.holdout or 0.0))))

@@ -120,7 +120,7 @@ class TrainingSection:
 
     epochs: float = 40.0
     batch_size: int = 1024  # expected
-    lr: float = 1.0
+    lr: float | None = 1.0  # without one, the rule of noisette.training.defaults gives that of SGD
     optimizer: str = "sgd"  # a name in OPTIMIZERS
     momentum: float = 0.0  # of SGD
     floor: float | None = (
