@@ -42,6 +42,7 @@ MODELS = {
     "cnn": "small CNN",
     "scattering": "linear layer on fixed scattering features",
     "patches": "linear layer on resemblances to patches of synthetic images",
+    "multi-scale-patches": "linear layer on resemblances to patches of synthetic images, at two scales",
     "mlp": "two hidden layers",
 }
 

@@ -10,8 +10,9 @@ from noisette.data import DataError, Declaration, load, names
 
 
 def test_built_in_names() -> None:
+    leaves = ("dead-leaves", "dead-leaves-grey", "shaded-leaves")
     images, others = (
-        ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", "dead-leaves", "dead-leaves-grey"),
+        ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", *leaves),
         ("adult", "ag-news", "ag-news-words", "sst2", "sst2-glove", "imdb"),
     )
     anomalies = ("aloi", "campaign", "celeba", "donors", "magic", "mammography", "shuttle", "skin", "yeast")

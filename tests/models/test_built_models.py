@@ -24,6 +24,7 @@ NETWORKS = {
     "scattering": (IMAGE, 10, 81 * 7 * 7 * 10 + 10),
     "scattering-cnn": (IMAGE, 10, 81 * 16 * 9 + 16 + 16 * 32 * 9 + 32 + 512 * 32 + 32 + 32 * 10 + 10),
     "patches": (COLOUR, 10, 2 * 400 * 4 * 10 + 10),
+    "multi-scale-patches": (COLOUR, 10, 2 * 2 * 400 * 4 * 10 + 10),
     "lenet-300-100": (IMAGE, 10, 266_610),
     "bn-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),
     "ln-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),
@@ -66,7 +67,7 @@ def test_networks_have_the_published_number_of_parameters_and_one_row_of_scores_
     name: str, shape: tuple[int, ...], classes: int, numbers: int
 ) -> None:
     # Weights that are projected, and a dictionary of patches, must have values.
-    with torch.device("cpu" if "lipschitz" in name or name == "patches" else "meta"):
+    with torch.device("cpu" if "lipschitz" in name or "patches" in name else "meta"):
         model = models.build(name, shape, classes)
         assert model(torch.rand(3, *shape)).shape == (3, classes)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == numbers
@@ -122,7 +123,7 @@ def test_fixed_features_have_no_parameters() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("resnet", "there are linear, mlp, mlp1000, cnn, scattering, scattering-cnn, patches, lenet-300-100, "),
+        ("resnet", "there are linear, mlp, mlp1000, cnn, scattering, scattering-cnn, patches, multi-scale-patches, "),
         ("missing_package:net", "missing_package"),
         ("own:absent", "absent"),
         ("own:takes_one", "called with"),

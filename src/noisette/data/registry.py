@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from noisette.data import adbench, adult, ag_news, cifar10, dead_leaves, digits, emnist, glove, imdb, mnist, sst2
+from noisette.data import (
+    adbench,
+    adult,
+    ag_news,
+    cifar10,
+    dead_leaves,
+    digits,
+    emnist,
+    glove,
+    imdb,
+    mnist,
+    shaded_leaves,
+    sst2,
+)
 from noisette.data.dataset import DataSet
 from noisette.data.numbering import AnyNumbering, Numbering, VectorNumbering
 
@@ -58,6 +71,7 @@ REGISTRY: dict[str, BuiltIn | BuiltInTexts | BuiltInVectors] = {
     "cifar10": BuiltIn(cifar10.cifar10, "colour photographs of ten kinds of objects, 32 x 32 pixels"),
     "dead-leaves": BuiltIn(dead_leaves.coloured, "images of a random process, 32 x 32 pixels; drawn, not read"),
     "dead-leaves-grey": BuiltIn(dead_leaves.grey, "the same in grey, 28 x 28 pixels"),
+    "shaded-leaves": BuiltIn(shaded_leaves.coloured, "dead leaves in the light and colours of photographs, 32 x 32"),
     "adult": BuiltIn(adult.adult, "census records: is the income above 50,000 dollars?"),
     "ag-news": BuiltInVectors(ag_news.ag_news, ag_news.TOKENS, "news articles on four topics, as GloVe word vectors"),
     "ag-news-words": BuiltInTexts(ag_news.ag_news, "the same, as words"),

@@ -40,6 +40,9 @@ REGISTRY: dict[str, BuiltIn] = {
     "scattering": BuiltIn("small:scattering", "linear layer on fixed wavelet features"),
     "scattering-cnn": BuiltIn("small:scattering_cnn", "two convolutions on fixed wavelet features"),
     "patches": BuiltIn("patch_features:patches", "linear layer on resemblances to patches of synthetic images"),
+    "multi-scale-patches": BuiltIn(
+        "patch_scales:multi_scale_patches", "the same for patches of two sizes, averaged over mirror images"
+    ),
     "lenet-300-100": BuiltIn("lenet:lenet_300_100", "two hidden layers of 300 and 100 units"),
     "bn-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with batch norm", _BATCH_NORM),
     "ln-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with layer norm", _LAYER_NORM),
