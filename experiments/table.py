@@ -37,6 +37,7 @@ REPORTED_ELSEWHERE = {
     "cifar10-epsilon-1": f"56.8% ({_DE})",
     "ag-news": f"82.5% ({_DAVODY})",
     "ag-news-ranked": f"82.5% ({_DAVODY})",
+    "ag-news-ranked-epsilon-1": f"82.0% ({_DAVODY})",
     "sst2-ranked": "",
     "imdb": f"84% ({_BU})",
     "imdb-ranked": f"84% ({_BU})",
