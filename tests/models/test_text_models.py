@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from noisette import models
+from noisette._internal.word_numbers import number_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.validation import Call, check_vectorized, prove
 
@@ -26,6 +27,23 @@ def test_padding_is_not_read(model: nn.Module) -> None:
         assert torch.allclose(model(TEXTS[:1]), before, atol=1e-5)
         model.word.weight[9] += torch.randn(64)
         assert not torch.allclose(model(TEXTS[:1]), before, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ["word-counts", "ranked-word-counts"])
+def test_counts_of_words_are_fixed_and_a_linear_layer_is_trained(name: str) -> None:
+    made = models.build(name, (6,), 3, 10)
+    assert isinstance(made, models.FixedFeatures)
+    assert [p.shape for p in made.parameters()] == [(3, 10)]
+    torch.testing.assert_close(made(TEXTS[:1]), made(TEXTS[:1].roll(2, 1)))
+    assert not made(TEXTS[2:]).any()
+
+
+def test_common_words_weigh_less_by_their_rank() -> None:
+    made = models.word_counts((6,), 2, words=100_000, ranked=True)
+    weights = made.features.get_buffer("weights")
+    the, of, terrible = (weights[number_of(word, 100_000)].item() for word in ("the", "of", "terrible"))
+    assert (the, of, terrible) == pytest.approx((1, 4**0.3, 1001**0.3))
+    assert models.word_counts((6,), 2, words=50).features.get_buffer("weights").unique().tolist() == [1]
 
 
 def test_an_empty_text_has_finite_scores_and_gradients(model: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import ClassVar, TypeAlias
 
 import numpy as np
 
+from noisette._internal.word_numbers import number_of
 from noisette.data import words
 from noisette.data.errors import DataError
 from noisette.data.words import Vocabulary
@@ -68,7 +68,7 @@ class Numbering:
         numbered = np.full((len(texts), self.tokens), PADDING, np.int64)
         for row, text in zip(numbered, texts, strict=True):
             found = words.split(text, self.tokens)
-            row[: len(found)] = [numbers.setdefault(word, _hash(word, self.words)) for word in found]
+            row[: len(found)] = [numbers.setdefault(word, number_of(word, self.words)) for word in found]
         return numbered
 
 
@@ -104,11 +104,6 @@ class VectorNumbering:
 
 AnyNumbering: TypeAlias = Numbering | VectorNumbering
 """A way in which texts become numbers of words."""
-
-
-def _hash(word: str, words: int) -> int:
-    """A number from 1 to words - 1, the same on every machine."""
-    return 1 + int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest()) % (words - 1)
 
 
 def _tokenized(folder: Path, texts: Sequence[str], tokens: int) -> np.ndarray:

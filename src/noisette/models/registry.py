@@ -29,6 +29,7 @@ class BuiltIn:
 
 _BATCH_NORM = {"norm": "blocks:batch_norm"}
 _LAYER_NORM = {"norm": "blocks:layer_norm"}
+_RANKED = {"ranked": True}
 _NO_LAST_NORM = {"last_norm": False}
 _NORMALISED_LOGITS = {"normalised_logits": True}
 
@@ -68,6 +69,10 @@ REGISTRY: dict[str, BuiltIn] = {
     "ln-bilstm-dl": BuiltIn("bilstm:ln_bilstm_dl", "bidirectional LSTM with layer norm"),
     "transformer": BuiltIn("text:transformer", "small Transformer for texts", of_words=True),
     "bag-of-words": BuiltIn("text:bag_of_words", "mean of word vectors for texts, and a linear layer", of_words=True),
+    "word-counts": BuiltIn("counts:word_counts", "linear layer on counts of a text's words", of_words=True),
+    "ranked-word-counts": BuiltIn(
+        "counts:word_counts", "the same, with less weight on common English words", _RANKED, of_words=True
+    ),
     "lipschitz-linear": BuiltIn("lipschitz:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("lipschitz:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),
     "lipschitz-rows": BuiltIn("lipschitz:lipschitz_rows", "1-Lipschitz network for tables of numbers"),
