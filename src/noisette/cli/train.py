@@ -67,7 +67,7 @@ def train(
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("DIR", "The run folder. An older run there is replaced.", "runs/NAME of the data")
+        Path | None, option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME of the data")
     ] = None,
     resume: Annotated[
         Path | None,
@@ -202,7 +202,14 @@ def train(
     test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
     holdout: Annotated[
         float | None,
-        _declared("F", "The share of records drawn at random to test with. Test figures on them are not private."),
+        typer.Option(
+            "--holdout",
+            "--hold-out",
+            metavar="F",
+            help="The share of records drawn at random to test with. Test figures on them are not private.",
+            show_default=False,
+            rich_help_panel="Data of your own, declared",
+        ),
     ] = None,
     users: Annotated[
         str | None,
@@ -290,7 +297,7 @@ def train(
 
 
 def _refuse_other_options(context: typer.Context) -> None:
-    sources = {p.opts[-1]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
+    sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
     given = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
     if others := [option for option in given if option not in ("--resume", "--json")]:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
