@@ -27,7 +27,18 @@ def commands(group, before=""):
 COMMANDS = dict(commands(typer.main.get_command(app)))
 OPTIONS = {
     "search": {
-        *("recipe", "--over", "--score-on", "--epsilon", "--delta", "--runs", "--shape", "--holdout", "--hold-out", "--score-noise"),
+        *(
+            "recipe",
+            "--over",
+            "--score-on",
+            "--epsilon",
+            "--delta",
+            "--runs",
+            "--shape",
+            "--holdout",
+            "--hold-out",
+            "--score-noise",
+        ),
         *("--out", "--data-dir", "--json"),
     },
     "train": {

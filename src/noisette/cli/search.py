@@ -95,7 +95,8 @@ def search(
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME-search of the data")
+        Path | None,
+        option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME-search of the data"),
     ] = None,
     data_dir: DataDir = None,
     as_json: Annotated[

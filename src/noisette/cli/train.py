@@ -13,7 +13,7 @@ import typer
 from noisette import data as data_sets
 from noisette._internal.registry import described
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir, numbers, option, whole_numbers
+from noisette.cli.options import DataDir, listed, numbers, option, whole_numbers
 from noisette.cli.training import begin, go_on, scaled
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.models import names as model_names
@@ -29,9 +29,9 @@ from noisette.training.recipe import (
 )
 
 if TYPE_CHECKING:
-    from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
+    from noisette.training.recipe import ModelSection, PrivacySection, PublicSection, TrainingSection
 
-Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
+Section = TypeVar("Section", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
 
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
@@ -67,7 +67,8 @@ def train(
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME of the data")
+        Path | None,
+        option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME of the data"),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -257,10 +258,9 @@ def train(
             "public_users": public_users,
         }
     )
-    base = Recipe.read(recipe) if recipe else default_recipe(declared, model, optimizer)
+    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
     settings = replace(
         base,
-        data=_with(base.data, declared),
         model=_with(base.model, {"name": model, "batch_norm": batch_norm}),
         public=_with(base.public, {"data": public, "examples": public_examples}),
         privacy=_with(
@@ -316,4 +316,4 @@ def _given(values: Mapping[str, object]) -> dict[str, Any]:
 def _classes(given: str | None) -> int | tuple[str, ...] | None:
     if given is None:
         return None
-    return int(given) if given.isdecimal() else tuple(name.strip() for name in given.split(","))
+    return int(given) if given.isdecimal() else listed("classes", given)

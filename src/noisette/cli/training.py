@@ -90,7 +90,9 @@ def mention_others(out: Path, ending: str) -> None:
 
     others = [in_words(begun) for begun in unfinished_runs(out)]
     if out.exists():
-        others.append(f"{out} is an older run, and will be kept beside the new one, as {out}.replaced-1 or -2 and so on.")
+        others.append(
+            f"{out} is an older run, and will be kept beside the new one, as {out}.replaced-1 or -2 and so on."
+        )
     for other in others:
         typer.echo(f"{other}\n{ending}", err=True)
 
@@ -99,8 +101,8 @@ def mention_replaced(folder: RunFolder) -> None:
     """Say on standard error where the older run at the place of a new one is kept, if there was one."""
     if folder.replaced:
         typer.echo(
-            f"The older run is now {folder.replaced}. If it is about the same records, its privacy cost is added to that "
-            "of this run.",
+            f"The older run is now {folder.replaced}. If it is about the same records, its privacy cost adds to "
+            "that of this run.",
             err=True,
         )
 

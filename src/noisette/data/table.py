@@ -73,7 +73,7 @@ def fields(lines: Iterable[str]) -> list[list[str]]:
     """The fields of each line that is not empty; the first line decides what separates them.
 
     A quote at the start of a field opens it, and must be closed before a separator or the end of a line: otherwise the
-    field would take in the records below it. Within it, a quote is doubled. Elsewhere quotes are characters like others.
+    field would take in the records below it. Within it, a quote is doubled. Elsewhere a quote is like any character.
 
     Raises:
         csv.Error: a field has no end, with its row; or the first line is not a whole record.
@@ -159,7 +159,7 @@ def _check_names(path: Path, header: Sequence[str]) -> None:
     wrong = [place for place, name in enumerate(header, start=1) if is_number(name)]
     if wrong:
         raise DataError(
-            f"{path}: the first line must name the columns; its field {wrong[0]} is a number. Add a line with names, or "
+            f"{path}: the first line must name the columns; its field {wrong[0]} is a number. Add a line of names, or "
             "begin the name with a letter"
         )
 

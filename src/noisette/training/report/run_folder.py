@@ -32,9 +32,10 @@ class RunFolder:
     """The folder of a run. Use it in a ``with`` block around the training.
 
     Until the run is complete the folder is called ``out.unfinished-1``, and holds the ledger from the first step on and
-    a folder for checkpoints. When all files are on disk it is renamed to ``out`` and loses the checkpoints. An older run
-    there is kept as ``out.replaced-1``, or with the next free number: its ledger may be about the same records. A block that ends without :meth:`complete` leaves nothing if no privacy was spent, and the
-    ledger and the checkpoints otherwise.
+    a folder for checkpoints. When all files are on disk it is renamed to ``out`` and loses the checkpoints. An older
+    run there is kept as ``out.replaced-1``, or with the next free number: its ledger may be about the same records. A
+    block that ends without :meth:`complete` leaves nothing if no privacy was spent, and the ledger and the checkpoints
+    otherwise.
 
     Raises:
         ValueError: ``out`` exists, and is not a run or holds other files too; or it is to lie in what is no folder.
