@@ -11,6 +11,7 @@ from typing import Any
 from noisette.training.defaults import batches_for, delta_for
 from noisette.training.recipe.recipe import Recipe
 from noisette.training.recipe.sections import DataSection, ModelSection, PrivacySection, TrainingSection
+from noisette.training.recipe.suited import suited_model
 
 _ADAM_RATE = 0.003
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
@@ -21,18 +22,18 @@ _IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, aver
 _FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
 _FEATURES = PrivacySection(max_grad_norm=0.1)
 _KNOWN_TO_WORK = {
-    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95), "cnn"),
-    "mnist": (_FEATURES, _IMAGES, "scattering"),
-    "fashion-mnist": (_FEATURES, _IMAGES, "scattering"),
-    "cifar10": (_FEATURES, _IMAGES, "scattering"),
-    "kmnist": (_FEATURES, _FEW_IMAGES, "scattering"),
-    "emnist-letters": (_FEATURES, _FEW_IMAGES, "scattering"),
-    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
-    "sst2": (PrivacySection(), _TEXTS, "transformer"),
-    "imdb": (PrivacySection(), _TEXTS, "transformer"),
-    "ag-news-words": (PrivacySection(), _TEXTS, "transformer"),
-    "ag-news": (PrivacySection(), _VECTORS, "bilstm-dl"),
-    "sst2-glove": (PrivacySection(), _VECTORS, "bilstm-dl"),
+    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
+    "mnist": (_FEATURES, _IMAGES),
+    "fashion-mnist": (_FEATURES, _IMAGES),
+    "cifar10": (_FEATURES, _IMAGES),
+    "kmnist": (_FEATURES, _FEW_IMAGES),
+    "emnist-letters": (_FEATURES, _FEW_IMAGES),
+    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0)),
+    "sst2": (PrivacySection(), _TEXTS),
+    "imdb": (PrivacySection(), _TEXTS),
+    "ag-news-words": (PrivacySection(), _TEXTS),
+    "ag-news": (PrivacySection(), _VECTORS),
+    "sst2-glove": (PrivacySection(), _VECTORS),
 }
 
 
@@ -49,17 +50,16 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
     """
     section = DataSection(**data)
     if known := _KNOWN_TO_WORK.get(section.name):
-        privacy, training, suited = known
+        privacy, training = known
     else:
         privacy, training = _of_own_data(section)
-        suited = "transformer" if section.text is not None else "cnn" if Path(section.name).is_dir() else "mlp"
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
-    return Recipe(section, ModelSection(model or suited), privacy=privacy, training=training)
+    return Recipe(section, ModelSection(model or suited_model(section)), privacy=privacy, training=training)
 
 
 def _of_own_data(data: DataSection) -> tuple[PrivacySection, TrainingSection]:
