@@ -102,7 +102,8 @@ def bucketed(
     collated: Any = CollatedRecords(records, collate)
     names = collated[0].keys() if len(collated) else set()
     for fills in _fills(model, pad_token, padded_fields):
-        if pad := {name: fill for name, fill in fills.items() if name in names}:
+        pad: dict[int | str, float] = {name: fill for name, fill in fills.items() if name in names}
+        if pad:
             collated = PaddedBuckets(collated, edges, pad=pad)
     return collated
 
@@ -123,5 +124,5 @@ def _fills(model: nn.Module, pad_token: int, more: Mapping[str, float]) -> tuple
 
 def _unwrapped(model: nn.Module) -> nn.Module:
     """The model of transformers within one of PEFT."""
-    base: Any = getattr(model, "get_base_model", None)
-    return base() if callable(base) else model
+    wrapper: Any = model
+    return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
