@@ -11,11 +11,11 @@ import torch
 transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
 
-from transformers import default_data_collator
+from transformers import default_data_collator  # noqa: E402
 
-from noisette.integrations.tokenized_records import bucketed
-from noisette.integrations.transformers import PrivateTrainer
-from small_trainer import arguments, config, model
+from noisette.integrations.tokenized_records import bucketed  # noqa: E402
+from noisette.integrations.transformers import PrivateTrainer  # noqa: E402
+from small_trainer import arguments, config, model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 
