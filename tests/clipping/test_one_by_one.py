@@ -56,6 +56,7 @@ def remembering(model: nn.Module, x: Tensor) -> Tensor:
 SINGLE: dict[str, Loss] = {
     "branch on a value": lambda m, x: (m(x) if x.sum() > 0 else m(-2 * x)).square().sum(),
     "item": lambda m, x: m(x).square().sum() * x.sum().item(),
+    "one value for all": lambda m, x: m(x).square().sum() * (2.0 if torch._is_any_true(x > 1) else 1.0),
     "tolist": lambda m, x: m(x).square().sum() * sum(x[0].tolist()),
     "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
     "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
