@@ -72,6 +72,7 @@ class LightningRun:
         self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
         self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
         self._run: PrivateRun | None = None
+        self._declared_numbers: dict[str, float | None] = {}  # of the run
         self.surroundings: Surroundings | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> LightningRun:
@@ -158,28 +159,41 @@ class LightningRun:
             else:
                 self._ledger = self._declared.ledger or Path(self._saved["ledger"])
                 dataset, collate = self._loader.dataset, _collate(self._loader)
-                run = lightning_checkpoint.resumed(self._saved, self._ledger, clip, optimizer, dataset, collate)
+                run = lightning_checkpoint.resumed(
+                    self._saved, self._ledger, clip, optimizer, dataset, collate, self._numbers(trainer)
+                )
         except BaseException:
             clip.close()
             raise
-        self._run, self._saved = run, None
+        self._run, self._saved, self._declared_numbers = run, None, self._numbers(trainer)
         self._batches = run.batches(to=module.device)
         self._loss, self._convert = loss, trainer.precision_plugin.convert_input
         self.surroundings = Surroundings(module)
         self._hook = optimizer.register_step_pre_hook(partial(self._after_release, module))
 
+    def _numbers(self, trainer: Any) -> dict[str, float | None]:
+        """What is declared, by the names that users know, for a later process to compare."""
+        declared = self._declared
+        return {
+            "public_size": declared.public_size,
+            "batch size of the loader": self._batch_size,
+            "steps of max_epochs or max_steps": _last_step(trainer),
+            "epsilon": declared.epsilon,
+            "delta": declared.delta,
+            "noise_multiplier": declared.noise_multiplier,
+            "max_grad_norm": declared.max_grad_norm,
+        }
+
     def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
         assert self._ledger is not None
         self._ledger.parent.mkdir(parents=True, exist_ok=True)
-        lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
-        lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
         return privatize(
             clip,
             optimizer,
             self._loader.dataset,
             expected_batch_size=self._batch_size,
             public_size=self._declared.public_size,
-            steps=min(lengths) - trainer.global_step,
+            steps=_last_step(trainer) - trainer.global_step,
             epsilon=self._declared.epsilon,
             delta=self._declared.delta,
             noise_multiplier=self._declared.noise_multiplier,
@@ -249,7 +263,7 @@ class LightningRun:
         run = self._run
         if run is None or run.ledger.path is None:  # another rank writes the checkpoint
             return self._last
-        return lightning_checkpoint.facts_of(run, self._loader.dataset)
+        return lightning_checkpoint.facts_of(run, self._loader.dataset, self._declared_numbers)
 
     def close(self) -> None:
         """End the run, if there is one; what was reserved and not used is given back."""
@@ -267,6 +281,13 @@ class LightningRun:
                 if self.surroundings is not None:
                     self.surroundings.leave()
                 self._run, self.surroundings, self._batches = None, None, iter(())
+
+
+def _last_step(trainer: Any) -> int:
+    """The number of the step after which the trainer stops."""
+    lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
+    lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
+    return min(lengths)
 
 
 def _collate(loader: DataLoader[Any]) -> Any:
