@@ -69,6 +69,7 @@ class LightningRun:
         self._processes = 1
         self._source: Any = None  # of the training loader, as given to fit
         self._loader: Any = None
+        self._refused: list[str] = []
         self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
         self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
         self._run: PrivateRun | None = None
@@ -104,8 +105,8 @@ class LightningRun:
             module: the private module.
             of_module: makes the module's own training loader, as it was before it was private.
 
-        Raises:
-            ValueError: lists what is wrong with the loader of the records.
+        What is wrong with the loader is refused by :meth:`begin`: an error raised here would leave the changes that
+        Lightning makes to ``DataLoader`` while it asks for one.
         """
         if self._loader is None:
             if self._source is module:
@@ -113,8 +114,9 @@ class LightningRun:
             else:
                 made = getattr(self._source, "train_dataloader", None)
                 loader = made() if callable(made) else self._source
-            if problems := list(problems_of_loader(loader)):
-                raise ValueError("\n".join(problems))
+            self._refused = list(problems_of_loader(loader))
+            if self._refused:
+                return Steps(1)
             self._loader = loader
         return Steps(math.ceil(self._declared.public_size / self._batch_size * (1 - 1e-12)))
 
@@ -144,8 +146,11 @@ class LightningRun:
             loss: its own loss of one record, called as ``loss(module, record)``.
 
         Raises:
+            ValueError: lists what is wrong with the loader of the records.
             ValueError, PrivacyError: as by :func:`noisette.privatize` and :meth:`noisette.PrivateRun.resume`.
         """
+        if self._refused:
+            raise ValueError("\n".join(self._refused))
         trainer = module.trainer
         (optimizer,) = trainer.optimizers
         folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))

@@ -51,11 +51,11 @@ def test_a_schema_is_the_data_of_a_recipe(tmp_path: Path) -> None:
     ("data", "given", "model"),
     [
         ('name = "own.csv"', {}, "mlp"),
-        ('name = "own.csv"\ntext = "review"', {}, "transformer"),
+        ('name = "own.csv"\ntext = "review"', {}, "ranked-word-counts"),
         ('name = "photos"', {}, "cnn"),
         ('name = "adult"', {}, "mlp"),
         ("", {}, "cnn"),
-        ("", {"name": "own.csv", "text": "review"}, "transformer"),
+        ("", {"name": "own.csv", "text": "review"}, "ranked-word-counts"),
     ],
 )
 def test_a_recipe_that_names_no_model_has_the_one_of_the_command_line(
@@ -129,15 +129,16 @@ def test_what_is_held_out_is_not_in_a_batch() -> None:
 
 def test_the_model_suits_the_kind_of_data(tmp_path: Path) -> None:
     assert default_recipe({"name": "own.csv"}).model.name == "mlp"
-    assert default_recipe({"name": "own.csv", "text": "review"}).model.name == "transformer"
+    assert default_recipe({"name": "own.csv", "text": "review"}).model.name == "ranked-word-counts"
     assert default_recipe({"name": str(tmp_path)}).model.name == "cnn"
     assert default_recipe({"name": "own.csv"}, model="linear").model.name == "linear"
-    assert default_recipe({"name": "sst2"}).training.optimizer == "adam"
+    assert default_recipe({"name": "sst2"}).training.batch_size == 16_838
+    assert default_recipe({"name": "sst2"}, model="transformer").training.optimizer == "adam"
 
 
 def test_another_optimizer_has_another_rate_and_no_momentum() -> None:
     adam = default_recipe({"name": "mnist"}, optimizer="adam").training
     assert (adam.optimizer, adam.momentum) == ("adam", 0.0)
     assert adam.lr < 0.01
-    assert default_recipe({"name": "sst2"}, optimizer="sgd").training.lr == 1.0
+    assert default_recipe({"name": "sst2"}, "transformer", optimizer="sgd").training.lr == 1.0
     assert default_recipe({"name": "mnist"}, optimizer="sgd") == default_recipe({"name": "mnist"})
