@@ -154,8 +154,25 @@ def test_a_run_with_an_incomplete_recipe_is_audited_without_its_model(run: Path,
     assert "its folder does not contain the declaration of its data" in done.output
     refused = audit(place, "--membership", out=tmp_path / "out2")
     assert refused.exit_code == 2
-    assert "audit the recipe of the run instead" in refused.stderr
+    assert "its folder does not contain the declaration of its data; leave --membership out" in refused.stderr
     assert not (tmp_path / "out2").exists()
+
+
+def test_members_that_were_forgotten_are_said_to_be_before_anything_else(run: Path, tmp_path: Path) -> None:
+    recipe = json.loads((run / "run.json").read_text())["recipe"]
+    held_out = recipe | {"data": recipe["data"] | {"holdout": 0.2}}
+    refused = audit(
+        changed(run, tmp_path / "own", data="own.csv", recipe=held_out), "--membership", out=tmp_path / "out"
+    )
+    assert refused.exit_code == 2
+    assert "which records this run held out was forgotten" in refused.stderr
+
+
+def test_statistics_of_the_step_are_beside_their_limits(run: Path, tmp_path: Path) -> None:
+    done = audit(run, "--pairs", "0", out=tmp_path)
+    facts = json.loads((tmp_path / "audit.json").read_text())["step"]["checks"]
+    for name, check in facts.items():
+        assert f"{name} {check['z']:+.1f} ({check['limit']:.1f})" in done.output
 
 
 WRONG = {

@@ -114,6 +114,20 @@ def determined():
     return Determined()
 
 
+class ByKey(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def forward(self, batch):
+        return self.net(dict(batch.items())["x"])
+
+def by_key():
+    return ByKey()
+
+def with_a_dictionary():
+    return ByKey(), ({"x": torch.zeros(2, 6)},)
+
 def mlp():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
 
@@ -289,6 +303,10 @@ def test_inputs_by_name_are_given_by_name(doctor) -> None:
     assert "run.backward: refused" in mixing.output
 
 
+def test_a_dictionary_as_the_one_argument(doctor) -> None:
+    assert "run.accumulate: accepted" in doctor("with_a_dictionary").output
+
+
 def test_training_in_half_precision_is_checked_as_such(doctor) -> None:
     assert doctor("mlp", "--data", "digits", "--bf16").exit_code == 0
     assert "run.backward: refused" in doctor("hidden_centring", "--data", "digits", "--bf16").output
@@ -301,6 +319,11 @@ def test_training_in_half_precision_is_checked_as_such(doctor) -> None:
         ("mlp", ("--data", "nothing"), "expected --data as one of digits"),
         ("mlp", ("--data", "digits", "--input-shape", "8"), "give one of them"),
         ("mlp", ("--input-shape", "9"), "does not accept its inputs"),
+        (
+            "by_key",
+            ("--input-shape", "6"),
+            "or a dictionary of arguments by name. For a dictionary as the one argument",
+        ),
         ("number", ("--data", "digits"), "returned a int"),
         ("lipschitz", (), "takes the shape of an example"),
         ("nowhere:model", ("--data", "digits"), "there is no nowhere:model"),

@@ -12,6 +12,20 @@ MODELS = """
 import torch
 from torch import nn
 
+class ByKey(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 3)
+
+    def forward(self, batch):
+        return self.net(dict(batch.items())["x"])
+
+def by_key():
+    return ByKey()
+
+def with_a_dictionary():
+    return ByKey(), ({"x": torch.zeros(2, 6)},)
+
 def mlp():
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
@@ -138,6 +152,7 @@ def test_an_operation_without_a_rule_is_refused_and_an_idle_parameter_named(expl
     [
         ("mlp", None, "--input-shape"),
         ("mlp", "7", "does not accept its inputs"),
+        ("by_key", "6", "or a dictionary of arguments by name. For a dictionary as the one argument"),
         ("mlp", "3,x", "expected --input-shape as whole numbers"),
         ("mlp", "0", "expected --input-shape as whole numbers"),
         ("like_a_recipe", None, "--input-shape"),

@@ -27,7 +27,18 @@ def commands(group, before=""):
 COMMANDS = dict(commands(typer.main.get_command(app)))
 OPTIONS = {
     "search": {
-        *("recipe", "--over", "--score-on", "--epsilon", "--delta", "--runs", "--shape", "--hold-out", "--score-noise"),
+        *(
+            "recipe",
+            "--over",
+            "--score-on",
+            "--epsilon",
+            "--delta",
+            "--runs",
+            "--shape",
+            "--holdout",
+            "--hold-out",
+            "--score-noise",
+        ),
         *("--out", "--data-dir", "--json"),
     },
     "train": {
@@ -66,7 +77,8 @@ OPTIONS = {
         "--unit",
         "--text",
         "--tokens",
-        "--holdout",
+        *("--holdout", "--hold-out"),
+        *("--decimal", "--skip-unlabelled", "--image-size", "--grey"),
         "--optimizer",
         "--views",
         "--simulate",
@@ -85,6 +97,7 @@ OPTIONS = {
         "--category",
         "--missing",
         "--ignore",
+        *("--decimal", "--skip-unlabelled"),
         "--ask",
         "--out",
     },

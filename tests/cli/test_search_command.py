@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,8 @@ from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.number_of_runs import NumberOfRuns
 from noisette.cli import app
 from noisette.training.recipe import Recipe
+from noisette.training.report import SearchFacts
+from noisette.training.report.searched import score_of
 from noisette.training.search import Search, SearchSpace
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +44,7 @@ delta = 1e-4
 epochs = 1
 batch_size = 100
 """
-ON_PUBLIC, ON_HELD_OUT = ("--score-on", "public-set"), ("--score-on", "held-out", "--hold-out", "0.25")
+ON_PUBLIC, ON_HELD_OUT = ("--score-on", "public-set"), ("--score-on", "held-out", "--holdout", "0.25")
 
 
 def search(*options):
@@ -181,8 +183,23 @@ def test_a_noisy_score_is_stated_with_its_noise(on_held_out):
     assert found["score_deviation"] == pytest.approx(15 / 100)
     assert on_held_out.facts["declared_size"] == 300
     assert "standard deviation 15.0 %" in on_held_out.told
+    assert "% of the declared number held out" in on_held_out.told
     assert "held out with probability 0.25" in on_held_out.told
     assert "Releasing all" not in on_held_out.told
+
+
+def test_a_score_above_the_declared_number_says_so(on_held_out):
+    found = SearchFacts(**on_held_out.facts["search"])
+    assert "129.7 % of the declared number held out, which is above 100 %" in score_of(replace(found, score=1.297))
+    assert "above" not in score_of(replace(found, score=0.97))
+
+
+def test_both_commands_take_either_spelling_of_holdout():
+    options = ("own.toml", "--over", OVER, "--score-on", "public-set")
+    for spelling in ("--holdout", "--hold-out"):
+        assert "--holdout can go with --score-on held-out alone" in search(*options, spelling, 0.1).stderr
+        trained = CliRunner().invoke(app, ["train", "own.toml", spelling, "1.5"])
+        assert "expected 0 < holdout < 1, got holdout=1.5" in trained.stderr
 
 
 def test_nothing_in_the_folder_depends_on_the_number_of_runs(monkeypatch):
@@ -227,7 +244,7 @@ def test_the_folder_does_not_tell_how_long_the_search_took(monkeypatch):
             (*ON_PUBLIC, "--over", "nose=log(1,2) batch_size=int(1,2)"),
             ["no recipe has this setting", "set it in the recipe"],
         ),
-        ((*ON_PUBLIC, "--over", OVER, "--hold-out", 0.2), ["--hold-out can go with --score-on held-out alone"]),
+        ((*ON_PUBLIC, "--over", OVER, "--hold-out", 0.2), ["--holdout can go with --score-on held-out alone"]),
         (("--score-on", "test", "--over", OVER, "--runs", 0), ["--score-on to be one of", "--runs from 1"]),
         (
             (*ON_HELD_OUT, "--over", OVER, "--score-noise", -1, "--shape", -1),

@@ -300,7 +300,9 @@ def test_a_disk_too_full_for_the_report_leaves_the_older_run_and_what_can_be_gon
 
     shown = train("--resume", "run")
     assert shown.exit_code == 0, shown.output
-    assert tree(tmp_path) == {"run", *(f"run/{name}" for name in FILES)}
+    assert f"The older run is now {tmp_path}/run.replaced-1." in shown.stderr.replace("\n", " ")
+    assert tree(tmp_path / "run") == tree(tmp_path / "run.replaced-1") == FILES
+    assert (tmp_path / "run.replaced-1" / "run.json").read_text() == older
     run = facts(tmp_path / "run")
     assert (run["steps_taken"], run["steps_lost"], run["resumed"], run["recipe"]["model"]["name"]) == (
         3,
@@ -320,6 +322,20 @@ def press_ctrl_c_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Watch, "on_step", on_step)
+
+
+def test_a_run_that_is_stopped_keeps_the_older_one_and_its_ledger(
+    short_run: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(short_run[0], tmp_path / "run")
+    ledger = (tmp_path / "run" / "ledger.jsonl").read_bytes()
+    press_ctrl_c_at(2, monkeypatch)
+    shown = train(*QUICK, "--model", "linear", "--out", "run")
+    assert shown.exit_code == 130, shown.output
+    for words in ("run is an older run, and will be kept", "whose ledger does not count it", "run.replaced-1"):
+        assert words in shown.stderr
+    assert (tmp_path / "run.replaced-1" / "ledger.jsonl").read_bytes() == ledger
+    assert facts(tmp_path / "run")["recipe"]["model"]["name"] == "linear"
 
 
 def test_ctrl_c_ends_the_step_at_hand_and_keeps_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

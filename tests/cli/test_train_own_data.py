@@ -269,6 +269,10 @@ def test_predictions_of_what_is_no_run_or_no_table(tmp_path: Path, people: Path)
     assert "is not the folder of a finished run" in run("predict", "empty", people).output
     assert run("train", "--epochs", 1, "--batch-size", 1437, "--model", "linear", "--out", "runs/digits").exit_code == 0
     assert "was not trained on columns of a CSV" in run("predict", "runs/digits", people).output
+    assert run("train", "--data", people, "--label", "paid", "--text", "job", "--classes", "no,yes", "--size", 400,
+               "--model", "bag-of-words", *QUICK).exit_code == 0  # fmt: skip
+    Path("nothing.csv").touch()
+    assert "nothing.csv is empty" in run("predict", "runs/People", "nothing.csv").output
     Path("p.csv").touch()
     assert "p.csv exists" in run("predict", "runs/digits", people, "--out", "p.csv").output
 
@@ -305,11 +309,15 @@ def test_schema_asks() -> None:
         (("--names", "a,a"), "different names"),
         (("--names", "a,b", "--number", "c=0,1"), "--number: there is no column 'c'; there are a, b"),
         (("--names", "a,b", "--number", "a"), "expected --number as age=0,100"),
-        (("--names", "a,b", "--number", "a=5,1"), "expected low < high"),
+        (("--names", "a,label", "--number", "a=5,1"), "expected low < high"),
         (("--names", "a,b", "--number", "a=0,1", "--ignore", "a"), "declared twice"),
-        (("--names", "a,b", "--number", "a=0,1", "--missing", "a=7"), "expected missing from 0 to 1, got 7"),
+        (("--names", "a,label", "--number", "a=0,1", "--missing", "a=7"), "expected missing from 0 to 1, got 7"),
         (("--names", "a,b", "--missing", "a=7"), "declare the column with --number or --category too"),
         (("--names", "a,b", "--number", "a=0,1", "--label", "a"), "column 'a' is the label"),
+        (("--names", "a,b"), "there is no column 'label', the label; name it with --label, as one of a, b"),
+        (("--names", "a,b", "--label", "c"), "there is no column 'c', the label"),
+        (("--names", "a,7"), "7 is a number"),
+        (("--names", "a,label", "--classes", 'x,"y'), "expected --classes as names separated by commas, quoted as"),
     ],
 )
 def test_wrong_schemas_leave_nothing(options: tuple[str, ...], says: str) -> None:
@@ -317,6 +325,45 @@ def test_wrong_schemas_leave_nothing(options: tuple[str, ...], says: str) -> Non
     assert shown.exit_code == 2
     assert says in shown.output
     assert not Path("schema.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.parquet", b"PAR1,label\n", "x.parquet is a file of another kind; give one that ends in .csv, .tsv"),
+        ("x.csv", b"SECRET,0.25\n1,2\n", "the first line must name the columns; its field 2 is a number"),
+        ("x.csv", b'label,"a\nSECRET",b\n1,2,3\n', "the quotes in the first line, the header, do not match"),
+        ("x.csv", b"SECRET,label\n1,2\n", ""),
+    ],
+)
+def test_schema_of_what_does_not_name_columns(name: str, content: bytes, says: str) -> None:
+    Path(name).write_bytes(content)
+    shown = run("schema", name)
+    assert (shown.exit_code == 0) == (not says)
+    assert says in shown.output
+    assert Path("schema.toml").exists() == ("SECRET" in shown.output) == (not says)
+
+
+def test_names_with_commas_in_quotes() -> None:
+    options = ("--classes", '"a, b", c', "--category", 'q="x,y",z', "--ignore", '"p,q"')
+    shown = run("schema", "--names", 'q,"p,q",label', *options)
+    assert shown.exit_code == 0, shown.output
+    found = tomllib.loads(Path("schema.toml").read_text())
+    assert found["classes"] == ["a, b", "c"]
+    assert found["columns"]["q"]["categories"] == ["x,y", "z"]
+    assert found["columns"]["p,q"] == {"kind": "ignored"}
+    Path("own.csv").write_text("x,label\n" + '1,"a, b"\n2,c\n' * 20)
+    shown = run("train", "--data", "own.csv", "--classes", '"a, b",c', "--size", 40, "--epochs", 1, "--delta", 1e-3)
+    assert shown.exit_code == 0, shown.output
+    assert facts("runs/own")["recipe"]["data"]["classes"] == ["a, b", "c"]
+
+
+def test_a_recipe_about_a_table_needs_no_model(people: Path, schema: Path) -> None:
+    columns = Path("schema.toml").read_text().replace("[columns.", "[data.columns.")
+    Path("recipe.toml").write_text(f'[data]\nname = "{people}"\n{columns}\n[privacy]\ndelta = 1e-4\n')
+    shown = run("train", "recipe.toml", "--epochs", 1, "--batch-size", 100)
+    assert shown.exit_code == 0, shown.output
+    assert facts("runs/People")["recipe"]["model"]["name"] == "mlp"
 
 
 def test_schema_keeps_what_is_there() -> None:

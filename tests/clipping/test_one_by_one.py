@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import struct
 import warnings
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +58,7 @@ def remembering(model: nn.Module, x: Tensor) -> Tensor:
 SINGLE: dict[str, Loss] = {
     "branch on a value": lambda m, x: (m(x) if x.sum() > 0 else m(-2 * x)).square().sum(),
     "item": lambda m, x: m(x).square().sum() * x.sum().item(),
+    "one value for all": lambda m, x: m(x).square().sum() * (2.0 if torch._is_any_true(x > 1) else 1.0),
     "tolist": lambda m, x: m(x).square().sum() * sum(x[0].tolist()),
     "numpy": lambda m, x: m(x).square().sum() * float(x.detach().numpy().sum()),
     "nonzero": lambda m, x: m(x).square().sum() * (x > 0).nonzero().shape[0],
@@ -230,6 +233,17 @@ def by_queue() -> Loss:
     return loss
 
 
+def by_generator() -> Loss:
+    def remembered() -> Generator[float, float, None]:
+        last = 0.0
+        while True:
+            last = yield last
+
+    memory = remembered()
+    next(memory)
+    return lambda model, x: (model(x) * memory.send(x.sum().item())).sum()
+
+
 def by_write() -> Loss:
     table = torch.zeros((), dtype=torch.float64)
 
@@ -250,6 +264,14 @@ LEAVES: dict[str, Callable[[], Loss]] = {
     "namespace": by_holder(lambda: SimpleNamespace(v=0.0), lambda h: h.v, lambda h, v: setattr(h, "v", v)),
     "object": by_holder(Meter, lambda h: h.value, lambda h, v: h.update(v)),
     "array": by_holder(lambda: np.zeros(1), lambda h: float(h[0]), lambda h, v: h.__setitem__(0, v)),
+    "array of Python": by_holder(lambda: array("d", [0.0]), lambda h: h[0], lambda h, v: h.__setitem__(0, v)),
+    "bytes": by_holder(
+        lambda: bytearray(8), lambda h: struct.unpack_from("d", h)[0], lambda h, v: struct.pack_into("d", h, 0, v)
+    ),
+    "view of bytes": by_holder(
+        lambda: memoryview(bytearray(8)).cast("d"), lambda h: h[0], lambda h, v: h.__setitem__(0, v)
+    ),
+    "generator": by_generator,
     "set": by_holder(lambda: {0.0}, lambda h: max(h), lambda h, v: h.add(v)),
     "default": by_default,
     "attribute of the function": by_attribute_of_the_function,
@@ -259,7 +281,9 @@ LEAVES: dict[str, Callable[[], Loss]] = {
 }
 
 
-_REFUSED = r"keeps from one call to the next|earlier call|was written to|first batch|all examples share"
+_REFUSED = (
+    r"keeps from one call to the next|earlier call|was written to|first batch|all examples share|reaches a generator"
+)
 
 
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")

@@ -87,6 +87,9 @@ def test_a_declared_mark_of_missing_values_is_a_category() -> None:
 
 def test_categories_that_are_numbers() -> None:
     assert encoded({"kind": "category", "categories": [1, 2]}, [2.0, 1, np.int64(2)]) == [[0, 1], [1, 0], [0, 1]]
+    texts = {"kind": "category", "categories": ["0", "1"], "missing": "own category"}
+    assert encoded(texts, ["1.0", "", "0.0", "1"]) == [[0, 1, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
+    assert encoded(texts | {"categories": ["1", "1.0"]}, ["1.0", "1"]) == [[0, 1, 0], [1, 0, 0]]
 
 
 def test_one_row_never_changes_the_inputs_of_another() -> None:

@@ -124,12 +124,51 @@ def test_declared_columns_that_are_absent(tmp_path: Path) -> None:
         ("a,label\n", "has a header but no rows"),
         ("a,a,label\n1,2,0\n", "must give each column a different name"),
         ("a,,label\n1,2,0\n", "must give each column a different name"),
+        ("a,b,7.25\n1,2,0\n", "the first line must name the columns; its field 3 is a number"),
+        ('a;b;"7,25"\n1;2;0\n', "the first line must name the columns; its field 3 is a number"),
+        ('"a\nCANARY",label\n1,0\n', "the quotes in the first line, the header, do not match"),
+        ('a,"label\nCANARY,0\n', "the quotes in the first line, the header, do not match"),
         ("label\n0\n", "there is no column besides the label"),
         ("a,label\n1,0\n2\n3,0,9\n", "differs from the 2 of the header in rows 2 and 3"),
     ],
 )
 def test_no_table(tmp_path: Path, content: str, says: str) -> None:
-    assert says in refusal(written(tmp_path, content), Declaration(classes=2, size=3))
+    message = refusal(written(tmp_path, content), Declaration(classes=2, size=3)).replace(str(tmp_path), "")
+    assert says in message
+    assert "CANARY" not in message
+    assert "7.25" not in message
+
+
+def with_row(line: str, *, after: str = "") -> str:
+    """A table of 60 rows, of which row 51 is this line, and all later ones end with a text."""
+    rows = [f"{k % 2},text {k}" for k in range(60)]
+    rows[50:] = [line, *(row + after for row in rows[51:])]
+    return "\n".join(["label,text", *rows, ""])
+
+
+@pytest.mark.parametrize("after", ["", ', "quoted"', ' "quoted" text'])
+@pytest.mark.parametrize("line", ['0,"CANARY', '0, "CANARY', '0,"CANARY""', '0,"CANARY"" and', '"0,CANARY'])
+def test_a_quote_without_an_end_takes_in_no_other_record(tmp_path: Path, line: str, after: str) -> None:
+    message = refusal(written(tmp_path, with_row(line, after=after)), Declaration(classes=2, size=60, text="text"))
+    assert "people.csv: in row 51 (row 1 is the first below the first line) a quote opens a field" in message
+    assert "CANARY" not in message.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("text", ['"two\nlines"', '"a ""b"" c"', 'a "b" c', 'a"', '5" screen', '""', '"a\r\n""b"'])
+def test_quotes_that_change_no_other_record(tmp_path: Path, text: str) -> None:
+    declared = Declaration(classes=2, size=60, text="text")
+    found = load(written(tmp_path, with_row(f"1,{text}")), declaration=declared).train
+    other = load(written(tmp_path, with_row("1,")), declaration=declared).train
+    assert found.targets.tolist() == other.targets.tolist()
+    assert np.delete(found.inputs, 50, axis=0).tolist() == np.delete(other.inputs, 50, axis=0).tolist()
+
+
+@pytest.mark.parametrize("name", ["p.tsv", "p.txt", "p.TSV.gz", "p.txt.gz"])
+def test_tables_of_other_names(tmp_path: Path, name: str) -> None:
+    content = b"x\tlabel\n1,5\t1\n2\t0\n"
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    found = load(str(tmp_path / name), declaration=Declaration(classes=2, size=2, decimal=","))
+    assert found.train.inputs.tolist() == [[1.5], [2]]
 
 
 def test_not_utf8(tmp_path: Path) -> None:
@@ -142,6 +181,13 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "cut.csv.gz"
     path.write_bytes(gzip.compress(CONTENT.encode())[:-10])
     assert "cannot be read" in refusal(str(path), DECLARED)
+
+
+def test_a_gzip_that_is_none_is_not_quoted(tmp_path: Path) -> None:
+    path = tmp_path / "plain.csv.gz"
+    path.write_bytes(b"\x9eSECRET,label\n1,0\n")
+    message = refusal(str(path), DECLARED)
+    assert message == f"{path} cannot be read: its gzip format is damaged or cut; write or copy it again"
 
 
 def test_absent_test_file(tmp_path: Path) -> None:
@@ -169,8 +215,10 @@ def test_separators_in_quoted_names_do_not_count(tmp_path: Path) -> None:
 
 
 def test_labels_in_any_case_and_with_decimals(tmp_path: Path) -> None:
-    named = load(written(tmp_path, "x,label\n1,YES\n2,no\n"), declaration=Declaration(classes=("No", "Yes"), size=2))
+    named = load(written(tmp_path, "x,label\n1,YES\n2,no \n"), declaration=Declaration(classes=("No", "Yes"), size=2))
     assert named.train.targets.tolist() == [1, 0]
+    listed = load(written(tmp_path, "x,label\n1,1.0\n2,0.0 \n"), declaration=Declaration(classes=("0", "1"), size=2))
+    assert listed.train.targets.tolist() == [1, 0]
     numbered = load(written(tmp_path, "x,label\n1,1.0\n2,0.0\n"), declaration=Declaration(classes=2, size=2))
     assert numbered.train.targets.tolist() == [1, 0]
 
@@ -202,7 +250,7 @@ def test_points_are_no_decimals_where_commas_are(tmp_path: Path) -> None:
 
 
 def test_rows_without_a_label_are_left_out_where_this_is_declared(tmp_path: Path) -> None:
-    path = written(tmp_path, "x,label\n1,yes\n2,\n3,NA\n,?\n4,No\n")
+    path = written(tmp_path, "x,label\n1,yes \n2, \n3,NA\n,?\n4,No\n")
     declared = Declaration(classes=("no", "yes"), size=2, skip_unlabelled=True)
     split = load(path, declaration=declared).train
     assert (split.inputs.tolist(), split.targets.tolist()) == ([[1], [4]], [1, 0])

@@ -68,9 +68,9 @@ def test_folders_and_files_that_do_not_belong(pets: Path) -> None:
     save(pets / "train" / "CANARY" / "a.png", 9)
     (pets / "train" / "dog" / "CANARY.txt").write_text("hello")
     message = refusal(pets)
-    assert "pets/train: 2 problems" in message
-    assert "1 entries are not named after a declared class" in message
-    assert "dog: 1 entries do not end in .jpeg, .jpg, .png" in message
+    assert message.startswith(f"{pets}/train: 2 problems")
+    assert "1 entry is not named after a declared class" in message
+    assert "dog: 1 entry is no file that ends in .jpeg, .jpg, .png" in message
     assert "CANARY" not in message
 
 

@@ -35,7 +35,7 @@ def test_unknown_name_with_nothing_close() -> None:
 
 def test_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "mine.parquet").write_bytes(b"")
-    with pytest.raises(DataError, match=r"mine.parquet is a file of another kind; .*\.csv, \.csv\.gz, \.npz"):
+    with pytest.raises(DataError, match=r"mine.parquet is a file of another kind; .*\.csv, \.tsv, \.txt, .*\.npz"):
         load(str(tmp_path / "mine.parquet"))
 
 

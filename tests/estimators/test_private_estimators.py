@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
@@ -219,3 +219,74 @@ def test_wrong_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="X holds texts") as error:
         classifier().fit(frame.assign(job="spy"), Y[:20])
     assert "spy" not in str(error.value)
+
+
+def test_a_search_over_arrays_of_numpy() -> None:
+    grid = {"epochs": np.arange(1, 3), "epsilon": np.array([2, 3], dtype=np.float32)}
+    found = GridSearchCV(classifier(), grid, cv=2, error_score="raise").fit(X, Y)
+    assert found.best_params_["epochs"] in (1, 2)
+    classifier(delta=np.float32(1e-5), learning_rate=np.float32(0.5), batch_size=np.int64(60)).fit(X, Y)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "labels"),
+    [
+        ({"classes": ["a", "b"]}, X, Y),
+        ({"bounds": (-2, 2), "batch_size": 10**7}, X, Y),
+        ({"bounds": (0, 1)}, X[:, :1], Y[:-1]),
+    ],
+)
+def test_a_fit_that_fails_leaves_the_last_one(changed: dict[str, Any], rows: np.ndarray, labels: np.ndarray) -> None:
+    model = classifier(epochs=1.0).fit(X, Y)
+    before, predicted = {name: value for name, value in vars(model).items() if name.endswith("_")}, model.predict(X)
+    with pytest.raises(ValueError):
+        model.set_params(**changed).fit(rows, labels)
+    assert {name: value for name, value in vars(model).items() if name.endswith("_")} == before
+    assert (model.predict(X) == predicted).all()
+
+
+def test_a_regression_that_fails_leaves_the_last_one() -> None:
+    model = regressor(epochs=1.0).fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="batch_size"):
+        model.set_params(target_bounds=(5, 6), batch_size=10**7).fit(X, X[:, 0])
+    assert model.target_bounds_.tolist() == [-1, 2]
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        np.array(["secret"] * 1000),
+        np.array(["secret"] * 1000, dtype=object),
+        X[:, 0].astype(str),
+        X[:, 0].astype(str).tolist(),
+    ],
+)
+def test_texts_as_numbers_to_predict_are_refused(targets: Any) -> None:
+    with pytest.raises(ValueError, match=r"^y holds texts.*y\.astype\(float\)"):
+        regressor().fit(X, targets)
+
+
+@pytest.mark.parametrize("number", [2.0, np.float64(2.0)])
+def test_a_number_of_classes_is_whole(number: float) -> None:
+    with pytest.raises(ValueError, match=r"expected classes as all labels.* got classes=2\.0"):
+        classifier(classes=number).fit(X, Y)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_errors_about_the_form_of_rows_contain_no_value(make: Any) -> None:
+    y = Y if make is classifier else X[:, 0]
+    for rows, said in [
+        (X[:, 0], "Expected 2D array.*reshape"),
+        (X + 1j, "Complex data not supported"),
+        (np.full((1000, 2), "secret"), "X holds texts"),
+        (np.array(0.123), "Expected 2D array"),
+    ]:
+        with pytest.raises(ValueError, match=said) as raised:
+            make().fit(rows, y)
+        assert not any(words in str(raised.value) for words in ("0.", "array=", "secret"))
+    with pytest.raises(ValueError, match="Complex data not supported"):
+        regressor().fit(X, X[:, 0] + 1j)
+    model = make(epochs=1.0).fit(X, y)
+    with pytest.raises(ValueError, match="Expected 2D array") as raised:
+        model.predict(X[0])
+    assert "0." not in str(raised.value)

@@ -15,3 +15,9 @@ def accelerate_begins_anew() -> Iterator[None]:
     if (state := sys.modules.get("accelerate.state")) is not None:
         state.GradientState._reset_state()
         state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is looked up at Hugging Face."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -159,7 +159,7 @@ def test_one_release_a_step_and_only_public_values_in_logs_and_checkpoints(tmp_p
     header, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert set(header.split(",")) == {"epoch", "step", "epsilon", "val_loss"}
     logged = [float(line.split(",")[header.split(",").index("epsilon")] or 0) for line in lines]
-    assert len([epsilon for epsilon in logged if epsilon]) == 8
+    assert len([epsilon for epsilon in logged if epsilon]) == 10, "after each step, and at the end of each epoch"
 
     assert module.kept == []
     assert float(module.seen) == 0.0
@@ -243,6 +243,26 @@ def test_loaders_of_data_modules_and_modules_are_taken(tmp_path: Path) -> None:
     assert training.global_step == released(tmp_path / "two") == 3
 
 
+class Stopping(lightning.Callback):
+    """Stops the trainer after some steps."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        trainer.should_stop = trainer.global_step >= self.after
+
+
+@pytest.mark.parametrize(("every", "after"), [(3, 5), (50, 8), (None, 4)])
+def test_epsilon_is_that_of_the_last_step(tmp_path: Path, every: int | None, after: int) -> None:
+    training = trainer(tmp_path, max_epochs=5, callbacks=[Stopping(after)], log_every_n_steps=every)
+    training.fit(private(), loader())
+    assert training.global_step == released(tmp_path) == after
+    with noisette.Ledger(tmp_path / "ledger.jsonl") as ledger:
+        spent = noisette.PldAccountant().compose(ledger.events).epsilon(delta=1e-3)
+    assert float(training.callback_metrics["epsilon"]) == pytest.approx(spent)
+
+
 def test_epochs_follow_the_declared_size(tmp_path: Path) -> None:
     training = trainer(tmp_path, max_epochs=1)
     training.fit(private(public_size=13, delta=1e-4), loader())
@@ -254,7 +274,7 @@ def test_a_captured_step_follows_the_numbers_of_the_trainer() -> None:
         current_epoch, logger, name = 3, None, [1]
 
     counting = Counting()
-    stand_in = TrainerOfLoss(counting)
+    stand_in = TrainerOfLoss(counting, lambda: True)
     assert stand_in.numbers_read() == ()
     assert stand_in.current_epoch == 3
     assert stand_in.name == [1]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import noisette
 from lightning_modules import Classifier, lightning, loader, private, rows, trainer
@@ -42,6 +42,89 @@ class WithMemory(Classifier):
         return self.trainer.last
 
 
+class Remembering(lightning.Callback):
+    """Is saved in checkpoints, with a value."""
+
+    value = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+
+class WithCallback(Classifier):
+    """Leaves the loss of a record in a callback, for the next one and for the checkpoints."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        before, self.trainer.callbacks[0].value = self.trainer.callbacks[0].value, loss.item()
+        return loss * (before < 0.1)
+
+
+class WithLoop(Classifier):
+    """Reaches the trainer itself, by a loop."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.trainer.fit_loop.trainer.callbacks[0].value = 1.0
+        return super().training_step(batch, batch_idx)["loss"]
+
+
+class WithData(Classifier):
+    """Leaves the loss of a record in the data module."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        before, self.trainer.datamodule.value = self.trainer.datamodule.value, loss.item()
+        return loss * (before < 0.1)
+
+
+class WithSchedule(Classifier):
+    """Leaves the loss of a record in the scheduler."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.lr_schedulers().gamma = loss.item()
+        return loss
+
+
+class WithRate(Classifier):
+    """Leaves the loss of a record in the optimizer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        self.optimizers().param_groups[0]["lr"] = loss.item()
+        return loss
+
+
+class Records(lightning.LightningDataModule):
+    """Hands out a loader."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__()
+        self.loader, self.value = loader, 0.0
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+
+class Reading(Classifier):
+    """Reads what a step may read of its trainer."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)["loss"]
+        rate = self.optimizers().param_groups[0]["lr"] + self.lr_schedulers().get_last_lr()[0]
+        assert self.trainer.lightning_module is self
+        assert self.trainer.max_epochs == 2
+        assert self.trainer.ckpt_path is None
+        return loss * (rate + self.trainer.datamodule.value + self.trainer.current_epoch)
+
+
+class Streamed(IterableDataset[Any]):
+    """Records without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(TensorDataset(*rows()))
+
+
 class WithoutLoss(Classifier):
     """Leaves records out."""
 
@@ -55,16 +138,29 @@ class WithoutLoss(Classifier):
         (WithLogger, "uses a logger"),
         (WithTrainersLogger, "uses a logger"),
         (WithMemory, "sets last of its trainer"),
+        (WithCallback, "uses callbacks of its trainer"),
+        (WithLoop, "uses fit_loop of its trainer"),
+        (WithData, "keeps from one call to the next"),
+        (WithSchedule, "keeps from one call to the next"),
+        (WithRate, "keeps from one call to the next"),
         (WithoutLoss, "returned no loss"),
     ],
 )
 def test_a_step_that_gives_records_away_is_refused(tmp_path: Path, module: type[Any], said: str) -> None:
-    training, made = trainer(tmp_path), private(module())
+    remembering = Remembering()
+    training, made = trainer(tmp_path, callbacks=[remembering]), private(module())
     with pytest.raises(noisette.PrivacyError, match=said):
-        training.fit(made, loader())
+        training.fit(made, datamodule=Records(loader()))
+    assert remembering.value == 0.0
     assert made.trainer is training, "the stand-ins are gone"
     assert made.kept == []
     assert "loss" not in ((tmp_path / "metrics.csv").read_text() if (tmp_path / "metrics.csv").exists() else "")
+
+
+def test_a_step_reads_numbers_datamodule_optimizers_and_schedules(tmp_path: Path) -> None:
+    training = trainer(tmp_path)
+    training.fit(private(Reading()), datamodule=Records(loader()))
+    assert training.global_step == 8
 
 
 def test_all_problems_of_a_trainer_at_once(tmp_path: Path) -> None:
@@ -102,6 +198,7 @@ def test_all_problems_of_a_trainer_at_once(tmp_path: Path) -> None:
         (lambda: [loader(), loader()], "expected one DataLoader"),
         (lambda: DataLoader(TensorDataset(*rows()), 2, sampler=WeightedRandomSampler([1.0] * 8, 8)), "Weighted"),
         (lambda: DataLoader(TensorDataset(*rows()), batch_size=None), "no batch_size"),
+        (lambda: DataLoader(Streamed(), 2), "IterableDataset.*list"),
     ],
 )
 def test_loaders_without_a_price_are_refused(tmp_path: Path, given: Callable[[], Any], said: str) -> None:

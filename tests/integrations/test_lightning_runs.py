@@ -101,6 +101,26 @@ def test_a_run_goes_on_with_its_own_weights_records_and_ledger_alone(tmp_path: P
         trainer(tmp_path).fit(private(), loader(), ckpt_path=tmp_path / "plain.ckpt")
 
 
+def test_a_run_goes_on_as_it_was_declared(tmp_path: Path) -> None:
+    checkpoint = crashed(tmp_path)
+    with pytest.raises(ValueError, match="declared otherwise") as raised:
+        trainer(tmp_path, max_epochs=3).fit(
+            private(epsilon=1.0, delta=1e-4, max_grad_norm=9.0, noise_multiplier=2.0, public_size=16),
+            loader(batch_size=4),
+            ckpt_path=checkpoint,
+        )
+    assert [line.strip() for line in str(raised.value).splitlines()[1:-1]] == [
+        "public_size: 8 in the checkpoint, 16 now",
+        "batch size of the loader: 2 in the checkpoint, 4 now",
+        "steps of max_epochs or max_steps: 8 in the checkpoint, 12 now",
+        "epsilon: 8.0 in the checkpoint, 1.0 now",
+        "delta: 0.001 in the checkpoint, 0.0001 now",
+        "noise_multiplier: not declared in the checkpoint, 2.0 now",
+        "max_grad_norm: 0.5 in the checkpoint, 9.0 now",
+    ]
+    assert released(tmp_path) == 5, "nothing was spent"
+
+
 class Interrupted(Classifier):
     """Counts its calls, and fails within a batch."""
 

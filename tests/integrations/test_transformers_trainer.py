@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,59 +14,14 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
 pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
 
-from transformers import BertConfig, BertForSequenceClassification, TrainerCallback  # noqa: E402
+from transformers import BertForSequenceClassification, TrainerCallback  # noqa: E402
 
 import noisette  # noqa: E402
 from noisette.integrations.transformers import PrivateTrainer, PrivateTrainingArguments  # noqa: E402
 from noisette.mechanisms.gaussian_noise import GaussianNoise  # noqa: E402
+from small_trainer import LENGTHS, arguments, model, records  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
-LENGTHS = (3, 9, 5, 2, 8, 4, 7, 6)
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def records(lengths: Sequence[int] = LENGTHS) -> list[dict[str, Any]]:
-    drawn = torch.Generator().manual_seed(0)
-    return [
-        {"input_ids": torch.randint(5, 40, (n,), generator=drawn).tolist(), "label": k % 2}
-        for k, n in enumerate(lengths)
-    ]
-
-
-def model(dropout: float = 0.0) -> BertForSequenceClassification:
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=40,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=64,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    return BertForSequenceClassification(config)
-
-
-def arguments(folder: Path, **changed: Any) -> PrivateTrainingArguments:
-    given: dict[str, Any] = {
-        "output_dir": str(folder),
-        "epsilon": 8.0,
-        "delta": 1e-3,
-        "public_size": 8,
-        "per_device_train_batch_size": 2,
-        "num_train_epochs": 2,
-        "bucket_edges": (4, 8, 16),
-        "report_to": [],
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "logging_steps": 2,
-    }
-    return PrivateTrainingArguments(**given | changed)
 
 
 class Watching(TrainerCallback):
@@ -270,3 +225,136 @@ def test_language_models_with_a_tokenizer_and_a_collator(tmp_path: Path, tokeniz
         processing_class=tokenizer,
     )
     assert trainer.train().global_step == 8
+
+
+# What was declared, and what is silently ignored
+
+
+def stopped(folder: Path, after: int = 4, **changed: Any) -> None:
+    """A training that ends after some steps, with a checkpoint of each second one."""
+    args = arguments(folder, save_strategy="steps", save_steps=2, **changed)
+    with pytest.raises(KeyboardInterrupt):
+        PrivateTrainer(model(), args, train_dataset=records(), callbacks=[Failing(after)]).train()
+
+
+def test_what_differs_from_the_declared_on_resuming_is_refused_at_once(tmp_path: Path) -> None:
+    stopped(tmp_path)
+    other = {"epsilon": 4.0, "delta": 1e-4, "public_size": 16, "max_grad_norm": 5.0, "max_steps": 12}
+    again = PrivateTrainer(
+        model(), arguments(tmp_path, per_device_train_batch_size=4, **other), train_dataset=records()
+    )
+    with pytest.raises(ValueError) as raised:
+        again.train(resume_from_checkpoint=True)
+    for words in ("epsilon: 4.0 now, 8.0", "delta", "public_size", "max_grad_norm", "accumulation_steps: 4 now, 2"):
+        assert words in str(raised.value)
+    assert "12 steps' now, '2 epochs' at the start" in str(raised.value)
+    halved = arguments(tmp_path, per_device_train_batch_size=1, gradient_accumulation_steps=2)
+    assert PrivateTrainer(model(), halved, train_dataset=records()).train(resume_from_checkpoint=True).metrics
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_the_schedule_goes_on_where_it_was(schedule: str, tmp_path: Path) -> None:
+    given = {"lr_scheduler_type": schedule, "warmup_steps": 2, "logging_steps": 1, "learning_rate": 0.5}
+    whole = PrivateTrainer(model(), arguments(tmp_path / "whole", **given), train_dataset=records())
+    whole.train()
+    rates = [line["learning_rate"] for line in whole.state.log_history if "learning_rate" in line]
+    stopped(tmp_path, **given)
+    args = arguments(tmp_path, **given)
+    again = PrivateTrainer(model(), args, train_dataset=records())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert not [warning for warning in said if "lr_scheduler.step" in str(warning.message)]
+    found = [line["learning_rate"] for line in again.state.log_history if "learning_rate" in line]
+    assert found == pytest.approx(rates[: len(found)])
+    assert len(found) > 2
+
+
+HELD_OUT = [{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1], "label": k % 2} for k in range(4)]
+
+
+def test_a_schedule_may_follow_the_evaluation(tmp_path: Path) -> None:
+    given = {"lr_scheduler_type": "reduce_lr_on_plateau", "lr_scheduler_kwargs": {"patience": 0, "threshold": 10.0}}
+    args = arguments(tmp_path, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=4, **given)
+    trainer = PrivateTrainer(model(), args, train_dataset=records(), eval_dataset=HELD_OUT)
+    trainer.train()
+    rates = [line["learning_rate"] for line in trainer.state.log_history if "learning_rate" in line]
+    assert rates[0] == args.learning_rate
+    assert rates[-1] < args.learning_rate
+    optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    follows = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    without = PrivateTrainer(
+        trainer.model,
+        arguments(tmp_path / "other"),
+        train_dataset=records(),
+        optimizers=(optimizer, follows),  # type: ignore[arg-type]
+    )
+    with pytest.raises(ValueError, match="follows a metric of the evaluation"):
+        without.train()
+
+
+class EndingEpochs(TrainerCallback):
+    """Ends each epoch after its first step."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_epoch_stop = True
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.epochs += 1
+
+
+def test_an_epoch_ends_without_the_training(tmp_path: Path) -> None:
+    ending = EndingEpochs()
+    trainer = PrivateTrainer(
+        model(), arguments(tmp_path, num_train_epochs=3), train_dataset=records(), callbacks=[ending]
+    )
+    assert trainer.train().global_step == 3
+    assert ending.epochs == 3
+    assert released(tmp_path) == 3, "what is left out is not spent"
+
+
+@pytest.mark.parametrize("name", ["gradient_checkpointing", "activation_checkpointing"])
+def test_activations_are_recomputed_where_asked(name: str, tmp_path: Path) -> None:
+    if name not in PrivateTrainingArguments.__dataclass_fields__:
+        pytest.skip("of later versions of transformers")
+    trainer = PrivateTrainer(model(), arguments(tmp_path, max_steps=2, **{name: True}), train_dataset=records())
+    assert trainer.train().global_step == 2
+    assert trainer.model.is_gradient_checkpointing
+
+
+IGNORED = {
+    "neftune_noise_alpha": 5.0,
+    "data_seed": 1,
+    "debug": "underflow_overflow",
+    "include_num_input_tokens_seen": True,
+    "train_sampling_strategy": "group_by_length",
+    "save_only_model": True,
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+def test_an_argument_without_effect_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"{name}="):
+        arguments(tmp_path, **{name: IGNORED[name]})
+
+
+def test_a_rerun_in_the_same_folder_says_how_little_is_left(tmp_path: Path) -> None:
+    PrivateTrainer(model(), arguments(tmp_path), train_dataset=records()).train()
+    again = PrivateTrainer(model(), arguments(tmp_path), train_dataset=records())
+    with pytest.warns(UserWarning, match=r"holds 8 earlier releases, .*epsilon=.* of 8: .*noise multiplier \d"):
+        again.train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        PrivateTrainer(model(), arguments(tmp_path / "other"), train_dataset=records()).train()
+
+
+def test_the_best_model_is_saved_where_that_is_the_strategy(tmp_path: Path) -> None:
+    args = arguments(tmp_path, save_strategy="best", eval_strategy="steps", eval_steps=2, metric_for_best_model="loss")
+    trainer = PrivateTrainer(model(), args, train_dataset=records(), eval_dataset=HELD_OUT)
+    trainer.train()
+    best = trainer.state.best_global_step
+    assert (tmp_path / f"checkpoint-{best}").is_dir()

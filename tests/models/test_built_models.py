@@ -131,6 +131,8 @@ def test_fixed_features_have_no_parameters() -> None:
         ("own:not_a_module", "not a torch.nn.Module"),
         ("own:wrong_classes", "does not fit the labels"),
         ("own:wrong_shape", "cannot take examples of shape"),
+        ("own:of_a_dictionary", "return a model that takes this tensor alone"),
+        ("own:of_two", "return a model that takes this tensor alone"),
     ],
 )
 def test_models_that_do_not_fit_are_refused(
@@ -138,6 +140,12 @@ def test_models_that_do_not_fit_are_refused(
 ) -> None:
     (tmp_path / "own.py").write_text(
         "from torch import nn\n"
+        "class OfADictionary(nn.Linear):\n"
+        "    def forward(self, batch): return super().forward(batch.get('x'))\n"
+        "class OfTwo(nn.Linear):\n"
+        "    def forward(self, x, mask): return super().forward(x * mask)\n"
+        "def of_a_dictionary(shape, classes): return OfADictionary(4, 2)\n"
+        "def of_two(shape, classes): return OfTwo(4, 2)\n"
         "def takes_one(shape): return nn.Linear(4, 2)\n"
         "def not_a_module(shape, classes): return 3\n"
         "def wrong_classes(shape, classes): return nn.Linear(4, 3)\n"

@@ -98,3 +98,39 @@ def test_a_short_run_captures_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert train("auto", 24)[3].captured_operations == 0
+
+
+class Centred(nn.Module):
+    """Gives a buffer a new tensor in each call, and reads it."""
+
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 4)
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return self.layer(x - self.mean)
+
+
+@pytest.mark.filterwarnings("ignore::noisette.clipping.captured_step.CaptureWarning")
+def test_a_trace_that_fails_leaves_nothing_in_the_model() -> None:
+    inputs, targets = torch.randn(40, 6), torch.randint(0, 4, (40,))
+    gradients = []
+    for capture in ("eager", "graph"):
+        model = Centred()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        with noisette.privatize(
+            PerExampleClip(model, 0.5, capture=capture), optimizer, (inputs, targets), sampling_rate=1.0,
+            expected_batch_size=1, steps=1, noise_multiplier=1e-9,
+        ) as run:  # fmt: skip
+            for batch in run.batches():
+                for x, y in batch.microbatches(8):
+                    run.accumulate(cross_entropy, x, y)
+                optimizer.step()
+        assert model.layer.weight.grad is not None
+        gradients.append(model.layer.weight.grad)
+    torch.testing.assert_close(*gradients)

@@ -157,3 +157,29 @@ REFUSED = {
 def test_what_is_refused(records: Any, edges: Any, pad: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         PaddedBuckets(records, edges, pad=pad)
+
+
+def test_a_microbatch_holds_one_pair_of_buckets() -> None:
+    pairs = [{"source": list(range(1, n + 1)), "target": list(range(1, m + 1))} for n in (2, 7) for m in (3, 6, 7)] * 2
+    padded = PaddedBuckets(PaddedBuckets(pairs, (4, 8), pad={"source": 0}), (4, 8), pad={"target": -1})
+    parts = microbatches(padded, range(12), 100)
+    shapes = [(part["source"].shape, part["target"].shape) for part in parts]
+    assert sorted(shapes) == [((2, 4), (2, 4)), ((2, 8), (2, 4)), ((4, 4), (4, 8)), ((4, 8), (4, 8))]
+    found = [
+        (int((source > 0).sum()), int((target > 0).sum()))
+        for part in parts
+        for source, target in zip(part["source"], part["target"], strict=True)
+    ]
+    assert sorted(found) == sorted([(n, m) for n in (2, 7) for m in (3, 6, 7)] * 2)
+
+
+def test_a_field_that_is_not_padded_is_named_where_it_differs() -> None:
+    texts = [{"ids": [1, 2, 3][:n], "tags": [0] * n} for n in (2, 3)]
+    with pytest.raises(ValueError, match="the field 'tags' has another shape"):
+        microbatches(
+            PaddedBuckets([{k: torch.tensor(v) for k, v in t.items()} for t in texts], (4,), pad={"ids": 0}),
+            range(2),
+            2,
+        )
+    with pytest.raises(ValueError, match="the field 'ids' has another shape"):
+        microbatches([{"ids": torch.zeros(n)} for n in (2, 3)], range(2), 2)  # type: ignore[arg-type]

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral, Real
+from typing import TypeVar, cast
+
+import numpy as np
+
+Value = TypeVar("Value")
+
+
+def plain(value: Value) -> Value:
+    """A number of NumPy as one of Python, which JSON can hold; everything else as it is.
+
+    >>> plain(np.int64(2)), plain("2")
+    (2, '2')
+    """
+    return cast(Value, value.item()) if isinstance(value, np.generic) else value
 
 
 def _number(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"expected {name} to be a number, got {name}={value!r}")
     if math.isnan(value):
         raise ValueError(f"expected {name} to be a number, got {name}=nan")
@@ -52,7 +67,7 @@ def below_one(**arguments: object) -> None:
 def count(**arguments: object) -> None:
     """Each argument is a whole number of at least one, or an error names it."""
     for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
         if value < 1:
             raise ValueError(f"expected {name} >= 1, got {name}={value}")
@@ -61,7 +76,7 @@ def count(**arguments: object) -> None:
 def whole(**arguments: object) -> None:
     """Each argument is a whole number of at least zero, or an error names it."""
     for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, Integral):
             raise TypeError(f"expected {name} to be a whole number, got {name}={value!r}")
         if value < 0:
             raise ValueError(f"expected {name} >= 0, got {name}={value}")

@@ -86,6 +86,7 @@ class AuditedRun:
     shapes: Shapes
     recipe: Recipe | None
     unknown: str
+    held_out: bool  # whether records were held out, to test with
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, data: DataSet) -> Self:
@@ -115,6 +116,7 @@ class AuditedRun:
             shapes,
             recipe,
             "",
+            recipe.data.holdout is not None,
         )
 
     @classmethod
@@ -146,6 +148,7 @@ class AuditedRun:
                 settings["model"]["batch_norm"] == "public",
                 shapes,
                 *_recipe(facts),
+                settings["data"].get("holdout") is not None,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder / RUN_FILE} lacks {error}, so it does not describe a run") from error

@@ -36,6 +36,9 @@ class PythonState:
     Args:
         model: given to the functions.
         widest: containers of more entries are not looked into.
+
+    Attributes:
+        meets_generator: whether the last call of :meth:`of` has met a generator that is not at its end.
     """
 
     def __init__(self, model: nn.Module, widest: int = WIDEST) -> None:
@@ -44,6 +47,7 @@ class PythonState:
         self._names: set[str] = {"forward"}  # that the code met so far reads
         self._counted: set[str] = set()
         self._walks: dict[int, Walk] = {}  # of modules
+        self.meets_generator = False
 
     def of(self, *reached: Any) -> Hashable:
         """What stands there now, given the functions that are called and the other values that they get."""
@@ -54,6 +58,7 @@ class PythonState:
             if len(self._names) == known:
                 break
             self._walks.clear()  # they have looked for fewer names
+        self.meets_generator = any(walk.meets_generator for walk in walks)
         return tuple([part for walk in walks for part in (walk.found, _of_tensors(walk), _of_arrays(walk))])
 
     def _all_walks(self, reached: tuple[Any, ...]) -> list[Walk]:

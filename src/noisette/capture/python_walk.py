@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import types
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import partial
@@ -33,6 +34,15 @@ _NOT_CALLED = {
     *("__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__"),
 }
 _Read = Callable[..., Iterable[Any]]
+_BYTES = (array, bytearray, memoryview)  # hold numbers in memory of their own
+
+
+class StandIn:
+    """An object of this library that stands for one of the user's: the walk follows what it holds."""
+
+    def held(self) -> Iterable[Any]:
+        """What of the user's object may be read through it."""
+        return ()
 
 
 class Found:
@@ -60,6 +70,7 @@ class Walk:
     Attributes:
         tensors, arrays: met, whose state is read at each call.
         modules: met, which are not walked through.
+        meets_generator: whether there is one that goes on with what it has left in its variables.
     """
 
     def __init__(self, names: set[str], counted: set[str], widest: int = WIDEST) -> None:
@@ -69,6 +80,7 @@ class Walk:
         self.tensors: list[Tensor] = []
         self.arrays: list[np.ndarray] = []
         self.modules: list[nn.Module] = []
+        self.meets_generator = False
         self._values: list[Hashable] = []
         self._seen: dict[int, Any] = {}  # held, so that no other object gets the same id
         self._watched: list[tuple[_Read, tuple[Any, ...], tuple[Any, ...]]] = []
@@ -102,6 +114,9 @@ class Walk:
             self.tensors.append(value)
         elif isinstance(value, np.ndarray):
             self.arrays.append(value)
+        elif isinstance(value, _BYTES):
+            self._values.append(_content_of(value))
+            self._is_watchable = False  # they change without another object in their place
         elif isinstance(value, types.FunctionType):
             self._values.append(value.__code__)  # a function may be made anew in each call, from the same code
         elif isinstance(value, types.BuiltinFunctionType):
@@ -156,6 +171,11 @@ class Walk:
             return value.func, value.args, value.keywords
         if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
             return self._of_container(value)
+        if isinstance(value, types.GeneratorType):
+            self.meets_generator |= value.gi_frame is not None
+            return ()
+        if isinstance(value, StandIn):
+            return self._watch(value.held)
         if isinstance(value, types.ModuleType):
             return self._of_python_module(value)
         if isinstance(value, type):
@@ -234,6 +254,14 @@ def _parts(function: types.FunctionType) -> tuple[Any, ...]:
     """What a function is made of beside its global names."""
     cells = [cell.cell_contents if _is_filled(cell) else None for cell in function.__closure__ or ()]
     return function.__code__, function.__defaults__, function.__kwdefaults__, *cells
+
+
+def _content_of(value: array[Any] | bytearray | memoryview) -> Hashable:
+    """What can change in these bytes: nothing in a view that is read only, or whose memory is gone."""
+    try:
+        return None if isinstance(value, memoryview) and value.readonly else hash(bytes(value))
+    except ValueError:
+        return None
 
 
 def _is_filled(cell: types.CellType) -> bool:

@@ -91,6 +91,8 @@ def audit(
     keep_freed_memory()
     try:
         results = AuditResults(place, data_dir)
+        if membership:
+            results.check_members()
         results.audit_mechanism(steps, pairs, whole_run)
         results.audit_records(one_run, confidence, membership, shadows)
     except KeyboardInterrupt:
@@ -119,7 +121,7 @@ def _check_place(place: Path, membership: bool) -> None:
 
 
 def _print(results: AuditResults, folder: Path) -> None:
-    """Print the results: a table, z-scores, remarks and findings."""
+    """Print the results: a table, statistics, remarks and findings."""
     console = Console(soft_wrap=True, highlight=False)
     table = Table(
         "", "certified, at least", "guaranteed, at most", "verdict", box=None, pad_edge=False, header_style="bold"
@@ -128,8 +130,8 @@ def _print(results: AuditResults, folder: Path) -> None:
         table.add_row(*row)
     console.print(table)
     if results.step:
-        checks = "  ".join(f"{check.name} {check.z:+.1f}" for check in results.step.checks)
-        console.print(f"\nz-scores of the step: {checks}", markup=False)
+        checks = "  ".join(f"{check.name} {check.z:+.1f} ({check.limit:.1f})" for check in results.step.checks)
+        console.print(f"\nstatistics of the step, each with the most it may be: {checks}", markup=False)
     for remark in results.remarks:
         console.print(remark, markup=False)
     for line in _about_records(results):

@@ -48,6 +48,23 @@ class AuditResults:
             recipe = Recipe.read(self.path)
             self.run = AuditedRun.of_recipe(recipe, load_data(recipe, self.data_dir))
 
+    def check_members(self) -> None:
+        """Check that members of the run can be told from others, as an attack on its model needs.
+
+        Raises:
+            ValueError: they cannot.
+        """
+        if self.run.held_out:
+            raise ValueError(
+                "which records this run held out was forgotten when it ended, so members and others cannot be told "
+                "apart; leave --membership out"
+            )
+        if self.run.recipe is None:
+            raise ValueError(
+                f"--membership reads the records of the run, and its folder does not contain {self.run.unknown}; leave "
+                "--membership out. A recipe can be audited with --one-run, which reads its records"
+            )
+
     def audit_mechanism(self, steps: int, pairs: int, whole_run: bool) -> None:
         """Make the audits that read no record."""
         self.step = self.run.audit_step(steps=steps)
@@ -72,11 +89,6 @@ class AuditResults:
         from noisette.training.loop import train
 
         run, recipe = self.run, self.run.known_recipe
-        if membership and recipe.data.holdout is not None:
-            raise ValueError(
-                "which records this run held out was forgotten when it ended, so members and others cannot be told "
-                "apart; leave --membership out, or train with a second file as test"
-            )
         data, public = load_data(recipe, self.data_dir), load_public(recipe, self.data_dir)
 
         def trained(data: DataSet, on_step: OnStep) -> nn.Module:

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from noisette.cli.errors import plain_errors
 from noisette.cli.options import DataDir, option
-from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
+from noisette.cli.target import CLASSES, WRONG_CALL, given_shape, made_by, model_and_inputs, wrong_inputs
 from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
@@ -124,8 +124,8 @@ def _checked(target: str, bound: GradientBound, given: Call) -> list[_Line]:
     call = given
     try:
         bound.model(*given.args, **given.kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise ValueError(f"{target} does not accept its inputs: {error}; give the shape of its data") from error
+    except (*WRONG_CALL, ValueError) as error:
+        raise wrong_inputs(target, error) from error
     with suppress(PrivacyError):  # the checks themselves say what is wrong
         call = with_usable_kinds(bound.model, call)
     lines = [_line("every trainable parameter is covered", lambda: _coverage(bound, given))]

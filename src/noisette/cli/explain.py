@@ -10,7 +10,7 @@ from rich.table import Table
 
 from noisette.cli.errors import plain_errors
 from noisette.cli.options import option
-from noisette.cli.target import CLASSES, given_shape, made_by, model_and_inputs
+from noisette.cli.target import CLASSES, WRONG_CALL, given_shape, made_by, model_and_inputs, wrong_inputs
 from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
@@ -66,10 +66,8 @@ def explain(
         explanation = explain_model(model, *call.args, kwargs=call.kwargs)
     except PrivacyError:
         raise
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"{target} does not accept its inputs: {error}; give --input-shape, or return (module, inputs)"
-        ) from error
+    except WRONG_CALL as error:
+        raise wrong_inputs(target, error) from error
     _show(explanation, "" if explanation.problems else capture_remark(model, call.args, call.kwargs))
     if explanation.problems:
         raise typer.Exit(_REFUSED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 from pathlib import Path
@@ -54,6 +55,21 @@ def numbers(option: str, given: str, example: str, *, count: int) -> tuple[float
     if len(found) != count or not all(map(math.isfinite, found)):
         raise ValueError(f"expected --{option} as {count} numbers, such as {example}, got {given!r}")
     return found
+
+
+def listed(option: str, given: str) -> tuple[str, ...]:
+    """The names in a text, separated by commas; one with a comma in it is in double quotes.
+
+    Raises:
+        ValueError: the quotes do not match.
+    """
+    try:
+        [names] = csv.reader([given], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError) as error:
+        raise ValueError(
+            f'expected --{option} as names separated by commas, quoted as "a, b" where one has a comma, got {given!r}'
+        ) from error
+    return tuple(name.strip() for name in names)
 
 
 MOST_STEPS, MOST_RECORDS = 10**12, 10**15  # beyond any training: floating point would no longer tell runs apart

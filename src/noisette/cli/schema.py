@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import numbers, option
+from noisette.cli.options import listed, numbers, option
 
 _OPEN = "?"  # the kind of a column that is still to be declared, which noisette train refuses
 
@@ -64,7 +64,11 @@ def schema(
     facts = _facts(label, classes, target, unit, size)
     facts |= ({"decimal": decimal} if decimal else {}) | ({"skip_unlabelled": True} if skip_unlabelled else {})
     declared = _declared(columns, number or [], category or [], missing or [], ignore)
-    left = [name for name in columns if name not in declared and name != (label or "label")]
+    if facts["label"] not in columns:
+        raise ValueError(
+            f"there is no column {facts['label']!r}, the label; name it with --label, as one of {', '.join(columns)}"
+        )
+    left = [name for name in columns if name not in declared and name != facts["label"]]
     if ask:
         declared |= {name: _asked(name) for name in left}
         left = []
@@ -80,15 +84,17 @@ def _named(header_of: Path | None, names: str | None) -> list[str]:
     """The names of the columns, from the header of a file or from the option."""
     if (header_of is None) == (names is None):
         raise ValueError("give a CSV whose first line names the columns, or --names")
+    from noisette.data.table import header, is_number
+
     if names is not None:
-        found = [name.strip() for name in names.split(",")]
+        found = list(listed("names", names))
     else:
         assert header_of is not None, "one of the two is given"
-        from noisette.data.table import header
-
         found = header(header_of)
     if len(set(found)) < len(found) or "" in found:
         raise ValueError("the columns must have different names, none of them empty")
+    if wrong := [name for name in found if is_number(name)]:
+        raise ValueError(f"--names: {wrong[0]} is a number; begin the name of a column with a letter")
     return found
 
 
@@ -98,7 +104,7 @@ def _facts(
     """What is declared about the table as a whole."""
     named: Any = None
     if classes is not None:
-        named = int(classes) if classes.isdecimal() else [name.strip() for name in classes.split(",")]
+        named = int(classes) if classes.isdecimal() else list(listed("classes", classes))
     facts = {
         "label": label or "label",
         "classes": named,
@@ -127,9 +133,9 @@ def _declared(
         add(name, _number(numbers(f"number {name}", bounds, "0,100", count=2)), "number")
     for given in category:
         name, texts = _pair("category", given, "job=cook,smith")
-        add(name, _category([text.strip() for text in texts.split(",")]), "category")
-    for name in ignore.split(",") if ignore else []:
-        add(name.strip(), {"kind": "ignored"}, "ignore")
+        add(name, _category(list(listed(f"category {name}", texts))), "category")
+    for name in listed("ignore", ignore) if ignore else []:
+        add(name, {"kind": "ignored"}, "ignore")
     for given in missing:
         name, rule = _pair("missing", given, "age=indicator")
         if name not in found or found[name]["kind"] == "ignored":
@@ -165,8 +171,15 @@ def _asked(name: str) -> dict[str, Any]:
     if kind == "number":
         return _number(typer.prompt(f"{name}: lowest and highest value, such as 0,100", value_proc=_bounds))
     if kind == "category":
-        return _category([text.strip() for text in typer.prompt(f"{name}: all known texts, such as a,b").split(",")])
+        return _category(typer.prompt(f"{name}: all known texts, such as a,b", value_proc=_texts))
     return {"kind": kind}
+
+
+def _texts(given: str) -> list[str]:
+    try:
+        return list(listed("category", given))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _chosen(given: str, choices: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from noisette._internal.allocator import keep_freed_memory
 from noisette.cli.errors import plain_errors
 from noisette.cli.options import DataDir, option
 from noisette.cli.stopping import Stopping
-from noisette.cli.training import report
+from noisette.cli.training import mention_others, mention_replaced, report
 from noisette.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -76,8 +76,15 @@ def search(
             "what needs the least noise",
         ),
     ] = None,
-    hold_out: Annotated[
-        float | None, option("F", "held-out: the share of the records.", "holdout of the recipe, or 0.1")
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            "--holdout",
+            "--hold-out",
+            metavar="F",
+            help="held-out: the share of the records.",
+            show_default="holdout of the recipe, or 0.1",
+        ),
     ] = None,
     score_noise: Annotated[
         float | None,
@@ -88,7 +95,8 @@ def search(
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("DIR", "The run folder. An older run there is replaced.", "runs/NAME-search of the data")
+        Path | None,
+        option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME-search of the data"),
     ] = None,
     data_dir: DataDir = None,
     as_json: Annotated[
@@ -109,7 +117,7 @@ def search(
         lambda: epsilon is None or checks.positive(epsilon=epsilon),
         lambda: delta is None or checks.open_fraction(delta=delta),
         partial(_check_number, runs, shape),
-        partial(_check_score, score_on, hold_out, score_noise),
+        partial(_check_score, score_on, holdout, score_noise),
         lambda: found.append(_space(over, settings)),
         partial(_check_recipe, settings, score_on),
     )
@@ -117,7 +125,7 @@ def search(
     budget = replace(privacy, epsilon=epsilon or privacy.epsilon, delta=delta or privacy.delta)
     settings = replace(settings, privacy=budget)
     place = out or Path("runs", Path(settings.data.name).resolve().name.partition(".")[0] + "-search")
-    score = partial(_score, settings, score_on, hold_out, score_noise)
+    score = partial(_score, settings, score_on, holdout, score_noise)
     report(lambda: _search(settings, found[0], score(), runs, shape, place, data_dir), as_json)
 
 
@@ -128,14 +136,14 @@ def _check_number(runs: float, shape: float | None) -> None:
         raise ValueError(f"expected --shape of at least 0, or inf, got {shape:g}")
 
 
-def _check_score(score_on: str, hold_out: float | None, score_noise: float | None) -> None:
+def _check_score(score_on: str, holdout: float | None, score_noise: float | None) -> None:
     if score_on not in _SCORES:
         raise ValueError(f"expected --score-on to be one of {', '.join(_SCORES)}, got {score_on!r}")
-    given = {"--hold-out": hold_out, "--score-noise": score_noise}
+    given = {"--holdout": holdout, "--score-noise": score_noise}
     if score_on == "public-set" and (idle := [name for name, value in given.items() if value is not None]):
         raise ValueError(f"{' and '.join(idle)} can go with --score-on held-out alone; leave out, or change it")
     checks.all_of(
-        lambda: hold_out is None or checks.open_fraction(hold_out=hold_out),
+        lambda: holdout is None or checks.open_fraction(holdout=holdout),
         lambda: score_noise is None or checks.positive(score_noise=score_noise),
     )
 
@@ -152,12 +160,12 @@ def _check_recipe(recipe: Recipe, score_on: str) -> None:
     check_recipe(recipe, public=score_on == "public-set")
 
 
-def _score(recipe: Recipe, score_on: str, hold_out: float | None, score_noise: float | None) -> Score:
+def _score(recipe: Recipe, score_on: str, holdout: float | None, score_noise: float | None) -> Score:
     from noisette.training.search import HeldOutScore, PublicScore
 
     if score_on == "public-set":
         return PublicScore()
-    share = hold_out or recipe.data.holdout or _SHARE
+    share = holdout or recipe.data.holdout or _SHARE
     if score_noise is not None:
         return HeldOutScore(share, score_noise)
     return HeldOutScore.for_budget(share, epsilon=recipe.privacy.epsilon, delta=recipe.privacy.delta)
@@ -180,12 +188,10 @@ def _search(
     from noisette.training.load import load_data, load_public
     from noisette.training.report import RunFolder
     from noisette.training.search import Search
-    from noisette.training.unfinished import in_words, unfinished_runs
 
     keep_freed_memory()
     folder = RunFolder(out)
-    for begun in unfinished_runs(out):
-        typer.echo(f"{in_words(begun)}\nThis command begins a search, whose ledger does not count it.", err=True)
+    mention_others(out, "This command begins a search, whose ledger does not count it.")
     console = Console(stderr=True)
     with console.status("rehearsing the runs on random numbers") if console.is_terminal else nullcontext():
         planned = Search(
@@ -198,7 +204,9 @@ def _search(
             shape=shape,
         )
     with folder:
-        return _make(planned, folder), out
+        facts = _make(planned, folder)
+    mention_replaced(folder)
+    return facts, out
 
 
 def _make(search: Search, folder: RunFolder) -> Facts:

@@ -60,6 +60,19 @@ def made_by(target: str, shape: tuple[int, ...] | None, classes: int = CLASSES) 
     return factory(shape, classes)
 
 
+# What a model may raise that is called with other inputs than it takes.
+WRONG_CALL = (RuntimeError, TypeError, LookupError, AttributeError)
+
+
+def wrong_inputs(target: str, error: Exception) -> ValueError:
+    """What to tell when a model was called with other inputs than it takes."""
+    return ValueError(
+        f"{target} does not accept its inputs: {error}; give the shape of one example with --input-shape, or return "
+        "(module, inputs) with what it takes: a tensor, a tuple of arguments, or a dictionary of arguments by name. "
+        "For a dictionary as the one argument, return (module, (dictionary,))"
+    )
+
+
 def model_and_inputs(target: str, made: Any, shape: tuple[int, ...] | None) -> tuple[nn.Module, Call]:
     """The model that the target returned, and a call of it: with what was returned beside it, or zeros of the shape.
 

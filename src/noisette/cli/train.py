@@ -13,7 +13,7 @@ import typer
 from noisette import data as data_sets
 from noisette._internal.registry import described
 from noisette.cli.errors import plain_errors
-from noisette.cli.options import DataDir, numbers, option, whole_numbers
+from noisette.cli.options import DataDir, listed, numbers, option, whole_numbers
 from noisette.cli.training import begin, go_on, scaled
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
 from noisette.models import names as model_names
@@ -29,9 +29,9 @@ from noisette.training.recipe import (
 )
 
 if TYPE_CHECKING:
-    from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, TrainingSection
+    from noisette.training.recipe import ModelSection, PrivacySection, PublicSection, TrainingSection
 
-Section = TypeVar("Section", "DataSection", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
+Section = TypeVar("Section", "ModelSection", "PrivacySection", "PublicSection", "TrainingSection")
 
 _privacy = partial(option, panel="Privacy")
 _training = partial(option, panel="Training")
@@ -67,7 +67,8 @@ def train(
         ),
     ] = None,
     out: Annotated[
-        Path | None, option("DIR", "The run folder. An older run there is replaced.", "runs/NAME of the data")
+        Path | None,
+        option("DIR", "The run folder. An older run there is kept as DIR.replaced-1.", "runs/NAME of the data"),
     ] = None,
     resume: Annotated[
         Path | None,
@@ -202,7 +203,14 @@ def train(
     test: Annotated[str | None, _declared("FILE", "CSV: a second file, to test with.")] = None,
     holdout: Annotated[
         float | None,
-        _declared("F", "The share of records drawn at random to test with. Test figures on them are not private."),
+        typer.Option(
+            "--holdout",
+            "--hold-out",
+            metavar="F",
+            help="The share of records drawn at random to test with. Test figures on them are not private.",
+            show_default=False,
+            rich_help_panel="Data of your own, declared",
+        ),
     ] = None,
     users: Annotated[
         str | None,
@@ -250,10 +258,9 @@ def train(
             "public_users": public_users,
         }
     )
-    base = Recipe.read(recipe) if recipe else default_recipe(declared, model, optimizer)
+    base = Recipe.read(recipe, declared) if recipe else default_recipe(declared, model, optimizer)
     settings = replace(
         base,
-        data=_with(base.data, declared),
         model=_with(base.model, {"name": model, "batch_norm": batch_norm}),
         public=_with(base.public, {"data": public, "examples": public_examples}),
         privacy=_with(
@@ -290,7 +297,7 @@ def train(
 
 
 def _refuse_other_options(context: typer.Context) -> None:
-    sources = {p.opts[-1]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
+    sources = {p.opts[0]: context.get_parameter_source(p.name) for p in context.command.params if p.name}
     given = [option for option, source in sources.items() if source and source.name == "COMMANDLINE"]
     if others := [option for option in given if option not in ("--resume", "--json")]:
         raise ValueError(f"--resume continues a run with the settings it began with; leave out {', '.join(others)}")
@@ -309,4 +316,4 @@ def _given(values: Mapping[str, object]) -> dict[str, Any]:
 def _classes(given: str | None) -> int | tuple[str, ...] | None:
     if given is None:
         return None
-    return int(given) if given.isdecimal() else tuple(name.strip() for name in given.split(","))
+    return int(given) if given.isdecimal() else listed("classes", given)

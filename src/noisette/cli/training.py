@@ -68,7 +68,6 @@ def report(work: Callable[[], tuple[Facts, Path] | None], as_json: bool) -> None
 
 def _begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Path] | None:
     from noisette.training.report import RunFolder
-    from noisette.training.unfinished import in_words, unfinished_runs
 
     keep_freed_memory()
     with on_ranks() as ranks:
@@ -76,14 +75,36 @@ def _begin(recipe: Recipe, out: Path, data_dir: Path | None) -> tuple[Facts, Pat
             folder = RunFolder(out)
         if ranks.rank:
             return _follow(ranks, recipe, data_dir)
-        for begun in unfinished_runs(out):
-            typer.echo(f"{in_words(begun)}\nThis command begins another run, whose ledger does not count it.", err=True)
+        mention_others(out, "This command begins another run, whose ledger does not count it.")
         settings = {
             "recipe": asdict(_with_absolute_paths(recipe)),
             "data_dir": data_dir and str(data_dir.resolve()),
             "holdout_key": secrets.token_hex(_KEY_BYTES),
         }
         return _train(ranks, recipe, data_dir, folder, settings), out
+
+
+def mention_others(out: Path, ending: str) -> None:
+    """Say on standard error which runs have begun or ended at this place; no ledger counts the runs of another one."""
+    from noisette.training.unfinished import in_words, unfinished_runs
+
+    others = [in_words(begun) for begun in unfinished_runs(out)]
+    if out.exists():
+        others.append(
+            f"{out} is an older run, and will be kept beside the new one, as {out}.replaced-1 or -2 and so on."
+        )
+    for other in others:
+        typer.echo(f"{other}\n{ending}", err=True)
+
+
+def mention_replaced(folder: RunFolder) -> None:
+    """Say on standard error where the older run at the place of a new one is kept, if there was one."""
+    if folder.replaced:
+        typer.echo(
+            f"The older run is now {folder.replaced}. If it is about the same records, its privacy cost adds to "
+            "that of this run.",
+            err=True,
+        )
 
 
 def _go_on(place: Path) -> tuple[Facts, Path] | None:
@@ -137,6 +158,7 @@ def _train(
             )
         facts = facts_of(outcome)
         folder.complete(documents(facts, outcome.model))
+    mention_replaced(folder)
     return facts
 
 

@@ -75,6 +75,7 @@ class CapturedSteps:
         outside: the tensors from outside that losses have used.
         schedule: when a step is traced and compiled.
         still_to_come: how many times the work so far is still to come.
+        put_back: makes the model what it was before the microbatch, where a run does so.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class CapturedSteps:
         outside: OutsideTensors,
         schedule: Schedule,
         still_to_come: Callable[[], float],
+        put_back: Callable[[], None],
     ) -> None:
         self._still_to_come = still_to_come
+        self._put_back = put_back
         self._model = model
         self._step = step
         self._outside = outside
@@ -117,6 +120,7 @@ class CapturedSteps:
             if (found := self._by_graph(kind, chosen, loss, microbatch, groups, limits, public)) is not None:
                 kind.captured.spent(rows, time.perf_counter() - start, chosen[0])
                 return found
+            self._put_back()  # the loss may have been called
         start = time.perf_counter()
         found = self._step(loss, microbatch, clipping_of(groups, examples), public)
         if kind is not None:  # its time decides whether a graph is worth while

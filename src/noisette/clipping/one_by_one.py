@@ -3,8 +3,8 @@
 Guarantee: an example's gradient is computed from that example and the weights, provided that nothing of an earlier
 example is left in what the loss reads. Tensors are followed, the model is put back after each example where a run does
 so, and what else Python keeps is compared: the attributes of modules and objects, closures, globals, and containers.
-Not seen are objects of Python's own library, files, and containers of more than a million entries. Random numbers of
-an example start from a seed that was drawn before the first one.
+Generators are refused. Not seen are other objects of Python's own library, files, and containers of more than a million
+entries. Random numbers of an example start from a seed that was drawn before the first one.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ _WIDEST = 2**20  # entries of a container that are compared, as of a table with 
 _LEFT_BEHIND = (
     "the loss changes what Python code keeps from one call to the next, so one example could be computed with the "
     "values of another; compute everything in each call anew, and keep no list, counter or cache outside of it"
+)
+
+_GENERATOR = (
+    "the loss reaches a generator, which goes on with what an earlier example has left in its variables, and nothing "
+    "can compare that; compute everything in each call anew, or draw random numbers from torch"
 )
 
 
@@ -125,4 +130,7 @@ class _Left:
 
     def _now(self) -> Hashable:
         versions = tuple([0 if buffer.is_inference() else buffer._version for buffer in self._buffers])
-        return self._state.of(self._loss), versions
+        state = self._state.of(self._loss)
+        if self._state.meets_generator:
+            raise PrivacyError(_GENERATOR)
+        return state, versions

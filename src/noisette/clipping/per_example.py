@@ -114,7 +114,12 @@ class PerExampleClip:
         # When anything is captured or compiled.
         self.schedule = None if self._shards else schedule_of(capture)
         self._captured = self.schedule and CapturedSteps(
-            model, self._clipped_sum, self._outside, self.schedule, lambda: self.still_to_come()
+            model,
+            self._clipped_sum,
+            self._outside,
+            self.schedule,
+            lambda: self.still_to_come(),
+            lambda: None if self.put_back is None else self.put_back(),
         )
         self._one_by_one = OneByOne(self._tape, self._outside)
         self._is_one_by_one = False  # the loss cannot be vectorised

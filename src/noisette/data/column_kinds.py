@@ -76,7 +76,7 @@ class Category:
     """A column of texts: one input for each category, 1 for that of the value and 0 elsewhere.
 
     categories: every text that is known, in the order of the inputs. Where no text is a category as it is written,
-        upper and lower case count as the same.
+        upper and lower case count as the same, and 2.0 as 2.
     missing: what a missing value counts as. One of the categories; or "own category", which is one more input; or
         "refuse". Marks of missing values that are declared as categories are categories.
     other: the same for texts that are no category.

@@ -20,13 +20,13 @@ def read(path: Path, declaration: Declaration) -> DataSet:
     """
     classes, size = declaration.public_facts(path.name)
     declaration.refuse_image_facts(path.name)
-    train = _table(path)
+    train = table.read(path)
     refuse(path.name, _absent_columns(train, declaration))
     features = declaration.features(train)
     split, problems = table.encode(table.labelled(train, declaration), declaration, features)
     test_split = None
     if declaration.test is not None:
-        test = _table(declaration.test)
+        test = table.read(declaration.test)
         if test.keys() != train.keys():
             raise DataError(f"{declaration.test.name} must have the columns of {path.name}, in any order")
         test_split, test_problems = table.encode(table.labelled(test, declaration), declaration, features)
@@ -43,13 +43,6 @@ def read(path: Path, declaration: Declaration) -> DataSet:
         target=declaration.target,
         features=() if declaration.text else features.names,
     )
-
-
-def _table(path: Path) -> table.Table:
-    rows = table.rows(path)
-    if not rows:
-        raise DataError(f"{path} is empty; its first line must name the columns")
-    return table.table(path, header=rows[0], rows=rows[1:])
 
 
 def _absent_columns(found: table.Table, declaration: Declaration) -> list[str]:

@@ -74,7 +74,7 @@ def unlabelled(path: Path, form: ImageForm) -> tuple[list[str], np.ndarray]:
     entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
     suffixes = ", ".join(sorted(SUFFIXES))
     other = [f"{entry.name} is not a file that ends in {suffixes}" for entry in entries if not _is_image(entry)]
-    refuse(path.name, other if entries else ["there are no images"])
+    refuse(str(path), other if entries else ["there are no images"])
     return [entry.name for entry in entries], _split([_File(entry, 0, entry.name) for entry in entries], form).inputs
 
 
@@ -116,7 +116,7 @@ def _files(folder: Path, names: Sequence[str]) -> list[_File]:
     entries = {entry.name for entry in folder.iterdir()}
     undeclared = [entry for entry in entries.difference(present.values()) if not entry.startswith(".")]
     if undeclared:
-        problems.append(f"{len(undeclared)} entries are not named after a declared class; remove or declare them")
+        problems.append(f"{_entries(undeclared)} not named after a declared class; remove or declare what is there")
     found: list[_File] = []
     for target, name in enumerate(names):
         if name not in present:  # a class may have no examples, and a name such as ".." is not a class
@@ -124,15 +124,19 @@ def _files(folder: Path, names: Sequence[str]) -> list[_File]:
         paths = sorted(entry for entry in (folder / present[name]).glob("*") if not entry.name.startswith("."))
         other = [entry for entry in paths if entry.suffix.lower() not in SUFFIXES]
         if other:
-            problems.append(f"{name}: {len(other)} entries do not end in {', '.join(sorted(SUFFIXES))}")
+            problems.append(f"{name}: {_entries(other)} no file that ends in {', '.join(sorted(SUFFIXES))}")
         found += [
             _File(entry, target, f"image {position} of {name} in {folder.name}")
             for position, entry in enumerate(paths, start=1)
         ]
     if not found:
         problems.append("there are no images in the folders of the declared classes")
-    refuse(f"{folder.parent.name}/{folder.name}", problems)
+    refuse(str(folder), problems)
     return found
+
+
+def _entries(found: Sequence[object]) -> str:
+    return "1 entry is" if len(found) == 1 else f"{len(found)} entries are"
 
 
 def _first(file: _File) -> ImageForm:

@@ -6,21 +6,20 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 
-from noisette.data import csv, folder, npz
+from noisette.data import csv, folder, npz, table
 from noisette.data.dataset import DataSet
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError
 from noisette.data.registry import REGISTRY, names
 
 FORMATS: dict[str, Callable[[Path, Declaration], DataSet]] = {
-    ".csv": csv.read,
-    ".csv.gz": csv.read,
+    **dict.fromkeys(table.SUFFIXES, csv.read),
     ".npz": npz.read,
 }
 
 
 def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | None = None) -> DataSet:
-    """The built-in data set ``name``; or, if it is the path of a folder, .csv, .csv.gz or .npz, the user's own.
+    """The built-in data set ``name``; or, if it is the path of a folder, a table or an .npz, the user's own.
 
     The files of a built-in set are looked for in ``data_dir``/name, then under ``NOISETTE_DATA``, then in the user's
     cache; if they are in none of these, they are downloaded to the cache. The user's own files need a declaration of

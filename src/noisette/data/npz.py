@@ -44,7 +44,10 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
             return {name: np.asarray(archive[name]) for name in archive.files if name in NAMES}
     except files.DAMAGED_NPZ as error:  # a TypeError if the file holds a single array
-        raise DataError(f"{path} is not a valid NPZ of plain arrays ({error}); save it with numpy.savez") from error
+        reason = (
+            f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+        )  # others quote the file
+        raise DataError(f"{path} is not a valid NPZ of plain arrays{reason}; save it with numpy.savez") from error
 
 
 def _problems(arrays: Mapping[str, np.ndarray], x: str, y: str, declaration: Declaration) -> list[str]:

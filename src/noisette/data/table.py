@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, compress
@@ -17,8 +18,9 @@ from noisette.data.columns import Columns
 from noisette.data.dataset import Split
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError, in_rows
-from noisette.data.values import codes, is_missing, numbers, whole_numbers_as_texts, with_point
+from noisette.data.values import codes, is_missing, numbers, with_point
 
+SUFFIXES = (".csv", ".tsv", ".txt", ".csv.gz", ".tsv.gz", ".txt.gz")
 _LONGEST = 2**30  # characters of a field
 Table = Mapping[str, Sequence[str]]  # the texts of each column, columns in the order of the file
 
@@ -38,14 +40,17 @@ def header(path: Path) -> list[str]:
     """The names of the columns, from the first line of a CSV; the rows below it are not parsed.
 
     Raises:
-        DataError: as for :func:`rows`, or the file is empty.
+        DataError: as for :func:`rows`, or the file is empty or of another kind, or a name is none.
     """
+    if not path.name.lower().endswith(SUFFIXES):
+        raise DataError(f"{path} is a file of another kind; give one that ends in {', '.join(SUFFIXES)}")
     # Bytes below the first line are not looked at, whether they are text or not.
     found = _read(path, lambda stream: fields([stream.readline()]), errors="replace")
     if found and "\N{REPLACEMENT CHARACTER}" in "".join(found[0]):
         raise DataError(f"{path} is not text in UTF-8; convert it")
     if not found:
-        raise DataError(f"{path} is empty; its first line must name the columns")
+        raise DataError(_is_empty(path))
+    _check_names(path, found[0])
     return found[0]
 
 
@@ -57,27 +62,53 @@ def _read(path: Path, parse: Callable[[TextIO], list[list[str]]], errors: str = 
             return parse(stream)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not text in UTF-8; convert it") from error
-    except (OSError, EOFError, zlib.error, csv.Error) as error:
-        raise DataError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except csv.Error as error:
+        raise DataError(f"{path}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:  # other messages than the system's own quote the file
+        why = getattr(error, "strerror", None) or "its gzip format is damaged or cut; write or copy it again"
+        raise DataError(f"{path} cannot be read: {why}") from error
 
 
 def fields(lines: Iterable[str]) -> list[list[str]]:
     """The fields of each line that is not empty; the first line decides what separates them.
 
+    A quote at the start of a field opens it, and must be closed before a separator or the end of a line: otherwise the
+    field would take in the records below it. Within it, a quote is doubled. Elsewhere a quote is like any character.
+
     Raises:
-        csv.Error: a field has no end.
+        csv.Error: a field has no end, with its row; or the first line is not a whole record.
 
     >>> fields(["a;b\\n", "1,5;2\\n"])
     [['a', 'b'], ['1,5', '2']]
     """
     rest = iter(lines)
     header = next(rest, "")
+    found: list[list[str]] = []
     before = csv.field_size_limit(_LONGEST)  # a text may be longer than the 128 KiB of the default
     try:
-        whole = csv.reader(chain([header], rest), delimiter=_delimiter(header), skipinitialspace=True)
-        return [row for row in whole if row]
+        whole = csv.reader(chain([header], rest), delimiter=_delimiter(header), skipinitialspace=True, strict=True)
+        for row in filter(None, whole):
+            if not found and {"\n", "\r"} & set("".join(row)):
+                raise csv.Error  # the header would take in records
+            found.append(row)
+    except csv.Error as error:
+        raise csv.Error(_open_quote(len(found))) from error
     finally:
         csv.field_size_limit(before)
+    return found
+
+
+def _open_quote(row: int) -> str:
+    """What is wrong with the quotes of this row; 0 is the header."""
+    if not row:
+        return (
+            "the quotes in the first line, the header, do not match; write all names of columns on that line, and a "
+            'quote within quotes as ""'
+        )
+    return (
+        f"in row {row} (row 1 is the first below the first line) a quote opens a field, and is not closed before a "
+        'separator or the end of a line; close it, or write a quote within quotes as ""'
+    )
 
 
 def _delimiter(header: str) -> str:
@@ -90,8 +121,10 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
     """The columns of ``rows`` under the names of ``header``; ``path`` names the file in errors.
 
     Raises:
-        DataError: a name is empty or not unique, there are no rows, or a row has more or fewer fields than the header.
+        DataError: a name is empty, a number or not unique, there are no rows, or a row has more or fewer fields than
+            the header.
     """
+    _check_names(path, header)
     if len(set(header)) < len(header) or "" in header:
         raise DataError(f"{path}: the first line, the header, must give each column a different name")
     if not rows:
@@ -105,13 +138,51 @@ def table(path: Path, *, header: Sequence[str], rows: Sequence[Sequence[str]]) -
     return dict(zip(header, zip(*rows, strict=True), strict=True))
 
 
+def read(path: Path) -> Table:
+    """The columns in a file.
+
+    Raises:
+        DataError: as for :func:`rows` and :func:`table`, or the file is empty.
+    """
+    found = rows(path)
+    if not found:
+        raise DataError(_is_empty(path))
+    return table(path, header=found[0], rows=found[1:])
+
+
+def _is_empty(path: Path) -> str:
+    return f"{path} is empty; its first line must name the columns"
+
+
+def _check_names(path: Path, header: Sequence[str]) -> None:
+    """Refuse a first line that holds a record, whose values would be published as the names of columns."""
+    wrong = [place for place, name in enumerate(header, start=1) if is_number(name)]
+    if wrong:
+        raise DataError(
+            f"{path}: the first line must name the columns; its field {wrong[0]} is a number. Add a line of names, or "
+            "begin the name with a letter"
+        )
+
+
+def is_number(name: str) -> bool:
+    """Whether a name is a finite number, with a point or a comma before its decimals.
+
+    >>> is_number("1,5"), is_number("age"), is_number("nan")
+    (True, False, False)
+    """
+    try:
+        return math.isfinite(float(name.replace(",", ".")))
+    except ValueError:
+        return False
+
+
 def labelled(table: Table, declaration: Declaration) -> Table:
     """The rows that have a label, where those without one are left out; otherwise all rows."""
     if not declaration.skip_unlabelled:
         return table
     names = {name.casefold() for name in declaration.class_names}
     labels = table[declaration.label]
-    kept = [not is_missing(label) or label.casefold() in names for label in labels]
+    kept = [not is_missing(label) or label.strip().casefold() in names for label in labels]
     if not any(kept):
         raise DataError(f"column {declaration.label!r}: no row has a label")
     return {name: tuple(compress(column, kept)) for name, column in table.items()}
@@ -155,8 +226,7 @@ def _targets(labels: Sequence[str], declaration: Declaration) -> tuple[np.ndarra
         found = numbers(with_point(labels, declaration.decimal))
         problems = _problems(declaration.label, labels, np.isnan(found), problem="not a number")
         return declaration.target.scaled(found), problems
-    named = whole_numbers_as_texts(labels) if isinstance(declaration.classes, int) else labels
-    found = codes(named, declaration.class_names)
+    found = codes(labels, declaration.class_names)
     return found, _problems(declaration.label, labels, found < 0, problem=_not_a_class(declaration))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,29 +60,31 @@ def texts(values: Sequence[Any]) -> list[str]:
 def codes(column: Sequence[str], names: Sequence[str]) -> np.ndarray:
     """The index of each text in ``names``, int64, (n,); -1 where it is not among them.
 
-    A text that is no name as it is written is compared without regard to upper and lower case, if that tells all names
-    apart.
+    A text that is no name as it is written is compared without the spaces around it, without regard to upper and lower
+    case if that tells all names apart, and as a whole number: programs write 2 as 2.0 where other values are missing.
 
-    >>> codes(["b", "A", "c"], ("a", "b"))
-    array([ 1,  0, -1])
+    >>> codes(["b", "A", "c", "b "], ("a", "b"))
+    array([ 1,  0, -1,  1])
     >>> codes(["B", "A", "c"], ("a", "A", "b"))
     array([-1,  1, -1])
+    >>> codes(["1.0", "1.5", "2"], ("1", "2"))
+    array([ 0, -1,  1])
     """
-    indices = {name: index for index, name in enumerate(names)}
+    exact = {name: index for index, name in enumerate(names)}
     folded = {name.casefold(): index for index, name in enumerate(names)}
-    if len(folded) < len(indices):
+    if len(folded) < len(exact):
         folded = {}
-    found = (indices.get(text, folded.get(text.casefold(), -1)) for text in column)
+    found = (exact[text] if text in exact else _code(text.strip(), exact, folded) for text in column)
     return np.fromiter(found, dtype=np.int64, count=len(column))
 
 
-def whole_numbers_as_texts(column: Sequence[str]) -> list[str]:
-    """The texts, with whole numbers such as 2.0 as 2: programs write these where other values are missing.
-
-    >>> whole_numbers_as_texts(["2.0", "2.5", "cat"])
-    ['2', '2.5', 'cat']
-    """
-    return [match[1] if (match := _WHOLE.fullmatch(text)) else text for text in column]
+def _code(text: str, exact: Mapping[str, int], folded: Mapping[str, int]) -> int:
+    whole = _WHOLE.fullmatch(text)
+    for spelling in (text, whole[1]) if whole else (text,):
+        found = exact.get(spelling, folded.get(spelling.casefold()))
+        if found is not None:
+            return found
+    return -1
 
 
 def one_hot(indices: np.ndarray, *, width: int) -> np.ndarray:

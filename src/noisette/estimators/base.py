@@ -15,6 +15,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from noisette._internal import checks
+from noisette._internal.checks import plain
 from noisette.accounting import Ledger
 from noisette.data.columns import Columns
 from noisette.estimators.declared import (
@@ -65,12 +66,25 @@ class PrivateEstimator(BaseEstimator):
         self.random_state = random_state
         self.undeclared_from_rows = undeclared_from_rows
 
+    @contextmanager
+    def _unchanged_if_it_fails(self) -> Iterator[None]:
+        """Where a fit fails, the estimator stays what the last one made of it."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
     def _validated(self, X: Any, y: Any) -> tuple[Any, np.ndarray]:  # noqa: N803
         """Rows of numbers, or a frame whose columns are declared, and targets; the shape of a row is noted.
 
         Raises:
             ValueError: the rows are no table, or differ in number from the targets. The message contains no value.
         """
+        if is_regressor(self):
+            check_numeric_targets(y)
         if self.columns is None:
             with values_kept_out():
                 rows, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=is_regressor(self))
@@ -101,21 +115,21 @@ class PrivateEstimator(BaseEstimator):
             bounds = declared.given("bounds", self.bounds, lambda: bounds_of_rows(X))
         declared.refuse_missing()
         assert size is not None
-        size = whole_number(size)
+        size = plain(size)
         checks.all_of(*self._checks(size), lambda: self._note_bounds(bounds, X))
         features = self.bounds_.shape[1]
-        knots = knots_for(features, size) if self.n_knots is None else whole_number(self.n_knots)
+        knots = knots_for(features, size) if self.n_knots is None else plain(self.n_knots)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(check_random_state(self.random_state).randint(2**31 - 1))
             model = trained_part(features, outputs, knots=knots, hidden_layer_sizes=self._hidden())
         fixed = fixed_part(knots)
         settings = Settings(
             epsilon=float(self.epsilon),
-            delta=self.delta,
+            delta=plain(self.delta),
             size=size,
-            epochs=self.epochs,
-            batch_size=whole_number(self.batch_size),
-            learning_rate=self.learning_rate,
+            epochs=plain(self.epochs),
+            batch_size=plain(self.batch_size),
+            learning_rate=plain(self.learning_rate),
             ledger=self.ledger,
             curvature=curvature,
         )
@@ -147,12 +161,12 @@ class PrivateEstimator(BaseEstimator):
 
     def _hidden(self) -> tuple[int, ...]:
         """The units of each hidden layer."""
-        sizes = whole_number(self.hidden_layer_sizes)
-        return (sizes,) if isinstance(sizes, int) else tuple(map(whole_number, sizes))
+        sizes = plain(self.hidden_layer_sizes)
+        return (sizes,) if isinstance(sizes, int) else tuple(map(plain, sizes))
 
     def _checks(self, size: int) -> Sequence[Any]:
         """The checks of the parameters, to be run together."""
-        batch_size, knots = whole_number(self.batch_size), whole_number(self.n_knots)
+        batch_size, knots = plain(self.batch_size), plain(self.n_knots)
         return (
             lambda: checks.count(size=size),
             lambda: checks.positive(epsilon=self.epsilon),
@@ -200,25 +214,48 @@ class PrivateEstimator(BaseEstimator):
 _PREDICTED_AT_ONCE = 10_000
 
 
-def whole_number(value: Any) -> Any:
-    """A whole number of NumPy as one of Python; everything else as it is."""
-    return int(value) if isinstance(value, np.integer) else value
-
-
 def _check_batch(batch_size: int | None, size: int) -> None:
     if batch_size is not None and isinstance(batch_size, int) and isinstance(size, int) and batch_size > size:
         raise ValueError(f"expected a batch_size of at most the declared size, {size}, got {batch_size}")
 
 
+def check_numeric_targets(y: Any) -> None:
+    """Check that targets are numbers.
+
+    Raises:
+        ValueError: they are texts or complex numbers. The message contains no value.
+    """
+    targets = np.asarray(y)
+    texts = targets.dtype.kind in "UST" or (
+        targets.dtype.kind == "O" and any(isinstance(value, str | bytes) for value in targets.ravel())
+    )
+    if texts:
+        raise ValueError(
+            "y holds texts, where numbers were expected: convert them, as by y.astype(float), or use PrivateClassifier"
+        )
+    if targets.dtype.kind == "c":
+        raise ValueError("Complex data not supported: y holds complex numbers; fit their parts one by one")
+
+
 @contextmanager
 def values_kept_out() -> Iterator[None]:
-    """Replace the error on a text among numbers, which contains that text, by one without it."""
+    """Replace errors that contain values of the rows by ones without them."""
     try:
         yield
     except ValueError as error:
-        if "could not convert string" not in str(error):
+        said = str(error)
+        if "could not convert string" in said:
+            fact = (
+                "X holds texts, where numbers were expected; declare columns= with their categories, or encode them "
+                "with OneHotEncoder(categories=...)"
+            )
+        elif said.startswith("Complex data"):
+            fact = "Complex data not supported: X holds complex numbers; give their parts as columns of their own"
+        elif "array=" in said:
+            fact = (
+                f"{said.partition(':')[0]}. Reshape your data: X.reshape(-1, 1) if it has one feature, "
+                "X.reshape(1, -1) if it is one row"
+            )
+        else:
             raise
-        raise ValueError(
-            "X holds texts, where numbers were expected; declare columns= with their categories, or encode them with "
-            "OneHotEncoder(categories=...)"
-        ) from None
+        raise ValueError(fact) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +13,10 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from noisette._internal.checks import plain
 from noisette.accounting import Ledger
 from noisette.data.columns import Columns
-from noisette.estimators.base import PrivateEstimator, whole_number
+from noisette.estimators.base import PrivateEstimator
 from noisette.estimators.declared import Declarations, Pair
 
 
@@ -117,7 +118,10 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
                 declared classes, a number is outside its domain, or the budget does not allow the steps.
             PrivacyError: the ledger is in use, or has no budget left.
         """
-        X, y = self._validated(X, y)  # noqa: N806
+        with self._unchanged_if_it_fails():
+            return self._fit_classes(*self._validated(X, y))
+
+    def _fit_classes(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
         check_classification_targets(y)
         declared = Declarations(self.undeclared_from_rows)
         labels = declared.given("classes", self.classes, lambda: unique_labels(y))
@@ -151,9 +155,11 @@ def _declared_labels(labels: Sequence[Any] | int) -> np.ndarray:
     """The labels, sorted.
 
     Raises:
-        ValueError: one stands there twice, or there are fewer than two.
+        ValueError: one stands there twice, there are fewer than two, or this is no sequence of labels.
     """
-    number = whole_number(labels)
+    number = plain(labels)
+    if not isinstance(number, int | Iterable):
+        raise ValueError(f"expected classes as all labels, or as their whole number, got classes={number!r}")
     labels = list(range(number) if isinstance(number, int) else number)
     sorted_ = np.unique(np.asarray(labels))
     if len(sorted_) < len(labels):

@@ -81,7 +81,10 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         Raises:
             ValueError, PrivacyError: as for :meth:`PrivateClassifier.fit`.
         """
-        X, y = self._validated(X, y)  # noqa: N806
+        with self._unchanged_if_it_fails():
+            return self._fit_numbers(*self._validated(X, y))
+
+    def _fit_numbers(self, X: Any, y: np.ndarray) -> Self:  # noqa: N803
         declared = Declarations(self.undeclared_from_rows)
         pair = declared.given("target_bounds", self.target_bounds, lambda: bounds_of_rows(y))
         scaled = np.zeros(len(y))

@@ -6,9 +6,11 @@ import gc
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from noisette._internal.content_mark import content_mark
@@ -47,7 +49,7 @@ class OutsideTensors:
 
     def before_first_batch(self) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch."""
-        tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+        tensors = [found for found in _all_objects() if issubclass(type(found), Tensor) and not is_lazy(found)]
         self._existing = {id(tensor): (weakref.ref(tensor), _version(tensor)) for tensor in tensors}
 
     def begin(self, public: Iterable[Tensor]) -> None:
@@ -80,11 +82,13 @@ class OutsideTensors:
     def check(self, tensor: Tensor) -> None:
         """Check a tensor that the loss has reached and that is neither of the model nor made inside of the call.
 
+        A tensor of the device "meta" has no values; torch's nested tensors share one, made when the first of them is.
+
         Raises:
             PrivacyError: it was not there in the first call, or has changed since.
         """
         key = id(tensor)
-        if key in self._checked or key in self._public:
+        if key in self._checked or key in self._public or tensor.is_meta:
             return
         made, version = self._made.get(key, (None, 0))
         if made is not None and made() is tensor:
@@ -114,6 +118,18 @@ _WAY_OUT = (
     "If it is computed from records, pass it as an argument with one row per example; if it is not, declare it: "
     "accumulate(..., public=[tensor])"
 )
+
+
+def _all_objects() -> list[Any]:
+    """All objects that Python's collector knows, also those that ``gc.freeze`` has hidden; they are hidden again."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.collect()  # what is garbage by now would else stay for ever
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        gc.freeze()
 
 
 def _version(tensor: Tensor) -> int:

@@ -20,6 +20,7 @@ from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leave
 from noisette.gradients.rules.own_copies import own_copies
 from noisette.gradients.tape import Draft, Operation, Recorder, Use, outputs_of, tensors_among
+from noisette.gradients.vectorized_errors import NotVectorizedError
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
@@ -31,7 +32,7 @@ _RANDOM_IN_PLACE = {
     *(Tensor.log_normal_, Tensor.geometric_),
 }
 
-_IS_ALL_TRUE = torch._is_all_true  # pyright: ignore[reportPrivateImportUsage]
+_IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[reportPrivateImportUsage, reportAttributeAccessIssue]
 # What they give with a constant depends on the type and shape of the other argument alone.
 _OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
@@ -169,8 +170,10 @@ class VectorizedRecorder(Recorder):
             self._check_written(args[0])
         if weights:
             args, kwargs = self._with_own_copies(args, kwargs, weights)
-        if func is _IS_ALL_TRUE:  # arguments of a distribution: no branch may depend on whether they are valid
-            return torch.ones((), dtype=torch.bool)
+        if func in _IS_ALL_TRUE:  # whether arguments are valid, as of a distribution: no branch may depend on it
+            valid = torch.ones((), dtype=torch.bool)
+            self._constants[id(valid)] = valid
+            return valid
         if func in _TEXTS:  # numbers in a text could come back as numbers
             return f"tensor of shape {tuple(args[0].shape)} for each example"
         output = func(*args, **kwargs)
@@ -192,12 +195,14 @@ class VectorizedRecorder(Recorder):
         """Check that an operation on examples has not given one tensor for all of them, but for constants it was given.
 
         Raises:
-            PrivacyError: it looked at more than one example.
+            NotVectorizedError: it looked at more than one example.
         """
         for tensor in outputs_of(output):
             if not internals.is_wrapped(tensor):
                 if func not in _OF_A_CONSTANT and _has_own_memory(tensor, args, kwargs):
-                    raise PrivacyError(f"{func.__name__} gives one value for all examples; leave it out of the loss")
+                    raise NotVectorizedError(
+                        f"the loss calls {func.__name__}, which gives one value for all examples; leave it out."
+                    )
                 self._constants[id(tensor)] = tensor
 
     def _check_of_this_call(self, tensor: Tensor) -> None:

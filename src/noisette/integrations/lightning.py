@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from noisette._internal.checks import plain
 from noisette.accounting.sampling_plan import check_numbers
 from noisette.integrations.lightning_run import Declared, LightningRun, Step, Steps, value_of
 from noisette.integrations.lightning_settings import module_of_lightning, problems_of_module
@@ -72,6 +73,8 @@ def make_private(
         ValueError: a number is missing or outside its domain, or the module contradicts the guarantee; all problems
             of a kind are listed. ``fit`` raises it for settings of trainer and loader.
     """
+    public_size, delta, max_grad_norm = plain(public_size), plain(delta), plain(max_grad_norm)
+    epsilon, noise_multiplier = plain(epsilon), plain(noise_multiplier)
     check_numbers(
         expected_batch_size=1.0,
         sampling_rate=None,
@@ -149,7 +152,12 @@ class PrivateHooks(_Module):
             self.log("epsilon", run.epsilon(), prog_bar=True, on_step=True, on_epoch=False)
         super().on_train_batch_end(outputs, batch, batch_idx)
 
+    def on_train_epoch_end(self) -> None:
+        self.log("epsilon", self._private_run.epsilon(), on_step=False, on_epoch=True)
+        super().on_train_epoch_end()
+
     def on_train_end(self) -> None:
+        self.trainer.callback_metrics["epsilon"] = torch.tensor(self._private_run.epsilon())
         super().on_train_end()
         self._private_run.close()
 
@@ -181,6 +189,10 @@ class PrivateHooks(_Module):
         if self._computes_loss:
             raise no_logger()
         return super().loggers
+
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        """As always; ``training_step`` may read the optimizers themselves, without Lightning's strategy."""
+        return super().optimizers(use_pl_optimizer=use_pl_optimizer and not self._computes_loss)
 
     def log(self, *args: Any, **kwargs: Any) -> None:
         """As always, but for values of ``training_step``, which are private and left out."""

@@ -20,15 +20,23 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.run import checkpoint_file
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
+from noisette.run.declared_again import check_declared_again
 from noisette.run.model_state import capture_state
 from noisette.run.private import PrivateRun
 from noisette.sampling.loading import Collate
 
+_DECLARED = "declared"
 _RECORDS = "private-run"  # folder beside the ledger, with a folder for each unfinished run
 
 
-def facts_of(run: PrivateRun, dataset: Any) -> dict[str, Any]:
-    """What a checkpoint says of a run with a ledger on disk; the fingerprint is written if it is not there."""
+def facts_of(run: PrivateRun, dataset: Any, declared: Mapping[str, float | None]) -> dict[str, Any]:
+    """What a checkpoint says of a run with a ledger on disk; the fingerprint is written if it is not there.
+
+    Args:
+        run: the run.
+        dataset: its records.
+        declared: the numbers that were declared for it.
+    """
     assert run.ledger.path is not None
     folder = _fingerprint_of(run.ledger.path, run.terms.run)
     if run.steps_left and not folder.is_dir():
@@ -45,7 +53,7 @@ def facts_of(run: PrivateRun, dataset: Any) -> dict[str, Any]:
             extras={},
         )
         facts = checkpoint_file.read(Path(made))
-    return facts | {"ledger": str(run.ledger.path.resolve())}
+    return facts | {"ledger": str(run.ledger.path.resolve()), _DECLARED: dict(declared)}
 
 
 def resumed(
@@ -55,6 +63,7 @@ def resumed(
     optimizer: Optimizer,
     dataset: Any,
     collate: Collate | None,
+    declared: Mapping[str, float | None],
 ) -> PrivateRun:
     """The run of a checkpoint whose weights and optimizer state Lightning has restored by now.
 
@@ -65,11 +74,15 @@ def resumed(
         optimizer: of its parameters.
         dataset: the records of the run.
         collate: as for :func:`noisette.privatize`.
+        declared: the numbers that are declared now.
 
     Raises:
+        ValueError: they are not those of the run.
         FileNotFoundError: the fingerprint of the records is not beside the ledger.
         ValueError, PrivacyError, FileNotFoundError: as by :meth:`noisette.PrivateRun.resume`.
     """
+    saved = dict(saved)
+    check_declared_again(saved.pop(_DECLARED, {}), declared)
     fingerprint = _fingerprint_of(ledger, saved["terms"]["run"])
     with TemporaryDirectory() as made:
         folder = Path(made).resolve()

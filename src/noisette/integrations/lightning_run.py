@@ -69,9 +69,11 @@ class LightningRun:
         self._processes = 1
         self._source: Any = None  # of the training loader, as given to fit
         self._loader: Any = None
+        self._refused: list[str] = []
         self._saved: Mapping[str, Any] | None = None  # what a checkpoint to go on from says of the run
         self._last: dict[str, Any] | None = None  # what a checkpoint says after the end of a fit
         self._run: PrivateRun | None = None
+        self._declared_numbers: dict[str, float | None] = {}  # of the run
         self.surroundings: Surroundings | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> LightningRun:
@@ -103,8 +105,8 @@ class LightningRun:
             module: the private module.
             of_module: makes the module's own training loader, as it was before it was private.
 
-        Raises:
-            ValueError: lists what is wrong with the loader of the records.
+        What is wrong with the loader is refused by :meth:`begin`: an error raised here would leave the changes that
+        Lightning makes to ``DataLoader`` while it asks for one.
         """
         if self._loader is None:
             if self._source is module:
@@ -112,8 +114,9 @@ class LightningRun:
             else:
                 made = getattr(self._source, "train_dataloader", None)
                 loader = made() if callable(made) else self._source
-            if problems := list(problems_of_loader(loader)):
-                raise ValueError("\n".join(problems))
+            self._refused = list(problems_of_loader(loader))
+            if self._refused:
+                return Steps(1)
             self._loader = loader
         return Steps(math.ceil(self._declared.public_size / self._batch_size * (1 - 1e-12)))
 
@@ -143,8 +146,11 @@ class LightningRun:
             loss: its own loss of one record, called as ``loss(module, record)``.
 
         Raises:
+            ValueError: lists what is wrong with the loader of the records.
             ValueError, PrivacyError: as by :func:`noisette.privatize` and :meth:`noisette.PrivateRun.resume`.
         """
+        if self._refused:
+            raise ValueError("\n".join(self._refused))
         trainer = module.trainer
         (optimizer,) = trainer.optimizers
         folder = Path(trainer.strategy.broadcast(trainer.log_dir or trainer.default_root_dir))
@@ -158,28 +164,41 @@ class LightningRun:
             else:
                 self._ledger = self._declared.ledger or Path(self._saved["ledger"])
                 dataset, collate = self._loader.dataset, _collate(self._loader)
-                run = lightning_checkpoint.resumed(self._saved, self._ledger, clip, optimizer, dataset, collate)
+                run = lightning_checkpoint.resumed(
+                    self._saved, self._ledger, clip, optimizer, dataset, collate, self._numbers(trainer)
+                )
         except BaseException:
             clip.close()
             raise
-        self._run, self._saved = run, None
+        self._run, self._saved, self._declared_numbers = run, None, self._numbers(trainer)
         self._batches = run.batches(to=module.device)
         self._loss, self._convert = loss, trainer.precision_plugin.convert_input
         self.surroundings = Surroundings(module)
         self._hook = optimizer.register_step_pre_hook(partial(self._after_release, module))
 
+    def _numbers(self, trainer: Any) -> dict[str, float | None]:
+        """What is declared, by the names that users know, for a later process to compare."""
+        declared = self._declared
+        return {
+            "public_size": declared.public_size,
+            "batch size of the loader": self._batch_size,
+            "steps of max_epochs or max_steps": _last_step(trainer),
+            "epsilon": declared.epsilon,
+            "delta": declared.delta,
+            "noise_multiplier": declared.noise_multiplier,
+            "max_grad_norm": declared.max_grad_norm,
+        }
+
     def _new(self, clip: PerExampleClip, optimizer: Any, trainer: Any) -> PrivateRun:
         assert self._ledger is not None
         self._ledger.parent.mkdir(parents=True, exist_ok=True)
-        lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
-        lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
         return privatize(
             clip,
             optimizer,
             self._loader.dataset,
             expected_batch_size=self._batch_size,
             public_size=self._declared.public_size,
-            steps=min(lengths) - trainer.global_step,
+            steps=_last_step(trainer) - trainer.global_step,
             epsilon=self._declared.epsilon,
             delta=self._declared.delta,
             noise_multiplier=self._declared.noise_multiplier,
@@ -249,7 +268,7 @@ class LightningRun:
         run = self._run
         if run is None or run.ledger.path is None:  # another rank writes the checkpoint
             return self._last
-        return lightning_checkpoint.facts_of(run, self._loader.dataset)
+        return lightning_checkpoint.facts_of(run, self._loader.dataset, self._declared_numbers)
 
     def close(self) -> None:
         """End the run, if there is one; what was reserved and not used is given back."""
@@ -267,6 +286,13 @@ class LightningRun:
                 if self.surroundings is not None:
                     self.surroundings.leave()
                 self._run, self.surroundings, self._batches = None, None, iter(())
+
+
+def _last_step(trainer: Any) -> int:
+    """The number of the step after which the trainer stops."""
+    lengths = [trainer.max_epochs * trainer.num_training_batches] if trainer.max_epochs > -1 else []
+    lengths += [trainer.max_steps] if trainer.max_steps > -1 else []
+    return min(lengths)
 
 
 def _collate(loader: DataLoader[Any]) -> Any:

@@ -86,7 +86,11 @@ def problems_of_loader(loader: Any) -> Iterator[str]:
         yield f"expected one DataLoader of the training records, got a {type(loader).__name__}"
         return
     if isinstance(loader.dataset, IterableDataset):
-        yield "the training records are an IterableDataset: Poisson batches need a data set with len and indexing"
+        yield (
+            "the training records are an IterableDataset: Poisson batches need a data set with len and indexing, such "
+            "as list(dataset)"
+        )
+        return
     if not loader.batch_size:
         yield "the training loader has no batch_size, the expected size of a batch: give it one, not a batch_sampler"
     sampler = loader.sampler

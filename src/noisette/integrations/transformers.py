@@ -8,95 +8,28 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.integrations.tokenized_records import bucketed
+from noisette.integrations.transformers_arguments import PrivateTrainingArguments, check_as_declared, declared
+from noisette.integrations.transformers_surroundings import Surroundings
+from noisette.run.checkpoint import SavedRun
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.sampling.poisson import Batch
 
+__all__ = ["PrivateTrainer", "PrivateTrainingArguments"]
+
 _RUN = "private-run"  # folder of the run's own checkpoint, inside of one of the trainer
 _STATE = "trainer_state.json"
-
-
-@dataclass
-class PrivateTrainingArguments(TrainingArguments):
-    """``TrainingArguments`` with a privacy budget.
-
-    ``max_grad_norm`` is the clipping norm of one example. ``per_device_train_batch_size`` times
-    ``gradient_accumulation_steps`` is the expected size of a Poisson batch; the former is also the size of a
-    microbatch. An epoch is as many steps as give each record one expected turn.
-
-    Args:
-        epsilon: the privacy budget of the training, together with everything in ``ledger``.
-        delta: probability with which epsilon may fail; below one over ``public_size``.
-        noise_multiplier: instead of, or within, ``epsilon``: standard deviation of the noise in units of the clipping
-            norm.
-        public_size: declared number of training records. It is not computed from the data set.
-        bucket_edges: the lengths to which texts are padded, ascending; a longer text is cut. Chosen without looking at
-            private lengths.
-        ledger: the file that records every release; ``ledger.jsonl`` in the output folder unless given.
-
-    Raises:
-        ValueError: a number is missing, or a setting contradicts the guarantee; all problems are listed.
-    """
-
-    epsilon: float | None = field(default=None, metadata={"help": "Privacy budget of the training."})
-    delta: float | None = field(default=None, metadata={"help": "Probability with which epsilon may fail."})
-    noise_multiplier: float | None = field(default=None, metadata={"help": "Noise, in units of the clipping norm."})
-    public_size: int | None = field(default=None, metadata={"help": "Declared number of training records."})
-    bucket_edges: tuple[int, ...] = field(
-        default=(16, 32, 64, 128, 256, 512), metadata={"help": "Lengths to which texts are padded."}
-    )
-    ledger: str | None = field(default=None, metadata={"help": "The file that records every release."})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if problems := list(self._problems()):
-            raise ValueError("\n".join(problems))
-
-    @property
-    def expected_batch_size(self) -> int:
-        """Examples of a step on average: the constant that the noised sum is divided by."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
-
-    def _problems(self) -> Any:
-        """Each setting that is missing or contradicts the guarantee, with the way out."""
-        if self.epsilon is None and self.noise_multiplier is None:
-            yield "declare epsilon, the privacy budget, or noise_multiplier"
-        if self.delta is None:
-            yield "declare delta, below one over the number of records, such as 1e-5"
-        if self.public_size is None:
-            yield "declare public_size, the number of training records; it is not read from the data set"
-        elif self.expected_batch_size > self.public_size:
-            yield (
-                f"a batch of {self.expected_batch_size} examples is larger than public_size={self.public_size}; lower "
-                "per_device_train_batch_size or gradient_accumulation_steps"
-            )
-        if not self.max_grad_norm or self.max_grad_norm <= 0:
-            yield f"expected max_grad_norm above 0, the clipping norm of one example, got {self.max_grad_norm}"
-        for name, why in _REFUSED.items():
-            if getattr(self, name, None):
-                yield f"{name}={getattr(self, name)!r}: {why}"
-
-
-_REFUSED = {
-    "fp16": "a gradient scaler changes gradients after the noise; use bf16=True",
-    "auto_find_batch_size": "the batch size is declared; a microbatch that does not fit is halved anyway",
-    "dataloader_drop_last": "Poisson batches have no last one; leave it out",
-    "torch_compile": "the private step is captured and compiled by itself; leave it out",
-    "deepspeed": "its engine steps by itself; start ranks with torchrun instead",
-    "fsdp": "shard the model with fully_shard and train it with noisette.privatize",
-    "use_liger_kernel": "its kernels compute the gradients of a whole batch; leave it out",
-}
 
 
 class PrivateTrainer(Trainer):
@@ -112,14 +45,15 @@ class PrivateTrainer(Trainer):
 
     Guarantee: that of :func:`noisette.privatize` for the training records: all weights, checkpoints and logs of
     ``train`` together are (epsilon, delta)-differentially private. Evaluation, and choices made by it
-    (``load_best_model_at_end``), are not covered for the records of ``eval_dataset``.
-
+    (``load_best_model_at_end``, ``reduce_lr_on_plateau``), are not covered for the records of ``eval_dataset``. Not
+    seen is what ``compute_loss`` prints, or writes otherwise than by ``self.log``.
     """
 
     args: PrivateTrainingArguments
     model: Any  # a module; ``Trainer`` leaves it out where it makes one itself
     optimizer: Any  # an optimizer and a schedule of torch, once ``train`` has created them
     lr_scheduler: Any
+    _surroundings: Surroundings | None = None  # of a training
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:  # type: ignore[override]
         """Train within the budget, and return the number of steps, the time and the epsilon spent.
@@ -135,13 +69,17 @@ class PrivateTrainer(Trainer):
             raise TypeError(f"expected args=PrivateTrainingArguments(...), got a {type(self.args).__name__}")
         started = time.time()
         self.model.train()
+        self._checkpoint_activations()
         clip = PerExampleClip(self.model, max_grad_norm=float(self.args.max_grad_norm))
+        self.is_in_train = True  # so that evaluation leaves the type of the weights as it is
         try:
             self.create_optimizer()
             with self._run(clip, _checkpoint(resume_from_checkpoint, self.args)) as run:
+                self._surroundings = Surroundings(self)
                 self._train(run)
                 epsilon = self._epsilon(run)
         finally:
+            self.is_in_train, self._surroundings = False, None
             clip.close()
         metrics = {"train_runtime": time.time() - started, "epsilon": epsilon}
         self.log(dict(metrics))
@@ -158,6 +96,11 @@ class PrivateTrainer(Trainer):
         """
         raise TypeError("a PrivateTrainer has no training loader: the private run draws its batches; call train()")
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As always, but for values of ``compute_loss`` of training records, which are private and left out."""
+        if self._surroundings is None or not self._surroundings.is_loss_computed:
+            super().log(logs, start_time)
+
     # The run
 
     def _run(self, clip: PerExampleClip, checkpoint: Path | None) -> PrivateRun:
@@ -165,68 +108,123 @@ class PrivateTrainer(Trainer):
         args = self.args
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         pad_token = getattr(self.processing_class, "pad_token_id", None) or 0
-        records = bucketed(self.train_dataset, collate, args.bucket_edges, pad_token)
-        ledger = Path(args.ledger) if args.ledger else _folder(args) / "ledger.jsonl"
-        ledger.parent.mkdir(parents=True, exist_ok=True)
-        if checkpoint is not None:
-            run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
-            self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
-        else:
-            run = privatize(
-                clip,
-                self.optimizer,
-                records,
-                expected_batch_size=args.expected_batch_size,
-                public_size=args.public_size,
-                epochs=None if args.max_steps > 0 else args.num_train_epochs,
-                steps=args.max_steps if args.max_steps > 0 else None,
-                epsilon=args.epsilon,
-                delta=args.delta,
-                noise_multiplier=args.noise_multiplier,
-                ledger=ledger,
-            )
-            self.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
-        self.state.max_steps, self.state.num_train_epochs = run.steps, math.ceil(run.steps * run.sampling_rate)
+        more = args.padded_fields or {}
+        records = bucketed(self.train_dataset, collate, args.bucket_edges, pad_token, self.model, more)
+        if self._created_lr_scheduler:  # of an earlier training
+            self.lr_scheduler, self._created_lr_scheduler = None, False
+        run = self._new_run(clip, records) if checkpoint is None else self._run_of(checkpoint, clip, records)
+        self.state.max_steps = run.steps
         self.state.compute_steps(args, run.steps)
-        self.create_scheduler(num_training_steps=run.steps, optimizer=self.optimizer)
-        for _ in range(run.steps_taken):
-            self.lr_scheduler.step()
         return run
 
+    def _new_run(self, clip: PerExampleClip, records: Any) -> PrivateRun:
+        args = self.args
+        ledger = Path(args.ledger) if args.ledger else _folder(args) / "ledger.jsonl"
+        ledger.parent.mkdir(parents=True, exist_ok=True)
+        run = privatize(
+            clip,
+            self.optimizer,
+            records,
+            expected_batch_size=args.expected_batch_size,
+            public_size=args.public_size,
+            epochs=None if args.max_steps > 0 else args.num_train_epochs,
+            steps=args.max_steps if args.max_steps > 0 else None,
+            epsilon=args.epsilon,
+            delta=args.delta,
+            noise_multiplier=args.noise_multiplier,
+            ledger=ledger,
+        )
+        _warn_of_what_is_spent(run, args)
+        self.state = TrainerState(train_batch_size=args.per_device_train_batch_size)
+        self._create_scheduler(run.steps)
+        return run
+
+    def _run_of(self, checkpoint: Path, clip: PerExampleClip, records: Any) -> PrivateRun:
+        """The run of a checkpoint. The schedule is there before the optimizer gets its learning rates back."""
+        saved = SavedRun.read(checkpoint / _RUN)
+        check_as_declared(saved.extras.get("declared", {}), self.args)
+        self._create_scheduler(saved.terms.steps)
+        run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
+        self.lr_scheduler.load_state_dict(run.extras["schedule"])
+        self.state = TrainerState.load_from_json(str(checkpoint / _STATE))
+        return run
+
+    def _create_scheduler(self, steps: int) -> None:
+        """The schedule of the learning rate.
+
+        Raises:
+            ValueError: it follows a metric, and there is none.
+        """
+        self.create_scheduler(num_training_steps=steps, optimizer=self.optimizer)
+        has_metric = self.args.eval_strategy != "no" and self.args.metric_for_best_model is not None
+        if self._follows_a_metric and not has_metric:
+            raise ValueError(
+                f"a {type(self.lr_scheduler).__name__} follows a metric of the evaluation: give eval_strategy and "
+                "metric_for_best_model; the training loss is private"
+            )
+
+    @property
+    def _follows_a_metric(self) -> bool:
+        """Whether the schedule goes on at each evaluation, not at each step."""
+        return isinstance(self.lr_scheduler, ReduceLROnPlateau) or type(self.lr_scheduler).__name__ == "GreedyLR"
+
+    def _checkpoint_activations(self) -> None:
+        """Have the model recompute activations, if the arguments say so; as ``Trainer`` does."""
+        args, model = self.args, self.model
+        if not getattr(args, "activation_checkpointing", args.gradient_checkpointing):
+            return
+        given = getattr(args, "activation_checkpointing_kwargs", args.gradient_checkpointing_kwargs)
+        others: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+        if hasattr(model, "activation_checkpointing_enable"):
+            layers, offload = others.pop("every_n_layers", 1), others.pop("offload", False)
+            model.activation_checkpointing_enable(others or None, every_n_layers=layers, offload=offload)
+        else:
+            model.gradient_checkpointing_enable(others or None)
+
     def _train(self, run: PrivateRun) -> None:
-        """All steps that remain."""
-        steps_of_epoch = max(1, round(1 / run.sampling_rate))
+        """All steps that remain, in epochs that callbacks may end."""
+        steps_of_epoch = math.ceil(round(1 / run.sampling_rate, 9))
+        self.state.num_train_epochs = math.ceil(run.steps / steps_of_epoch)
+        batches = run.batches()
         self._call("on_train_begin")
-        for batch in run.batches():
-            self.state.global_step = run.steps_taken
-            if run.steps_taken % steps_of_epoch == 0:
-                self._call("on_epoch_begin")
-            self._call("on_step_begin")
-            self._step(run, batch)
-            self.state.global_step, self.state.epoch = run.steps_taken, run.steps_taken * run.sampling_rate
-            self._call("on_step_end")
+        if self.args.eval_on_start:
+            self._evaluate(None, None, skip_scheduler=True)
+        epoch, done = divmod(round((self.state.epoch or 0) * steps_of_epoch), steps_of_epoch)
+        while run.steps_left and epoch < self.state.num_train_epochs:
+            self._call("on_epoch_begin")
+            for k in range(done, steps_of_epoch):
+                self._step_of_epoch(run, batches, (epoch * steps_of_epoch + k + 1) / steps_of_epoch)
+                if self.control.should_training_stop or self.control.should_epoch_stop or not run.steps_left:
+                    break
+            self._call("on_epoch_end")
             self._follow_up(run)
-            if run.steps_taken % steps_of_epoch == 0 or run.steps_taken == run.steps:
-                self._call("on_epoch_end")
-                self._follow_up(run)
-            if self.control.should_training_stop or self.control.should_epoch_stop:
+            if self.control.should_training_stop:
                 break
+            epoch, done = epoch + 1, 0
+
+    def _step_of_epoch(self, run: PrivateRun, batches: Iterator[Batch], epoch: float) -> None:
+        """A step, after which so much of the epochs has passed, and what callbacks ask for."""
+        batch = next(batches)
+        self.state.global_step = run.steps_taken
+        self._call("on_step_begin")
+        self._step(run, batch)
+        self.state.global_step, self.state.epoch = run.steps_taken, epoch
+        self._call("on_step_end")
+        self._follow_up(run)
 
     def _step(self, run: PrivateRun, batch: Batch) -> None:
         """One release and the step of the optimizer."""
-        for inputs in batch.microbatches(self.args.per_device_train_batch_size):
-            with self.compute_loss_context_manager():
-                run.accumulate(self._loss, self._prepare_inputs(inputs))
+        assert self._surroundings is not None, "set by train"
+        for rows in batch.microbatches(self.args.per_device_train_batch_size):
+            inputs = self._prepare_inputs(rows)
+            with self.compute_loss_context_manager(), self._surroundings.loss() as loss:
+                run.accumulate(loss, inputs)
         self._call("on_pre_optimizer_step")
         self.optimizer.step()
         self._call("on_optimizer_step")
-        self.lr_scheduler.step()
+        if not self._follows_a_metric:
+            self.lr_scheduler.step()
         self.optimizer.zero_grad()
-
-    def _loss(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """The loss of one record, by ``compute_loss``, which may be overridden."""
-        loss = self.compute_loss(model, dict(inputs))
-        return loss[0] if isinstance(loss, tuple) else loss
 
     def _follow_up(self, run: PrivateRun) -> None:
         """What callbacks have asked for: logs, evaluation, a checkpoint."""
@@ -235,8 +233,10 @@ class PrivateTrainer(Trainer):
             self.log({"learning_rate": self._get_learning_rate(), "epsilon": self._epsilon(run)})
         if self.control.should_evaluate:
             self.control.should_evaluate = False
-            metrics = self.evaluate()
-            self._determine_best_metric(metrics, trial=None)
+            metrics = self._evaluate(None, None)
+            is_best = self._determine_best_metric(metrics, trial=None)
+            if self.args.save_strategy == "best":
+                self.control.should_save = is_best
             self.model.train()
         if self.control.should_save:
             self.control.should_save = False
@@ -246,7 +246,7 @@ class PrivateTrainer(Trainer):
     def _save_private_checkpoint(self, run: PrivateRun) -> None:
         folder = _folder(self.args) / f"checkpoint-{run.steps_taken}"
         self.save_model(str(folder), _internal_call=True)
-        run.save(folder / _RUN)
+        run.save(folder / _RUN, {"declared": declared(self.args), "schedule": self.lr_scheduler.state_dict()})
         best = _folder(self.args) / f"checkpoint-{self.state.best_global_step}"
         if best.is_dir():
             self.state.best_model_checkpoint = str(best)
@@ -277,6 +277,22 @@ def _checkpoint(asked: str | bool | None, args: TrainingArguments) -> Path | Non
     if not Path(found, _RUN).is_dir():
         raise ValueError(f"{found} has no folder {_RUN}: it was not written by a PrivateTrainer")
     return Path(found)
+
+
+def _warn_of_what_is_spent(run: PrivateRun, args: PrivateTrainingArguments) -> None:
+    """Warn where a new run has little of its budget, because its ledger holds an earlier one."""
+    assert args.delta is not None, "checked by the arguments"
+    earlier = sum(run.terms.beside(run.ledger).values())
+    if not earlier or args.epsilon is None:
+        return
+    spent = run.epsilon(delta=args.delta)
+    warnings.warn(
+        f"{run.ledger.path} holds {earlier} earlier releases, which have spent epsilon={spent:.4g} of "
+        f"{args.epsilon:g}: within the rest, this training has noise multiplier {run.noise_multiplier:.4g}. For other "
+        "records give another output_dir or ledger; for the same ones take a larger epsilon, or go on with the "
+        "earlier training by resume_from_checkpoint",
+        stacklevel=4,
+    )
 
 
 def _folder(args: TrainingArguments) -> Path:

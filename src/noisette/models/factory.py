@@ -43,8 +43,11 @@ def build(name: str, shape: Shape, classes: int, words: int = 0) -> nn.Module:
     try:
         with torch.no_grad(), in_evaluation(model):
             scores = model(torch.zeros(2, *shape))
-    except RuntimeError as error:
-        raise ValueError(f"the model {name!r} cannot take examples of shape {tuple(shape)}: {error}") from error
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        raise ValueError(
+            f"the model {name!r} cannot take examples of shape {tuple(shape)}, as one tensor with a batch dimension "
+            f"before it: {error}; return a model that takes this tensor alone"
+        ) from error
     if not isinstance(scores, Tensor) or scores.shape != (2, classes):
         got = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(

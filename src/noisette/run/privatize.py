@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.optim.optimizer import Optimizer
 
+from noisette._internal.checks import plain
 from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import delta_left_for_noise
 from noisette.accounting.calibrate import cheapest, least_noisy, with_releases
@@ -106,6 +107,9 @@ def privatize(
             differ. What one rank raises, all raise.
     """
     own_ranks, ranks = ranks is None, ranks_of(ranks)
+    expected_batch_size, sampling_rate = plain(expected_batch_size), plain(sampling_rate)
+    steps, public_size, epochs = plain(steps), plain(public_size), plain(epochs)
+    epsilon, noise_multiplier, delta = plain(epsilon), plain(noise_multiplier), plain(delta)
     with ExitStack() as undone:
         if own_ranks:
             undone.callback(ranks.close)

@@ -22,7 +22,8 @@ class PaddedBuckets:
     Args:
         records: has ``len`` and indexing. A record is a sequence, or a tuple or dictionary of fields, some of them
             sequences. A sequence is a tensor, an array or a list with its positions on the first axis, such as the
-            token ids of a text.
+            token ids of a text. ``PaddedBuckets`` whose other fields have lengths of their own, as a translation has,
+            are records too: a microbatch then holds one pair of buckets.
         edges: the lengths of the buckets, ascending. A sequence is padded at its end to the smallest edge that holds
             it; one longer than the last edge is cut to it. Choose them without looking at private lengths.
         pad: the value that fills up a sequence. A number pads a record that is one sequence, or the first field of a
@@ -53,15 +54,18 @@ class PaddedBuckets:
         self._records = records
         self._pad = pad
         lengths = np.fromiter(self._lengths(), dtype=np.int64, count=len(records))
-        # The bucket of each record, as the number of its edge.
-        self.buckets = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
+        self._edge_of = np.minimum(np.searchsorted(self.edges, lengths), len(self.edges) - 1)
+        # The bucket of each record: the number of its edge, or of its pair of edges.
+        self.buckets = self._edge_of
+        if isinstance(records, PaddedBuckets):
+            self.buckets = records.buckets * len(self.edges) + self._edge_of
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
         """The record with this index, padded to the bucket of its own length."""
-        record, edge = self._records[index], self.edges[self.buckets[index]]
+        record, edge = self._records[index], self.edges[self._edge_of[index]]
         padded = {name: _padded(_sequence(value), edge, fill) for name, value, fill in self._sequences(index, record)}
         if isinstance(record, Mapping):
             return dict(record) | padded
@@ -75,8 +79,14 @@ class PaddedBuckets:
         return self._records
 
     def collate(self, at: np.ndarray) -> Any:
-        """The records with these indices as one microbatch; all of them are of one bucket."""
-        return default_collate([self[index] for index in at.tolist()])
+        """The records with these indices as one microbatch; all of them are of one bucket.
+
+        Raises:
+            ValueError: a field that is not padded has another shape in some record.
+        """
+        records = [self[index] for index in at.tolist()]
+        check_same_shapes(records)
+        return default_collate(records)
 
     def _lengths(self) -> Iterator[int]:
         """The length of each record, checked to have the same fields as the first record."""
@@ -111,6 +121,21 @@ class PaddedBuckets:
         else:
             name = 0 if isinstance(record, tuple) else None
             yield name, fields[name], self._pad
+
+
+def check_same_shapes(records: Sequence[Any]) -> None:
+    """Check that each field of a microbatch has one shape.
+
+    Raises:
+        ValueError: one has not; the message names it.
+    """
+    named = [record for record in records if isinstance(record, Mapping)]
+    for name, first in named[0].items() if named else ():
+        if isinstance(first, Tensor) and any(record[name].shape != first.shape for record in named):
+            raise ValueError(
+                f"the field {name!r} has another shape in some records, and is none of those that are padded: name it "
+                "among them if it is as long as its record, or bring it to one shape by itself"
+            )
 
 
 def _sequence(value: Any) -> Tensor:

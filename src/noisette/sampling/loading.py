@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from noisette.sampling.buckets import PaddedBuckets
+from noisette.sampling.buckets import PaddedBuckets, check_same_shapes
 from noisette.sampling.mapped_file import MappedFile
 
 Gather = Callable[[np.ndarray], Any]  # indices of records -> one collated microbatch
@@ -246,8 +246,9 @@ def _collate(records: list[Any]) -> Any:
     """The records as one microbatch.
 
     Raises:
-        ValueError: they are tensors of different shapes.
+        ValueError: they are tensors of different shapes, or have fields that are.
     """
+    check_same_shapes(records)
     shapes = {tuple(record.shape) for record in records if isinstance(record, Tensor | np.ndarray)}
     if len(shapes) > 1:
         raise ValueError(

@@ -103,8 +103,7 @@ class SavedModel:
                 "the run was not trained on columns of a CSV, so no rows of one can be prepared for it; for texts name "
                 "their column with --text, for others load the model as report.html shows"
             )
-        header, *rows = table.rows(path) or [[]]
-        found = table.table(path, header=header, rows=rows)
+        found = table.read(path)
         features = declared.features(self.features)
         absent = features.absent(found) if declared.text is None else []
         if declared.text is not None and declared.text not in found:

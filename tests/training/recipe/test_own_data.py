@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,31 @@ def test_a_schema_is_the_data_of_a_recipe(tmp_path: Path) -> None:
     recipe = Recipe(DataSection("own.csv", **found))
     assert Recipe.of(asdict(recipe), "again") == recipe
     (tmp_path / "recipe.toml").write_text('[data]\nname = "own.csv"\n' + SCHEMA.replace("[columns.", "[data.columns."))
-    assert Recipe.read(tmp_path / "recipe.toml") == recipe
+    assert Recipe.read(tmp_path / "recipe.toml") == replace(recipe, model=ModelSection("mlp"))
+
+
+@pytest.mark.parametrize(
+    ("data", "given", "model"),
+    [
+        ('name = "own.csv"', {}, "mlp"),
+        ('name = "own.csv"\ntext = "review"', {}, "ranked-word-counts"),
+        ('name = "photos"', {}, "cnn"),
+        ('name = "adult"', {}, "mlp"),
+        ("", {}, "cnn"),
+        ("", {"name": "own.csv", "text": "review"}, "ranked-word-counts"),
+    ],
+)
+def test_a_recipe_that_names_no_model_has_the_one_of_the_command_line(
+    data: str, given: dict[str, Any], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for section, name in (("", model), ("[model]\nwhitened = 0\n", model), ('[model]\nname = "linear"\n', "linear")):
+        Path("recipe.toml").write_text(f"[data]\n{data}\n{section}")
+        recipe = Recipe.read(Path("recipe.toml"), given)
+        assert recipe.model.name == name
+        fields = {field: getattr(recipe.data, field) for field in ("name", "text")}
+        assert default_recipe(fields).model.name == model
 
 
 def test_all_problems_of_a_schema_at_once(tmp_path: Path) -> None:
@@ -104,15 +129,16 @@ def test_what_is_held_out_is_not_in_a_batch() -> None:
 
 def test_the_model_suits_the_kind_of_data(tmp_path: Path) -> None:
     assert default_recipe({"name": "own.csv"}).model.name == "mlp"
-    assert default_recipe({"name": "own.csv", "text": "review"}).model.name == "transformer"
+    assert default_recipe({"name": "own.csv", "text": "review"}).model.name == "ranked-word-counts"
     assert default_recipe({"name": str(tmp_path)}).model.name == "cnn"
     assert default_recipe({"name": "own.csv"}, model="linear").model.name == "linear"
-    assert default_recipe({"name": "sst2"}).training.optimizer == "adam"
+    assert default_recipe({"name": "sst2"}).training.batch_size == 16_838
+    assert default_recipe({"name": "sst2"}, model="transformer").training.optimizer == "adam"
 
 
 def test_another_optimizer_has_another_rate_and_no_momentum() -> None:
     adam = default_recipe({"name": "mnist"}, optimizer="adam").training
     assert (adam.optimizer, adam.momentum) == ("adam", 0.0)
     assert adam.lr < 0.01
-    assert default_recipe({"name": "sst2"}, optimizer="sgd").training.lr == 1.0
+    assert default_recipe({"name": "sst2"}, "transformer", optimizer="sgd").training.lr == 1.0
     assert default_recipe({"name": "mnist"}, optimizer="sgd") == default_recipe({"name": "mnist"})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from noisette import data as data_sets
 from noisette import models
 from noisette.clipping.registry import CLIPPING_RULES
 from noisette.training.recipe import (
@@ -96,7 +97,9 @@ def test_new_numbers_outside_their_domain_are_listed_together() -> None:
 
 @pytest.mark.parametrize("path", sorted(EXPERIMENTS.glob("*.toml")), ids=lambda path: path.stem)
 def test_committed_recipes_are_valid(path: Path) -> None:
-    assert Recipe.read(path).data.name == path.stem.partition("-epsilon")[0] or path.stem.endswith("-noise")
+    name = Recipe.read(path).data.name
+    assert name in data_sets.names()
+    assert name.split("-")[0] == path.stem.split("-")[0] or path.stem.endswith("-noise")
 
 
 def test_the_recipe_of_the_demonstration_is_the_default() -> None:

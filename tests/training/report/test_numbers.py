@@ -14,6 +14,12 @@ def test_an_epsilon_is_never_printed_smaller_than_it_is(epsilon: float) -> None:
     assert epsilon <= printed <= epsilon + 0.0101
 
 
+@given(st.floats(min_value=1e-300, max_value=0.01))
+def test_a_small_epsilon_has_two_digits(epsilon: float) -> None:
+    assert epsilon <= float(upward(epsilon)) <= 1.1001 * epsilon
+    assert (upward(1e-6), upward(9.91e-3), upward(0.0)) == ("0.0000010", "0.0100", "0.00")
+
+
 def test_an_epsilon_without_bound_is_called_so() -> None:
     assert upward(math.inf) == "infinite"
 

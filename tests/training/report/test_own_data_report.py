@@ -42,7 +42,10 @@ def test_figures_are_beside_what_needs_no_model(facts: Facts) -> None:
     assert dict(rows_of_tests(regression(facts))) == {
         "test RMSE": "5.25 h (best constant: 12 h)",
         "test MAE": "4 h (best constant: 10 h)",
+        "test targets": "clipped to 0..60 h",
     }
+    assert "Errors are of targets clipped to 0..60 h" in words(page(regression(facts)))
+    assert "Errors are of" not in page(held_out(facts))
 
 
 def test_the_confusion_matrix_names_classes(facts: Facts) -> None:

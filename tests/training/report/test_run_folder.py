@@ -67,13 +67,22 @@ def test_a_run_appears_whole_and_under_its_name(tmp_path: Path) -> None:
     assert Ledger.read(out / "ledger.jsonl").events == {EVENT: 3}
 
 
-def test_an_older_run_is_replaced(tmp_path: Path) -> None:
-    for text in (b"old", b"new"):
-        with RunFolder(tmp_path / "run") as folder:
-            spend(folder)
-            folder.complete(FILES | {"run.json": text})
-    assert (tmp_path / "run" / "run.json").read_bytes() == b"new"
-    assert names(tmp_path) == ["run", *sorted(f"run/{name}" for name in (*FILES, "ledger.jsonl"))]
+def complete(parent: Path, text: bytes) -> RunFolder:
+    with RunFolder(parent / "run") as folder:
+        save(folder)
+        spend(folder)
+        folder.complete(FILES | {"run.json": text})
+    return folder
+
+
+def test_an_older_run_is_kept_beside_the_new_one_with_its_ledger(tmp_path: Path) -> None:
+    kept = [complete(tmp_path, text).replaced for text in (b"first", b"second", b"third")]
+    assert kept == [None, tmp_path / "run.replaced-1", tmp_path / "run.replaced-2"]
+    for place, text in {"run.replaced-1": b"first", "run.replaced-2": b"second", "run": b"third"}.items():
+        assert (tmp_path / place / "run.json").read_bytes() == text
+        assert Ledger.read(tmp_path / place / "ledger.jsonl").events == {EVENT: 3}
+        assert set(names(tmp_path / place)) == {*FILES, "ledger.jsonl"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.replaced-1", "run.replaced-2"]
 
 
 @pytest.mark.parametrize("content", [{}, {"notes.txt": b"mine"}, {"run.json": b"{}", "thesis.tex": b"mine"}])
@@ -149,7 +158,7 @@ def test_a_full_disk_leaves_the_older_run_and_the_ledger(tmp_path: Path) -> None
 def test_a_failed_exchange_puts_the_older_run_back(
     refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test_an_older_run_is_replaced(tmp_path)
+    complete(tmp_path, b"older")
     rename, renames = os.replace, []
 
     def fail_once(source: Path, target: Path) -> None:
@@ -161,7 +170,7 @@ def test_a_failed_exchange_puts_the_older_run_back(
     monkeypatch.setattr(os, "replace", fail_once)
     with pytest.raises(OSError, match="broken"), RunFolder(tmp_path / "run") as folder:
         folder.complete(FILES | {"run.json": b"third"})
-    assert (tmp_path / "run" / "run.json").read_bytes() == b"new"
+    assert (tmp_path / "run" / "run.json").read_bytes() == b"older"
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
 
 
@@ -258,7 +267,7 @@ def test_a_failure_of_what_was_picked_up_changes_nothing(tmp_path: Path) -> None
 @pytest.mark.parametrize("refused", [1, 2, 3])
 def test_a_failed_exchange_puts_everything_back(refused: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint too, so that the run can be made whole another time; and it is never in the finished folder."""
-    test_an_older_run_is_replaced(tmp_path)
+    complete(tmp_path, b"older")
     cut_short(tmp_path)
     before = names(tmp_path)
     rename, renames = os.replace, []
@@ -275,13 +284,14 @@ def test_a_failed_exchange_puts_everything_back(refused: int, tmp_path: Path, mo
         broken.setattr(os, "replace", fail_once)
         with pytest.raises(OSError, match="broken"), RunFolder.unfinished(tmp_path / "run") as folder:
             folder.complete(FILES | {"run.json": b"third"})
-    assert (tmp_path / "run" / "run.json").read_bytes() == b"new"
+    assert (tmp_path / "run" / "run.json").read_bytes() == b"older"
     assert set(names(tmp_path)) >= set(before)
     assert not (tmp_path / "run" / "checkpoint").exists()
     with RunFolder.unfinished(tmp_path / "run") as folder:
         folder.complete(FILES | {"run.json": b"third"})
     assert (tmp_path / "run" / "run.json").read_bytes() == b"third"
-    assert {path.name for path in tmp_path.iterdir()} == {"run"}
+    assert (tmp_path / "run.replaced-1" / "run.json").read_bytes() == b"older"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.replaced-1"}
 
 
 def test_which_run_to_pick_up_must_be_clear(tmp_path: Path) -> None:
@@ -365,4 +375,6 @@ def test_a_kill_within_the_exchange_loses_no_finished_run(
     monkeypatch.undo()
     whole = (tmp_path / "run" / "run.json").is_file() and (tmp_path / "run" / "run.json").read_bytes() == b"new"
     assert whole == (moves == 2)
+    older = [*tmp_path.glob("run/run.json"), *tmp_path.glob("run.replaced-1/run.json")]
+    assert b"{}" in {path.read_bytes() for path in older}, "the older run is there"
     assert whole or RunFolder.unfinished(tmp_path / "run").ledger.is_file()

@@ -11,8 +11,12 @@ from typing import Any
 from noisette.training.defaults import batches_for, delta_for
 from noisette.training.recipe.recipe import Recipe
 from noisette.training.recipe.sections import DataSection, ModelSection, PrivacySection, TrainingSection
+from noisette.training.recipe.suited import suited_model
 
 _ADAM_RATE = 0.003
+_COUNTS = TrainingSection(epochs=15, lr=10.0, momentum=0.9, cosine=False, average_last=0.5)  # of linear layers
+_COUNTS_NORM = 0.7
+_TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _VECTORS = TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9)
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
@@ -21,18 +25,15 @@ _IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, aver
 _FEW_IMAGES = TrainingSection(epochs=40, batch_size=1024, lr=4.0, momentum=0.9, averaging=0.98)
 _FEATURES = PrivacySection(max_grad_norm=0.1)
 _KNOWN_TO_WORK = {
-    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95), "cnn"),
-    "mnist": (_FEATURES, _IMAGES, "scattering"),
-    "fashion-mnist": (_FEATURES, _IMAGES, "scattering"),
-    "cifar10": (_FEATURES, _IMAGES, "scattering"),
-    "kmnist": (_FEATURES, _FEW_IMAGES, "scattering"),
-    "emnist-letters": (_FEATURES, _FEW_IMAGES, "scattering"),
-    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0), "mlp"),
-    "sst2": (PrivacySection(), _TEXTS, "transformer"),
-    "imdb": (PrivacySection(), _TEXTS, "transformer"),
-    "ag-news-words": (PrivacySection(), _TEXTS, "transformer"),
-    "ag-news": (PrivacySection(), _VECTORS, "bilstm-dl"),
-    "sst2-glove": (PrivacySection(), _VECTORS, "bilstm-dl"),
+    "digits": (PrivacySection(delta=1e-4), TrainingSection(batch_size=360, cosine=False, averaging=0.95)),
+    "mnist": (_FEATURES, _IMAGES),
+    "fashion-mnist": (_FEATURES, _IMAGES),
+    "cifar10": (_FEATURES, _IMAGES),
+    "kmnist": (_FEATURES, _FEW_IMAGES),
+    "emnist-letters": (_FEATURES, _FEW_IMAGES),
+    "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0)),
+    "ag-news": (PrivacySection(), _VECTORS),
+    "sst2-glove": (PrivacySection(), _VECTORS),
 }
 
 
@@ -48,31 +49,36 @@ def default_recipe(data: Mapping[str, Any], model: str | None = None, optimizer:
     210
     """
     section = DataSection(**data)
+    name = model or suited_model(section)
     if known := _KNOWN_TO_WORK.get(section.name):
-        privacy, training, suited = known
+        privacy, training = known
+    elif section.name in _TEXT_SIZES:
+        privacy, training = _of_texts(PrivacySection(), _TEXT_SIZES[section.name], name)
     else:
-        privacy, training = _of_own_data(section)
-        suited = "transformer" if section.text is not None else "cnn" if Path(section.name).is_dir() else "mlp"
+        privacy, training = _of_own_data(section, name)
     if model is not None and Path(model).is_dir():
         training = replace(_PRETRAINED, batch_size=training.batch_size)
     if optimizer in ("adam", "adam-bc") and optimizer != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=_ADAM_RATE, momentum=0.0)
     elif optimizer == "sgd" != training.optimizer:
         training = replace(training, optimizer=optimizer, lr=TrainingSection().lr)
-    return Recipe(section, ModelSection(model or suited), privacy=privacy, training=training)
+    return Recipe(section, ModelSection(name), privacy=privacy, training=training)
 
 
-def _of_own_data(data: DataSection) -> tuple[PrivacySection, TrainingSection]:
-    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them.
-
-    Texts cost more to train on, so that these have a tenth of their records in a batch, and ten epochs.
-    """
-    kind = TrainingSection(lr=None) if data.text is None else _TEXTS
+def _of_own_data(data: DataSection, model: str) -> tuple[PrivacySection, TrainingSection]:
+    """Delta, batches, epochs and learning rate by the declared size, as :mod:`noisette.training.defaults` has them."""
     if data.size is None or data.size < 1:
-        return PrivacySection(), kind
+        return PrivacySection(), TrainingSection(lr=None) if data.text is None else _TEXTS
     records = max(1, round(data.size * (1 - (data.holdout or 0.0))))
     delta = PrivacySection(delta=delta_for(records))
     if data.text is not None:
-        return delta, replace(kind, batch_size=min(kind.batch_size, math.ceil(records / 10)))
+        return _of_texts(delta, records, model)
     batches = batches_for(records)
-    return delta, replace(kind, batch_size=batches.expected_batch_size, epochs=batches.epochs)
+    return delta, TrainingSection(lr=None, batch_size=batches.expected_batch_size, epochs=batches.epochs)
+
+
+def _of_texts(privacy: PrivacySection, records: int, model: str) -> tuple[PrivacySection, TrainingSection]:
+    """60 steps of a quarter of the texts for their counts; other models cost more, and take smaller batches."""
+    if model in ("word-counts", "ranked-word-counts"):
+        return replace(privacy, max_grad_norm=_COUNTS_NORM), replace(_COUNTS, batch_size=math.ceil(records / 4))
+    return privacy, replace(_TEXTS, batch_size=min(_TEXTS.batch_size, math.ceil(records / 10)))

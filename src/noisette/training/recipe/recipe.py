@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from noisette.training.recipe.sections import (
     PublicSection,
     TrainingSection,
 )
+from noisette.training.recipe.suited import suited_model
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,12 @@ class Recipe:
         )
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """The recipe in a TOML file; fields that it leaves out keep their defaults.
+    def read(cls, path: Path, data: Mapping[str, Any] | None = None) -> Self:
+        """The recipe in a TOML file; fields that it leaves out keep their defaults, and a model suits the data.
+
+        Args:
+            path: of the file.
+            data: fields that take the place of those of its table ``data``.
 
         Raises:
             ValueError: the file is not TOML, or has unknown keys or values of another type; all are listed.
@@ -60,7 +65,12 @@ class Recipe:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ValueError(f"{path} is not a TOML file: {error}") from error
-        return cls.of(tables, str(path))
+        if data and isinstance(tables.get("data", {}), dict):
+            tables["data"] = tables.get("data", {}) | data
+        recipe = cls.of(tables, str(path))
+        if "name" in tables.get("model", {}):
+            return recipe
+        return replace(recipe, model=replace(recipe.model, name=suited_model(recipe.data)))
 
     @classmethod
     def of(cls, tables: Mapping[str, Any], source: str) -> Self:

@@ -40,7 +40,7 @@ class DataSection:
 class ModelSection:
     """A model of ``noisette.models``, ``package.module:callable`` or a folder of Hugging Face, and first weights."""
 
-    name: str = "cnn"
+    name: str = "cnn"  # in a recipe without it, the model suits the data, as for noisette train
     weights: str | None = None  # a safetensors file of weights that were trained on public records
     frozen: tuple[str, ...] = ("features",)  # modules that keep these weights
     batch_norm: str | None = None  # the name in BATCH_NORMS of what replaces each batch norm; all stay if left out

@@ -7,14 +7,16 @@ from decimal import ROUND_CEILING, Decimal
 
 
 def upward(epsilon: float) -> str:
-    """An epsilon in two decimals, rounded up.
+    """An epsilon in two decimals, or below 0.01 in two digits, rounded up.
 
-    >>> upward(2.991), upward(3.0), upward(0.0004)
-    ('3.00', '3.00', '0.01')
+    >>> upward(2.991), upward(3.0), upward(0.000401)
+    ('3.00', '3.00', '0.00041')
     """
     if not math.isfinite(epsilon):
         return "infinite"
-    return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.01"), ROUND_CEILING))
+    whole = Decimal(repr(float(epsilon)))
+    last = Decimal(1).scaleb(whole.adjusted() - 1) if 0 < epsilon < 0.01 else Decimal("0.01")
+    return str(whole.quantize(last, ROUND_CEILING)).lower()
 
 
 def percent(share: float) -> str:

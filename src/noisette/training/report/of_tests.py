@@ -25,17 +25,27 @@ def rows_of_tests(facts: Facts) -> list[tuple[str, str]]:
     return [
         ("test RMSE", f"{found.rmse:.4g}{unit} (best constant: {found.base_rmse:.4g}{unit})"),
         ("test MAE", f"{found.mae:.4g}{unit} (best constant: {found.base_mae:.4g}{unit})"),
+        *([] if facts.recipe.data.target is None else [("test targets", f"clipped to {_bounds(facts)}")]),
     ]
 
 
+def _bounds(facts: Facts) -> str:
+    """Between which bounds the targets are."""
+    assert facts.recipe.data.target is not None, "a number is predicted"
+    low, high = facts.recipe.data.target
+    return f"{low:g}..{high:g} {facts.recipe.data.unit}".rstrip()
+
+
 def set_of_tests(facts: Facts) -> str:
-    """Of which examples the figures are, in one sentence."""
-    share = facts.recipe.data.holdout
+    """Of which examples the figures are."""
+    share, clipped = facts.recipe.data.holdout, ""
+    if facts.recipe.data.target is not None:
+        clipped = f" Errors are of targets clipped to {_bounds(facts)}: how far a number lies outside does not count."
     if share is None:
-        return "Computed on the public test examples, exactly."
+        return f"Computed on the public test examples, exactly.{clipped}"
     return (
         f"Computed exactly, without noise, on the records held out: about {percent(share)} of all, drawn at random and "
-        "not trained on. These figures are not covered by the guarantee."
+        f"not trained on. These figures are not covered by the guarantee.{clipped}"
     )
 
 

@@ -32,9 +32,10 @@ class RunFolder:
     """The folder of a run. Use it in a ``with`` block around the training.
 
     Until the run is complete the folder is called ``out.unfinished-1``, and holds the ledger from the first step on and
-    a folder for checkpoints. When all files are on disk it is renamed to ``out``, replaces an older run there, and
-    loses the checkpoints. A block that ends without :meth:`complete` leaves nothing if no privacy was spent, and the
-    ledger and the checkpoints otherwise.
+    a folder for checkpoints. When all files are on disk it is renamed to ``out`` and loses the checkpoints. An older
+    run there is kept as ``out.replaced-1``, or with the next free number: its ledger may be about the same records. A
+    block that ends without :meth:`complete` leaves nothing if no privacy was spent, and the ledger and the checkpoints
+    otherwise.
 
     Raises:
         ValueError: ``out`` exists, and is not a run or holds other files too; or it is to lie in what is no folder.
@@ -42,6 +43,7 @@ class RunFolder:
 
     def __init__(self, out: Path) -> None:
         self.out = out.resolve()
+        self.replaced: Path | None = None  # where the older run is kept, once there is one
         self._making: Path | None = None
         self._resumed = self._whole = False
         if self.out.exists():
@@ -128,26 +130,29 @@ class RunFolder:
 
     def _take_place(self) -> None:
         """Exchange the folders, or restore them on a failure. The checkpoint is last, so that a crash keeps it."""
-        older = _fresh_sibling(self.out, "replaced")
-        moves = [(self.out, older / "run")] if self.out.exists() else []
+        ended = _fresh_sibling(self.out, "ended")
+        older = _fresh_sibling(self.out, "replaced") if self.out.exists() else None
+        moves = [(self.out, older)] if older else []
         moves.append((self.place, self.out))
         if self.checkpoint.exists():
-            moves.append((self.out / CHECKPOINT, older / CHECKPOINT))
+            moves.append((self.out / CHECKPOINT, ended / CHECKPOINT))
         done: list[tuple[Path, Path]] = []
         try:
             for source, target in moves:
                 os.replace(source, target)
                 done.append((source, target))
-                if source == self.out and target.name == "run":
+                if target == older:
                     _check_is_run(target, str(self.out))  # another process may have added files
         except BaseException:
             for source, target in reversed(done):
                 os.replace(target, source)
-            older.rmdir()
+            ended.rmdir()
+            if older and older.exists():
+                older.rmdir()
             raise
-        self._whole = True
+        self._whole, self.replaced = True, older
         atomic_files.sync(self.out.parent)
-        shutil.rmtree(older)
+        shutil.rmtree(ended)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

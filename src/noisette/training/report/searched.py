@@ -72,9 +72,10 @@ def score_of(search: SearchFacts) -> str:
         return "on public test examples"
     assert search.score is not None, "a run was chosen"
     assert search.score_deviation is not None, "the score has noise"
+    over = ", which is above 100 % where there are more records than declared" if search.score > 1 else ""
     return (
-        f"{percent(search.score)} on {percent(search.held_out)} of the records, which were not trained on; the noise "
-        f"has the standard deviation {percent(search.score_deviation)}"
+        f"{percent(search.score)} of the declared number held out{over}. This is {percent(search.held_out)} of the "
+        f"records, which were not trained on; the noise has the standard deviation {percent(search.score_deviation)}"
     )
 
 

@@ -1,0 +1,107 @@
+"""Which fields of a record are padded: decided by names and by the kind of model, never by lengths that are met."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers", reason="Hugging Face's transformers are not installed")
+pytest.importorskip("accelerate", reason="the Trainer of transformers needs accelerate, which is not installed")
+
+from transformers import default_data_collator  # noqa: E402
+
+from noisette.integrations.tokenized_records import bucketed  # noqa: E402
+from noisette.integrations.transformers import PrivateTrainer  # noqa: E402
+from small_trainer import arguments, config, model  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
+
+
+def padded(records: Any, of: Any = None, **fields: float) -> Any:
+    return bucketed(records, default_data_collator, (4, 8), 0, of or model(), fields)
+
+
+def test_a_field_that_is_as_long_as_the_first_text_by_chance_is_left_alone() -> None:
+    one = {"input_ids": [1, 2, 3], "pixel_values": torch.ones(3, 4, 4), "features": [0.1, 0.2, 0.3]}
+    found = padded([one, {**one, "input_ids": [1, 2, 3, 4, 5]}])
+    assert found[0]["input_ids"].tolist() == [1, 2, 3, 0]
+    assert found[0]["attention_mask"].tolist() == [1, 1, 1, 0]
+    assert found[0]["pixel_values"].shape == (3, 4, 4)
+    assert len(found[0]["features"]) == len(found[1]["features"]) == 3
+    assert len(found[1]["input_ids"]) == 8
+
+
+def test_labels_of_a_classifier_are_as_many_as_there_are() -> None:
+    record = {"input_ids": [1, 2, 3], "labels": [1.0, 0.0, 1.0]}
+    assert padded([record])[0]["labels"].tolist() == [1.0, 0.0, 1.0]
+
+
+OF_TOKENS = {
+    "causal": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=9, n_positions=8, n_embd=4, n_layer=1, n_head=1)
+    ),
+    "masked": lambda: transformers.BertForMaskedLM(config()),
+    "tokens": lambda: transformers.BertForTokenClassification(config()),
+    "own class": lambda: type("Own", (transformers.BertForTokenClassification,), {})(config()),
+}
+
+
+@pytest.mark.parametrize("kind", OF_TOKENS)
+def test_labels_of_tokens_are_padded(kind: str) -> None:
+    records = [{"input_ids": [1] * n, "labels": [2] * n, "special_tokens_mask": [0] * n} for n in (1, 3, 5)]
+    found = padded(records, OF_TOKENS[kind]())
+    assert [len(found[k]["labels"]) for k in range(3)] == [4, 4, 8]
+    assert found[1]["labels"].tolist() == [2, 2, 2, -100]
+    assert found[1]["special_tokens_mask"].tolist() == [0, 0, 0, 1]
+
+
+def test_further_fields_are_declared() -> None:
+    records = [{"input_ids": [1, 2], "tags": [1, 1], "label": 0}, {"input_ids": [1] * 5, "tags": [1] * 5, "label": 1}]
+    assert padded(records, tags=-1)[0]["tags"].tolist() == [1, 1, -1, -1]
+    assert padded(records)[0]["tags"].tolist() == [1, 1]
+
+
+def test_choices_are_not_padded() -> None:
+    choices = {"input_ids": torch.ones(3, 7, dtype=torch.int64), "labels": 1}
+    found = padded([choices], transformers.BertForMultipleChoice(config()))
+    assert found[0]["input_ids"].shape == found[0]["attention_mask"].shape == (3, 7)
+
+
+def seq2seq(kind: str) -> Any:
+    torch.manual_seed(0)
+    if kind == "t5":
+        sizes = {"d_model": 8, "d_ff": 8, "d_kv": 4, "num_layers": 1, "num_heads": 2}
+        return transformers.T5ForConditionalGeneration(
+            transformers.T5Config(vocab_size=40, dropout_rate=0.0, decoder_start_token_id=0, **sizes)
+        )
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    more = {"encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "dropout": 0.0, "max_position_embeddings": 32}
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(vocab_size=40, d_model=8, **sizes, **more))
+
+
+TRANSLATIONS = [{"input_ids": [5 + k] * (2 + k), "labels": [6 + k] * (10 - k)} for k in range(8)]
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_translations_have_a_bucket_for_source_and_target(kind: str, tmp_path: Path) -> None:
+    translator = seq2seq(kind)
+    found = padded(TRANSLATIONS, translator)
+    assert [(len(found[k]["input_ids"]), len(found[k]["labels"])) for k in (0, 3, 7)] == [(4, 8), (8, 8), (8, 4)]
+    assert len({found.buckets[k] for k in (0, 3, 7)}) == 3
+    alone = translator(
+        input_ids=torch.tensor([TRANSLATIONS[6]["input_ids"]]), labels=torch.tensor([TRANSLATIONS[6]["labels"]])
+    )
+    filled = translator(**{name: value.unsqueeze(0) for name, value in found[6].items()})
+    torch.testing.assert_close(filled.loss, alone.loss)
+    trainer = PrivateTrainer(translator, arguments(tmp_path, max_steps=3), train_dataset=TRANSLATIONS)
+    assert trainer.train().global_step == 3
+
+
+def test_labels_that_nobody_declared_are_named(tmp_path: Path) -> None:
+    records = [{"input_ids": [5] * n, "labels": [0] * n} for n in (2, 3) * 4]
+    args = arguments(tmp_path, max_steps=3, per_device_train_batch_size=8)
+    with pytest.raises(ValueError, match="the field 'labels' has another shape in some records"):
+        PrivateTrainer(model(), args, train_dataset=records).train()
