@@ -94,8 +94,8 @@ def metrics(patch: pytest.MonkeyPatch) -> None:
 def fingerprint_saved(patch: pytest.MonkeyPatch) -> None:
     facts_of = lightning_run.lightning_checkpoint.facts_of
 
-    def facts(run: Any, dataset: Any) -> dict[str, Any]:
-        return facts_of(run, dataset) | {"fingerprint": lightning_checkpoint.Fingerprint.of(dataset).facts()}
+    def facts(run: Any, dataset: Any, declared: Any) -> dict[str, Any]:
+        return facts_of(run, dataset, declared) | {"fingerprint": lightning_checkpoint.Fingerprint.of(dataset).facts()}
 
     patch.setattr(lightning_run.lightning_checkpoint, "facts_of", facts)
 

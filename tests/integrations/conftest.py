@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -15,6 +16,16 @@ def accelerate_begins_anew() -> Iterator[None]:
     if (state := sys.modules.get("accelerate.state")) is not None:
         state.GradientState._reset_state()
         state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(autouse=True)
+def signals_are_handled_as_before() -> Iterator[None]:
+    """A trainer of Lightning that fails may leave its handlers."""
+    signals = (signal.SIGTERM, signal.SIGUSR1, signal.SIGCONT)
+    before = {number: signal.getsignal(number) for number in signals}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
