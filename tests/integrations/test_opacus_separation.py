@@ -119,7 +119,9 @@ LOOPS: dict[str, Loop] = {
     "one hot by hand": one_hot_targets,
     "in place": in_place_on_the_batch,
     "teacher": teacher,
-    "weights made in the loop": lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.tensor([1.0, 2.0, 3.0])),
+    "slices": lambda m, x, y: F.cross_entropy(m(torch.cat([x, x.flip(1)]))[: len(x)], y),
+    "slices by size": lambda m, x, y: F.cross_entropy(m(torch.cat([x, x.flip(1)]))[x.size(0) :], y),
+    "ones": lambda m, x, y: F.cross_entropy(m(x * torch.ones(len(x), 1)), y, weight=torch.ones(3)),
     "mask": lambda m, x, y: F.cross_entropy(m(torch.where(x > 0, x, 0.0)), y.clamp(max=1)),
 }
 COUPLED: dict[str, Loop] = {
@@ -188,17 +190,33 @@ def penalty(model: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 REFUSED: dict[str, tuple[Loop, str]] = {
-    "mixed": (mixed, "by their position"),
-    "numpy": (from_numpy, "values of the batch were read"),
-    "array": (from_an_array, "values of the batch were read"),
-    "list": (from_a_list, "values of the batch were read"),
-    "written elsewhere": (through_another_tensor, "values of the batch were read"),
+    "mixed": (mixed, "made after the first batch"),
+    "a neighbour": (lambda m, x, y: F.cross_entropy(m(x - x[1]), y), "by their position"),
+    "numpy": (from_numpy, "made after the first batch"),
+    "array": (from_an_array, "made after the first batch"),
+    "list": (from_a_list, "made after the first batch"),
+    "written elsewhere": (through_another_tensor, "made after the first batch"),
     "a part": (a_part_of_the_batch, "a part of a tensor of the batch"),
+    "copied": (
+        lambda m, x, y: F.cross_entropy(m(torch.tensor(x) - torch.tensor(x).mean(0)), y),
+        "made after the first",
+    ),
+    "a copied number": (lambda m, x, y: F.cross_entropy(m(x / torch.tensor(x.max())), y), "made after the first"),
+    "of another class": (
+        lambda m, x, y: F.cross_entropy(m(x - x.as_subclass(Tensor).mean(0)), y),
+        "made after the first",
+    ),
+    "dlpack": (lambda m, x, y: F.cross_entropy(m(torch.from_dlpack(x) / 2), y), "made after the first"),
+    "weights in the loop": (
+        lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.tensor([1.0, 2.0, 3.0])),
+        "Make a constant before the loop",
+    ),
     "a penalty": (penalty, "use weight_decay"),
     "a count of a class": (out_of_a_mask, "a number that was read from the batch"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_followed_is_refused(name: str) -> None:
     loop, says = REFUSED[name]

@@ -12,7 +12,7 @@ from collections import UserDict
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,6 @@ from noisette.integrations.batch_numbers import BatchInteger, BatchLength, Batch
 
 Operation = Callable[..., Any]
 
-# What takes values out of the tensors, so that they cannot be followed.
-_READS = {Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__float__, Tensor.__int__, Tensor.__index__}
 _LENGTHS = {Tensor.numel, Tensor.nelement}
 _UNTOUCHED = {Tensor.__repr__, Tensor.__format__, Tensor.__bool__, Tensor.__hash__}  # printed, or branched on
 _DETACHES = {Tensor.detach_, Tensor.data.__get__}  # type: ignore[attr-defined]
@@ -68,15 +66,12 @@ class Reference:
     place: int
 
 
-@dataclass
-class Leaks:
-    """What the loop has taken out of deferred tensors so far, in this batch or an earlier one.
+class Slice(NamedTuple):
+    """In place of a slice, whose ends are arguments like others."""
 
-    values: numbers, as by ``numpy()``; lengths: the number of examples, as by ``len()``.
-    """
-
-    values: bool = False
-    lengths: bool = False
+    start: Any
+    stop: Any
+    step: Any
 
 
 class Trace:
@@ -84,16 +79,16 @@ class Trace:
 
     Args:
         count: number of examples.
-        leaks: of the loop.
         on_backward: what ``loss.backward()`` does.
 
     Attributes:
+        count_was_read: whether the loop has the number of examples as a plain number, as by ``len()``.
         origins: a :class:`Given` or a :class:`Result` for each deferred value; empty once the batch is over.
     """
 
-    def __init__(self, count: int, leaks: Leaks, on_backward: Callable[[Deferred], None]) -> None:
+    def __init__(self, count: int, on_backward: Callable[[Deferred], None]) -> None:
         self.count = count
-        self.leaks = leaks
+        self.count_was_read = False
         self.on_backward = on_backward
         self.origins: list[Given | Result] = []
         self.is_over = False
@@ -105,7 +100,8 @@ class Trace:
             made.data = self.of_batch(batch.data)
             return made
         leaves, form = tree_flatten(batch)
-        return tree_unflatten([self._given(leaf) for leaf in leaves], form)
+        given = [self._deferred(leaf, Given(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        return tree_unflatten(given, form)
 
     def called(self, operation: Operation | None, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """What an operation returned, with its tensors deferred."""
@@ -134,19 +130,12 @@ class Trace:
 
     def length_was_read(self) -> None:
         """A length has become a plain number."""
-        self.leaks.lengths = True
+        self.count_was_read = True
 
     def close(self) -> None:
         """The batch is over: what it computed enters no other loss, and its memory is given back."""
         self.is_over = True
         self.origins.clear()
-
-    def _given(self, leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            return self._deferred(leaf, Given(leaf))
-        if not isinstance(leaf, str | bytes | None):
-            self.leaks.values = True
-        return leaf
 
     def _deferred(self, value: Tensor, origin: Given | Result, *, is_part: bool = False) -> Deferred:
         made = value.detach().as_subclass(Deferred)
@@ -162,6 +151,8 @@ class Trace:
         return tree_map(self._reference, args), tree_map(self._reference, kwargs)
 
     def _reference(self, leaf: Any) -> Any:
+        if isinstance(leaf, slice):
+            return Slice(*map(self._reference, (leaf.start, leaf.stop, leaf.step)))
         is_mine = isinstance(leaf, Deferred | BatchLength | BatchRatio) and leaf.recorded_in is self
         return Reference(leaf.place) if is_mine else leaf
 
@@ -222,9 +213,6 @@ def _read(trace: Trace, func: Operation, args: tuple[Any, ...], kwargs: dict[str
         return output
     if func is Tensor.item:
         return number_of_batch(output)
-    if func in _READS:
-        trace.leaks.values = True
-        return output
     return trace.called(func, args, kwargs, output)
 
 
@@ -265,7 +253,6 @@ def _write(trace: Trace, func: Operation, args: tuple[Any, ...], kwargs: dict[st
         before = args[0].place
         trace.written(target, func, (Reference(before), *args[1:]), kwargs)
         return target
-    trace.leaks.values = True
     return output
 
 

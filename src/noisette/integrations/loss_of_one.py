@@ -13,13 +13,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from noisette.errors import PrivacyError
 from noisette.integrations.batch_numbers import BatchLength, BatchRatio
-from noisette.integrations.deferred import Deferred, Given, Reference, Result, Trace
+from noisette.integrations.deferred import Deferred, Given, Reference, Result, Slice, Trace
 
 _EXAMPLES_OF_ONE = 1
-_REMEDY = (
-    "compute it with tensors of the batch, as by torch.rand_like, x.new_zeros or F.one_hot, or in the data set, or "
-    "before the first batch"
-)
 
 
 @dataclass(frozen=True)
@@ -30,11 +26,17 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class _Position:
-    """In place of the positions of the examples, 0, 1, 2, ...: that of the only one."""
+class _Filled:
+    """In place of a tensor with one value everywhere."""
 
+    value: int
+    shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
+
+    def made(self) -> Tensor:
+        """The tensor."""
+        return torch.full(self.shape, self.value, dtype=self.dtype, device=self.device)
 
 
 class LossOfOne:
@@ -46,7 +48,6 @@ class LossOfOne:
 
     Attributes:
         rows: the arguments, each with one row per example.
-        constants: tensors in it that were made apart from the batch, after the first one.
         numbers: the plain numbers in it.
 
     Raises:
@@ -60,7 +61,6 @@ class LossOfOne:
         self._trace = trace
         self._is_older = is_older
         self.rows: list[Tensor] = []
-        self.constants: list[Tensor] = []
         self.numbers: list[float] = []
         self._rows: dict[int, _Row] = {}  # by id of the tensor, which the trace keeps
         self._loss = loss.place
@@ -77,17 +77,19 @@ class LossOfOne:
         def filled(leaf: Any) -> Any:
             if isinstance(leaf, _Row):
                 return rows[leaf.number]
-            if isinstance(leaf, _Position):
-                return torch.zeros(_EXAMPLES_OF_ONE, dtype=leaf.dtype, device=leaf.device)
+            if isinstance(leaf, Slice):
+                return slice(*map(filled, leaf))
+            if isinstance(leaf, _Filled):
+                return leaf.made()
             return computed[leaf.place] if isinstance(leaf, Reference) else leaf
 
         for place, result in self._steps:
             call = result.call
             if id(call) not in outputs:
                 function = model if call.operation is None else call.operation
-                args, kwargs = self._known[id(call)]
                 with torch.set_grad_enabled(call.with_gradient):
-                    outputs[id(call)] = tree_flatten(function(*tree_map(filled, args), **tree_map(filled, kwargs)))[0]
+                    args, kwargs = (tree_map(filled, given, is_leaf=_is_slice) for given in self._known[id(call)])
+                    outputs[id(call)] = tree_flatten(function(*args, **kwargs))[0]
             computed[place] = outputs[id(call)][result.place]
         return computed[self._loss]
 
@@ -123,21 +125,20 @@ class LossOfOne:
                 f"a tensor of shape {tuple(leaf.shape)} that was computed from parameters apart from the batch enters "
                 "the loss; for a penalty on weights use weight_decay of the optimizer"
             )
-        if self._trace.leaks.values and not _counts(leaf):
+        made = _made_of_nothing(leaf, self._trace.count)
+        if made is None:
             raise PrivacyError(
-                f"a tensor of shape {tuple(leaf.shape)} enters the loss that was not computed from the batch by "
-                "PyTorch alone, and values of the batch were read, as by numpy(), float() or by writing into another "
-                f"tensor: it may hold values of other examples; {_REMEDY}"
+                f"a tensor of shape {tuple(leaf.shape)} enters the loss that was made after the first batch was drawn, "
+                "and not by PyTorch from the tensors of this batch: it may hold values of other examples. Make a "
+                "constant before the loop; make others from the batch, as by torch.rand_like, x.new_zeros or "
+                "F.one_hot, or in the data set"
             )
-        if leaf.dim() == 0 or len(leaf) != self._trace.count:
-            self.constants.append(leaf)
-            return leaf
-        return _Position(leaf.dtype, leaf.device) if _counts(leaf) else self._row(leaf)
+        return made
 
     def _constant(self, number: float) -> float:
         """The number; where the loop has asked for the number of examples and this is it, that of one example."""
         self.numbers.append(float(number))
-        if self._trace.leaks.lengths and number in (self._trace.count, 1 / self._trace.count):
+        if self._trace.count_was_read and number in (self._trace.count, 1 / self._trace.count):
             return type(number)(_EXAMPLES_OF_ONE)
         return number
 
@@ -168,6 +169,10 @@ class LengthCheck:
                 )
 
 
+def _is_slice(leaf: Any) -> bool:
+    return isinstance(leaf, Slice)
+
+
 def _needed(trace: Trace, place: int) -> set[int]:
     """The places in the trace from which the value at this place is computed, and its own."""
     found, left = {place}, [place]
@@ -185,7 +190,15 @@ def _references(origin: Given | Result) -> Iterator[int]:
         yield from (leaf.place for leaf in leaves if isinstance(leaf, Reference))
 
 
-def _counts(tensor: Tensor) -> bool:
-    """Whether this is 0, 1, 2, ..."""
+def _made_of_nothing(tensor: Tensor, count: int) -> Any:
+    """What stands for a tensor of zeros, of ones, or of the positions 0, 1, 2, ...; ``None`` for others.
+
+    One row per example becomes that of the only one.
+    """
+    of_rows = tensor.dim() > 0 and len(tensor) == count
+    shape = (_EXAMPLES_OF_ONE, *tensor.shape[1:]) if of_rows else tuple(tensor.shape)
     is_whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool
-    return is_whole and tensor.dim() == 1 and torch.equal(tensor, torch.arange(len(tensor)).to(tensor))
+    is_positions = is_whole and tensor.dim() == 1 and torch.equal(tensor, torch.arange(len(tensor)).to(tensor))
+    if (of_rows and is_positions) or not tensor.any():
+        return _Filled(0, shape, tensor.dtype, tensor.device)
+    return _Filled(1, shape, tensor.dtype, tensor.device) if bool((tensor == 1).all()) else None

@@ -34,7 +34,7 @@ from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping
 from noisette.errors import PrivacyError
-from noisette.integrations.deferred import Deferred, Leaks, Trace, plain
+from noisette.integrations.deferred import Deferred, Trace, plain
 from noisette.integrations.loss_of_one import LengthCheck, LossOfOne
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
@@ -56,8 +56,8 @@ class PrivacyEngine:
     example alone when ``loss.backward()`` is called, so it cannot couple examples, and every model that
     :meth:`noisette.PrivateRun.accumulate` takes is taken. Values that the loop reads, such as ``loss.item()``, are
     private: the guarantee does not cover what you print. A loss that such a number enters is refused, as far as it can
-    be followed: not through ``float``, ``math``, ``if`` and Python's own loops. A tensor with one row per example that
-    was made outside of PyTorch is refused once values were read.
+    be followed: not through ``float``, ``math``, ``if`` and Python's own loops. A tensor that was made after the first
+    batch otherwise than from the present one is refused.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -221,10 +221,10 @@ class PrivateModule(nn.Module):
         of_one = LossOfOne(loss, self._loader.is_older)
         if not of_one.rows:
             raise PrivacyError("the loss has no tensor with one row per example of the batch that the loader gave")
-        if self._loader.leaks.lengths:
+        if loss.recorded_in.count_was_read:
             self._check_lengths(loss.recorded_in.count, of_one.numbers)
         try:
-            self._run[0].accumulate(of_one, *of_one.rows, public=of_one.constants)
+            self._run[0].accumulate(of_one, *of_one.rows)
         except IndexError as error:
             raise PrivacyError(
                 "the loss takes other examples of the batch by their position, as by x[order], and each example's loss "
@@ -237,7 +237,6 @@ class PoissonLoader:
 
     Attributes:
         trace: of the present batch.
-        leaks: what the loop has read of batches so far.
         on_backward: what ``loss.backward()`` does.
     """
 
@@ -247,8 +246,7 @@ class PoissonLoader:
         self._batches = run.batches()
         self._optimizer = optimizer
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
-        self.leaks = Leaks()
-        self.trace = Trace(0, self.leaks, lambda loss: self.on_backward(loss))
+        self.trace = Trace(0, lambda loss: self.on_backward(loss))
         existing = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
         self._existing = {id(tensor): weakref.ref(tensor) for tensor in existing}
 
@@ -272,7 +270,7 @@ class PoissonLoader:
                 continue
             given = next(batch.microbatches(_WHOLE))
             self.trace.close()
-            self.trace = Trace(len(batch.indices), self.leaks, self.on_backward)
+            self.trace = Trace(len(batch.indices), self.on_backward)
             yield self.trace.of_batch(given)
 
 
