@@ -8,9 +8,11 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from models_by_key import BY_KEY
 from noisette.cli import app
 
-MODELS = """
+MODELS = (
+    """
 import torch
 from torch import nn
 import torch.nn.functional as F
@@ -114,19 +116,6 @@ def determined():
     return Determined()
 
 
-class ByKey(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(6, 3)
-
-    def forward(self, batch):
-        return self.net(dict(batch.items())["x"])
-
-def by_key():
-    return ByKey()
-
-def with_a_dictionary():
-    return ByKey(), ({"x": torch.zeros(2, 6)},)
 
 def mlp():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
@@ -202,6 +191,8 @@ class Rows(nn.Module):
 
 globals().update(HARMLESS)
 """
+    + BY_KEY
+)
 
 COUPLED = {
     "batch_norm": r"2  BatchNorm1d mixes examples",

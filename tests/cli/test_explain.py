@@ -6,25 +6,14 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from models_by_key import BY_KEY
 from noisette.cli import app
 
-MODELS = """
+MODELS = (
+    """
 import torch
 from torch import nn
 
-class ByKey(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(6, 3)
-
-    def forward(self, batch):
-        return self.net(dict(batch.items())["x"])
-
-def by_key():
-    return ByKey()
-
-def with_a_dictionary():
-    return ByKey(), ({"x": torch.zeros(2, 6)},)
 
 def mlp():
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -74,6 +63,8 @@ def number():
 
 constant = 7
 """
+    + BY_KEY
+)
 
 
 @pytest.fixture

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from noisette._internal.leaves import column, radii, turned
+
 _LEAVES = 48
 _AT_ONCE = 500
 KINDS = ("discs", "rectangles", "lying bars", "rising bars", "standing bars", "falling bars")
@@ -34,27 +36,13 @@ def _draw(inputs: np.ndarray, targets: np.ndarray, random: np.random.RandomState
     low, high = np.array(list(SIZES.values()))[targets // len(KINDS)].T * side
     y, x = np.mgrid[:side, :side].astype(np.float32) + 0.5
     for _ in range(_LEAVES):
-        # By the inverse of the distribution function of r^-3 between the bounds.
-        radius = (low**-2 - random.uniform(size=count) * (low**-2 - high**-2)) ** -0.5
+        radius = radii(low, high, count, random)
         across, down = random.uniform(size=(2, count)) * side
         angle = np.where(kinds < 2, random.uniform(size=count) * np.pi, (kinds - 2) * np.pi / 4)
         flatness = np.where(kinds == 1, random.uniform(0.3, 1.0, size=count), np.where(kinds > 1, _BAR, 1.0))
         colour = random.uniform(size=(count, channels, 1, 1))
-        along, apart = _turned(x, y, across, down, angle)
-        along, apart = along / _column(radius), apart / _column(radius * flatness)
+        along, apart = turned(x, y, across, down, angle)
+        along, apart = along / column(radius), apart / column(radius * flatness)
         disc = along**2 + apart**2 < 1
-        inside = np.where(_column(kinds == 0), disc, (np.abs(along) < 1) & (np.abs(apart) < 1))
+        inside = np.where(column(kinds == 0), disc, (np.abs(along) < 1) & (np.abs(apart) < 1))
         np.copyto(inputs, colour.astype(np.float32), where=inside[:, None])
-
-
-def _turned(
-    x: np.ndarray, y: np.ndarray, across: np.ndarray, down: np.ndarray, angle: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels' distances from each image's place, along its direction and at right angles to it."""
-    right, below = x - _column(across), y - _column(down)
-    cos, sin = _column(np.cos(angle)), _column(np.sin(angle))
-    return right * cos - below * sin, right * sin + below * cos
-
-
-def _column(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32 if values.dtype != bool else bool)[:, None, None]

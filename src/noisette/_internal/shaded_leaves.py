@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from noisette._internal.leaves import column, radii, turned
+
 _LEAVES = 48
 _AT_ONCE = 500
 _SMALLEST, _LARGEST = 0.03, 0.6  # radii, in sides of the image
@@ -34,17 +36,13 @@ def _draw(inputs: np.ndarray, random: np.random.RandomState) -> None:
     y, x = np.mgrid[:side, :side].astype(np.float32) + 0.5
     inputs[:] = colour() + _shade(np.stack([x, y])[:, None] - side / 2, side, random, count)
     for _ in range(_LEAVES):
-        # By the inverse of the distribution function of r^-3 between the bounds.
-        low, high = _SMALLEST * side, _LARGEST * side
-        radius = (low**-2 - random.uniform(size=count) * (low**-2 - high**-2)) ** -0.5
+        radius = radii(_SMALLEST * side, _LARGEST * side, count, random)
         across, down = random.uniform(size=(2, count)) * side
         angle, flatness = random.uniform(size=count) * np.pi, random.uniform(0.15, 1.0, size=count)
         disc = random.uniform(size=count) < 0.6  # the others are rectangles
-        right, below = x - _column(across), y - _column(down)
-        cos, sin = _column(np.cos(angle)), _column(np.sin(angle))
-        along, apart = right * cos + below * sin, below * cos - right * sin
-        u, v = along / _column(radius), apart / _column(radius * flatness)
-        inside = np.where(_column(disc), u**2 + v**2 < 1, (np.abs(u) < 1) & (np.abs(v) < 1))
+        along, apart = turned(x, y, across, down, -angle)
+        u, v = along / column(radius), apart / column(radius * flatness)
+        inside = np.where(column(disc), u**2 + v**2 < 1, (np.abs(u) < 1) & (np.abs(v) < 1))
         shaded = colour() + _shade(2 * np.stack([along, apart]), side, random, count)
         np.copyto(inputs, shaded.astype(np.float32), where=inside[:, None])
 
@@ -75,7 +73,3 @@ def _blurred(inputs: np.ndarray) -> np.ndarray:
         before, here, after = (np.take(padded, np.arange(k, k + inputs.shape[axis]), axis) for k in range(3))
         inputs = _BLUR * before + (1 - 2 * _BLUR) * here + _BLUR * after
     return inputs
-
-
-def _column(values: np.ndarray) -> np.ndarray:
-    return values.astype(np.float32 if values.dtype != bool else bool)[:, None, None]

@@ -211,8 +211,6 @@ def inputs_of(table: Table, declaration: Declaration, features: Columns) -> tupl
 
 def _with_points(table: Table, declaration: Declaration, features: Columns) -> Table:
     """The table, with a point before the decimals of the columns that are numbers."""
-    if declaration.decimal == Declaration.decimal:
-        return table
     of_numbers = {name for name, column in features.declared.items() if isinstance(column, Number)}
     return {
         name: with_point(column, declaration.decimal) if name in of_numbers else column

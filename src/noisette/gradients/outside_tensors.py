@@ -49,8 +49,7 @@ class OutsideTensors:
 
     def before_first_batch(self) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch."""
-        tensors = [found for found in _all_objects() if issubclass(type(found), Tensor) and not is_lazy(found)]
-        self._existing = {id(tensor): (weakref.ref(tensor), _version(tensor)) for tensor in tensors}
+        self._existing = {id(tensor): (weakref.ref(tensor), _version(tensor)) for tensor in existing_tensors()}
 
     def begin(self, public: Iterable[Tensor]) -> None:
         """A call of the loss begins, for which these tensors are declared public."""
@@ -118,6 +117,11 @@ _WAY_OUT = (
     "If it is computed from records, pass it as an argument with one row per example; if it is not, declare it: "
     "accumulate(..., public=[tensor])"
 )
+
+
+def existing_tensors() -> list[Tensor]:
+    """All tensors of the process, but for parameters that have no shape yet."""
+    return [found for found in _all_objects() if issubclass(type(found), Tensor) and not is_lazy(found)]
 
 
 def _all_objects() -> list[Any]:

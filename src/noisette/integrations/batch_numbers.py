@@ -4,23 +4,62 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
-_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+Operation = Callable[..., Any]
 
 
-class BatchNumber(float):
+class Lengths(Protocol):
+    """Remembers how lengths were computed, and that one of them was turned into a plain number."""
+
+    def number(self, value: Any, operation: Operation, args: tuple[Any, ...]) -> Any: ...
+    def length_was_read(self) -> None: ...
+
+
+class OfBatch:
     """The value of a deferred tensor: it is of the whole batch, so it must enter no loss."""
 
-    def _with(self, operation: Callable[..., Any], *operands: Any) -> Any:
-        return number_of_batch(operation(*map(_plain, operands)))
+    def _result(self, value: Any, operation: Operation, operands: tuple[Any, ...]) -> Any:
+        return number_of_batch(value)
 
 
-class BatchInteger(int):
+class OfLengths:
+    """Computed from lengths of axes of deferred tensors; in the loss of one example, from those of its own tensors.
+
+    Attributes:
+        recorded_in: where it is remembered how.
+        place: of the number in it.
+    """
+
+    recorded_in: Lengths
+    place: int
+
+    def _result(self, value: Any, operation: Operation, operands: tuple[Any, ...]) -> Any:
+        return self.recorded_in.number(value, operation, operands)
+
+    def __int__(self) -> int:
+        self.recorded_in.length_was_read()
+        return int(_plain(self))
+
+    def __float__(self) -> float:
+        self.recorded_in.length_was_read()
+        return float(_plain(self))
+
+
+class BatchNumber(OfBatch, float):
+    """A value of a batch."""
+
+
+class BatchInteger(OfBatch, int):
     """The same for a whole number."""
 
-    def _with(self, operation: Callable[..., Any], *operands: Any) -> Any:
-        return number_of_batch(operation(*map(_plain, operands)))
+
+class BatchLength(OfLengths, int):
+    """A whole number computed from lengths."""
+
+
+class BatchRatio(OfLengths, float):
+    """The same for another number."""
 
 
 def number_of_batch(value: Any) -> Any:
@@ -30,51 +69,11 @@ def number_of_batch(value: Any) -> Any:
     return BatchInteger(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-class Lengths(Protocol):
-    """Remembers how lengths were computed, and that one of them was turned into a plain number."""
-
-    def number(self, value: Any, operation: Callable[..., Any], args: tuple[Any, ...]) -> Any: ...
-    def length_was_read(self) -> None: ...
-
-
-class BatchLength(int):
-    """The length of an axis of a deferred tensor: in the loss of one example it is that of the example's own tensor."""
-
-    recorded_in: Lengths
-    place: int
-
-    @classmethod
-    def of(cls, value: int, recorded_in: Lengths, place: int) -> Self:
-        made = cls(value)
-        made.recorded_in, made.place = recorded_in, place
-        return made
-
-    def _with(self, operation: Callable[..., Any], *operands: Any) -> Any:
-        return self.recorded_in.number(operation(*map(_plain, operands)), operation, operands)
-
-    def __int__(self) -> int:
-        self.recorded_in.length_was_read()
-        return _plain(self)
-
-    def __float__(self) -> float:
-        self.recorded_in.length_was_read()
-        return float(_plain(self))
-
-
-class BatchRatio(float):
-    """A number computed from such lengths."""
-
-    recorded_in: Lengths
-    place: int
-
-    @classmethod
-    def of(cls, value: float, recorded_in: Lengths, place: int) -> Self:
-        made = cls(value)
-        made.recorded_in, made.place = recorded_in, place
-        return made
-
-    def _with(self, operation: Callable[..., Any], *operands: Any) -> Any:
-        return self.recorded_in.number(operation(*map(_plain, operands)), operation, operands)
+def number_of_lengths(value: float, recorded_in: Lengths, place: int) -> OfLengths:
+    """A number that remembers that it was computed from lengths."""
+    made = BatchLength(value) if isinstance(value, int) else BatchRatio(value)
+    made.recorded_in, made.place = recorded_in, place
+    return made
 
 
 def _plain(value: Any) -> Any:
@@ -84,28 +83,24 @@ def _plain(value: Any) -> Any:
     return float.__add__(value, 0.0) if isinstance(value, float) else value
 
 
-def _add_operators(cls: Any) -> None:
-    """Give a class of numbers its arithmetic, by ``_with``."""
-    for name in _BINARY:
+def _add_operators(kind: Any) -> None:
+    """Give a class of numbers its arithmetic: plain numbers are computed, and ``_result`` is made of what comes out."""
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
         operation = getattr(operator, name)
-        setattr(cls, f"__{name}__", _binary(operation))
-        setattr(cls, f"__r{name}__", _reflected(operation))
-    cls.__neg__ = lambda self: self._with(operator.neg, self)
+        setattr(kind, f"__{name}__", _method(operation, lambda number, other: (number, other)))
+        setattr(kind, f"__r{name}__", _method(operation, lambda number, other: (other, number)))
+    kind.__neg__ = lambda number: number._result(-_plain(number), operator.neg, (number,))
 
 
-def _binary(operation: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        return self._with(operation, self, other) if isinstance(other, int | float) else NotImplemented
-
-    return method
-
-
-def _reflected(operation: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    def method(self: Any, other: Any) -> Any:
-        return self._with(operation, other, self) if isinstance(other, int | float) else NotImplemented
+def _method(operation: Operation, ordered: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
+    def method(number: Any, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        operands = ordered(number, other)
+        return number._result(operation(*map(_plain, operands)), operation, operands)
 
     return method
 
 
-for _numbers in (BatchNumber, BatchInteger, BatchLength, BatchRatio):
-    _add_operators(_numbers)
+_add_operators(OfBatch)
+_add_operators(OfLengths)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from noisette.errors import PrivacyError
-from noisette.integrations.batch_numbers import BatchInteger, BatchLength, BatchNumber, BatchRatio, number_of_batch
+from noisette.integrations.batch_numbers import OfBatch, OfLengths, number_of_batch, number_of_lengths
 
 Operation = Callable[..., Any]
 
@@ -125,8 +125,8 @@ class Trace:
         """A number that was computed from lengths."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        kind: Any = BatchLength if isinstance(value, int) else BatchRatio
-        return kind.of(value, self, self._add(Result(Applied(operation, *self._referring(args, {}), True), 0)))
+        call = Applied(operation, *self._referring(args, {}), with_gradient=True)
+        return number_of_lengths(value, self, self._add(Result(call, 0)))
 
     def length_was_read(self) -> None:
         """A length has become a plain number."""
@@ -153,7 +153,7 @@ class Trace:
     def _reference(self, leaf: Any) -> Any:
         if isinstance(leaf, slice):
             return Slice(*map(self._reference, (leaf.start, leaf.stop, leaf.step)))
-        is_mine = isinstance(leaf, Deferred | BatchLength | BatchRatio) and leaf.recorded_in is self
+        is_mine = isinstance(leaf, Deferred | OfLengths) and leaf.recorded_in is self
         return Reference(leaf.place) if is_mine else leaf
 
 
@@ -177,7 +177,7 @@ class Deferred(Tensor):
             args[0].recorded_in.on_backward(args[0])
             return None
         leaves = tree_leaves((args, kwargs))
-        if any(isinstance(leaf, BatchNumber | BatchInteger) for leaf in leaves):
+        if any(isinstance(leaf, OfBatch) for leaf in leaves):
             raise PrivacyError(
                 "a number that was read from the batch, as by loss.item(), enters the loss: every example's gradient "
                 "would depend on the others; compute it with tensors, so that each example has its own"
@@ -190,9 +190,7 @@ class Deferred(Tensor):
             return _write(trace, func, args, kwargs)
         with torch.no_grad():
             output = func(*tree_map(plain, args), **tree_map(plain, kwargs))
-        if isinstance(output, Tensor) or func in _UNTOUCHED:
-            return trace.called(func, args, kwargs, output) if func not in _UNTOUCHED else output
-        return _read(trace, func, args, kwargs, output)
+        return output if func in _UNTOUCHED else _followed(trace, func, args, kwargs, output)
 
 
 def plain(leaf: Any) -> Any:
@@ -200,8 +198,8 @@ def plain(leaf: Any) -> Any:
     return leaf.as_subclass(Tensor) if isinstance(leaf, Deferred) else leaf
 
 
-def _read(trace: Trace, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """What an operation tells that returns no single tensor."""
+def _followed(trace: Trace, func: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    """What an operation returned: tensors, lengths and numbers that remember how they were computed."""
     if isinstance(output, torch.Size):
         return torch.Size([trace.number(int(n), _axis_length, (args[0], axis)) for axis, n in enumerate(output)])
     if func is Tensor.size:

@@ -12,17 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from noisette.errors import PrivacyError
-from noisette.integrations.batch_numbers import BatchLength, BatchRatio
+from noisette.integrations.batch_numbers import OfLengths
 from noisette.integrations.deferred import Deferred, Given, Reference, Result, Slice, Trace
 
 _EXAMPLES_OF_ONE = 1
-
-
-@dataclass(frozen=True)
-class _Row:
-    """In place of a tensor with one row per example: its number among the arguments."""
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -62,21 +55,18 @@ class LossOfOne:
         self._is_older = is_older
         self.rows: list[Tensor] = []
         self.numbers: list[float] = []
-        self._rows: dict[int, _Row] = {}  # by id of the tensor, which the trace keeps
         self._loss = loss.place
-        self._given: dict[int, _Row] = {}  # by place in the trace
+        self._given: list[int] = []  # the place of each of the rows in the trace
         self._steps: list[tuple[int, Result]] = []
         self._known: dict[int, tuple[Any, Any]] = {}  # arguments with placeholders, by id of the call
         for place in sorted(_needed(trace, loss.place)):
             self._add(place)
 
     def __call__(self, model: nn.Module, *rows: Tensor) -> Tensor:
-        computed: dict[int, Any] = {place: rows[row.number] for place, row in self._given.items()}
+        computed: dict[int, Any] = dict(zip(self._given, rows, strict=True))
         outputs: dict[int, list[Any]] = {}  # of a call with several results, by its id
 
         def filled(leaf: Any) -> Any:
-            if isinstance(leaf, _Row):
-                return rows[leaf.number]
             if isinstance(leaf, Slice):
                 return slice(*map(filled, leaf))
             if isinstance(leaf, _Filled):
@@ -97,21 +87,16 @@ class LossOfOne:
         """An argument, or a step with the arguments of its operation."""
         origin = self._trace.origins[place]
         if isinstance(origin, Given):
-            self._given[place] = self._row(origin.value)
+            self._given.append(place)
+            self.rows.append(origin.value)
             return
         self._steps.append((place, origin))
         call = origin.call
         if id(call) not in self._known:
             self._known[id(call)] = tree_map(self._placeholder, call.args), tree_map(self._placeholder, call.kwargs)
 
-    def _row(self, value: Tensor) -> _Row:
-        if id(value) not in self._rows:
-            self._rows[id(value)] = _Row(len(self.rows))
-            self.rows.append(value)
-        return self._rows[id(value)]
-
     def _placeholder(self, leaf: Any) -> Any:
-        if isinstance(leaf, Deferred | BatchLength | BatchRatio):  # those of this batch are references
+        if isinstance(leaf, Deferred | OfLengths):  # those of this batch are references
             raise PrivacyError(
                 "a value of an earlier batch enters the loss: its records would be in this step too; compute the loss "
                 "from the present batch alone"

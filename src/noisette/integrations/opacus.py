@@ -15,7 +15,6 @@ Opacus itself is not needed. The loop stays as it is, except for one number to d
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
 from collections.abc import Callable, Iterator
@@ -34,6 +33,7 @@ from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping
 from noisette.errors import PrivacyError
+from noisette.gradients.outside_tensors import existing_tensors
 from noisette.integrations.deferred import Deferred, Trace, plain
 from noisette.integrations.loss_of_one import LengthCheck, LossOfOne
 from noisette.run.private import PrivateRun
@@ -247,8 +247,7 @@ class PoissonLoader:
         self._optimizer = optimizer
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
         self.trace = Trace(0, lambda loss: self.on_backward(loss))
-        existing = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
-        self._existing = {id(tensor): weakref.ref(tensor) for tensor in existing}
+        self._existing = {id(tensor): weakref.ref(tensor) for tensor in existing_tensors()}
 
     def is_older(self, tensor: Tensor) -> bool:
         """Whether a tensor was there before the first batch, as the weights of classes are."""

@@ -19,9 +19,10 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.integrations.tokenized_records import bucketed
-from noisette.integrations.transformers_arguments import PrivateTrainingArguments, check_as_declared, declared
+from noisette.integrations.transformers_arguments import PrivateTrainingArguments, declared
 from noisette.integrations.transformers_surroundings import Surroundings
 from noisette.run.checkpoint import SavedRun
+from noisette.run.declared_again import check_declared_again
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 from noisette.sampling.poisson import Batch
@@ -142,7 +143,8 @@ class PrivateTrainer(Trainer):
     def _run_of(self, checkpoint: Path, clip: PerExampleClip, records: Any) -> PrivateRun:
         """The run of a checkpoint. The schedule is there before the optimizer gets its learning rates back."""
         saved = SavedRun.read(checkpoint / _RUN)
-        check_as_declared(saved.extras.get("declared", {}), self.args)
+        now = declared(self.args)
+        check_declared_again(dict.fromkeys(now) | saved.extras.get("declared", {}), now)
         self._create_scheduler(saved.terms.steps)
         run = PrivateRun.resume(checkpoint / _RUN, clip, self.optimizer, records)
         self.lr_scheduler.load_state_dict(run.extras["schedule"])

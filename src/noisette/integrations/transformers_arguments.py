@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers import TrainingArguments
 
@@ -108,8 +107,8 @@ class PrivateTrainingArguments(TrainingArguments):
                 yield f"{name}={value!r}: {why}"
 
 
-def declared(args: PrivateTrainingArguments) -> dict[str, Any]:
-    """What a run is told at its start, under the names of the arguments."""
+def declared(args: PrivateTrainingArguments) -> dict[str, float | str | None]:
+    """What a run is told at its start, under the names of the arguments; a run that goes on must be told the same."""
     return {
         "epsilon": args.epsilon,
         "delta": args.delta,
@@ -119,27 +118,3 @@ def declared(args: PrivateTrainingArguments) -> dict[str, Any]:
         "per_device_train_batch_size * gradient_accumulation_steps": args.expected_batch_size,
         "max_steps or num_train_epochs": args.length,
     }
-
-
-def check_as_declared(before: Mapping[str, Any], args: PrivateTrainingArguments) -> None:
-    """Check that a run goes on with what was declared at its start, of which nothing can be changed any more.
-
-    Args:
-        before: what :func:`declared` returned then.
-        args: of the trainer that goes on.
-
-    Raises:
-        ValueError: something differs; all differences are listed.
-    """
-    differences = [
-        f"{name}: {value!r} now, {before.get(name)!r} at the start"
-        for name, value in declared(args).items()
-        if value != before.get(name)
-    ]
-    if differences:
-        raise ValueError(
-            "the run goes on with what was declared at its start, and this differs:\n  "
-            + "\n  ".join(differences)
-            + "\nDeclare the same, or begin another run from the checkpoint's weights: load them with from_pretrained, "
-            "train without resume_from_checkpoint, and give the same ledger for the same records"
-        )
