@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from experiments.marked import replaced
+
 Json = Mapping[str, Any]
 _NOT_TRIED = "not run"
 
@@ -35,10 +37,7 @@ def with_results(text: str, results: Json, groups: Mapping[str, Sequence[Planted
         "load": load(results),
     }
     for name, part in made.items():
-        begin, end = f"<!-- made: {name} -->", f"<!-- end of {name} -->"
-        head, _, rest = text.partition(begin)
-        _, _, tail = rest.partition(end)
-        text = f"{head}{begin}\n{part}\n{end}{tail}"
+        text = replaced(text, f"<!-- made: {name} -->", f"<!-- end of {name} -->", part)
     return text
 
 

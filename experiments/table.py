@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from experiments.marked import replaced
+
 HERE = Path(__file__).parent
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- results: made by `python -m experiments.table` -->", "<!-- end of results -->"
@@ -38,9 +40,12 @@ REPORTED_ELSEWHERE = {
     "ag-news": f"82.5% ({_DAVODY})",
     "ag-news-ranked": f"82.5% ({_DAVODY})",
     "ag-news-ranked-epsilon-1": f"82.0% ({_DAVODY})",
+    "sst2": "",
     "sst2-ranked": "",
+    "sst2-ranked-epsilon-1": "",
     "imdb": f"84% ({_BU})",
     "imdb-ranked": f"84% ({_BU})",
+    "imdb-ranked-epsilon-1": "",
     "adult": f"84.2% ({_DIFFPRIVLIB})",
     "adbench-magic": f"78.6% ({_DIFFPRIVLIB})",
     "adbench-campaign": f"85.3% ({_DIFFPRIVLIB})",
@@ -66,9 +71,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     text = README.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    updated = f"{head}{BEGIN}\n{table()}\n{END}{tail}"
+    updated = replaced(text, BEGIN, END, table())
     if options.check:
         sys.exit(updated != text)
     README.write_text(updated)
