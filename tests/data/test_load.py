@@ -13,7 +13,7 @@ def test_built_in_names() -> None:
     leaves = ("dead-leaves", "dead-leaves-grey", "shaded-leaves")
     images, others = (
         ("digits", "mnist", "fashion-mnist", "kmnist", "emnist-letters", "cifar10", *leaves),
-        ("adult", "ag-news", "ag-news-words", "sst2", "sst2-glove", "imdb"),
+        ("adult", "ag-news", "ag-news-words", "sst2", "sst2-glove", "imdb", "imdb-glove"),
     )
     anomalies = ("aloi", "campaign", "celeba", "donors", "magic", "mammography", "shuttle", "skin", "yeast")
     assert names() == (*images, *others, *(f"adbench-{name}" for name in anomalies))

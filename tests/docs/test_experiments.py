@@ -16,6 +16,11 @@ def test_readme_table_is_up_to_date() -> None:
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.table"
 
 
+def test_table_of_attacked_runs_is_up_to_date() -> None:
+    command = [sys.executable, "-m", "experiments.run_checks", "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run: python -m experiments.run_checks"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("paper", ["abadi_2016", "bethune_2024", "davody_2020", "lee_kifer_2020"])
 def test_the_page_of_a_paper_is_up_to_date(paper: str) -> None:

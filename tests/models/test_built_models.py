@@ -48,6 +48,7 @@ NETWORKS = {
     "ln-light-vgg": (COLOUR, 10, 2_462_282 + 2 * (2 * 64 + 2 * 128 + 4 * 256 + 512)),
     "bilstm-dl": (TEXT, 4, 34_564),
     "ln-bilstm-dl": (TEXT, 4, 34_564 + 2 * 2 * (128 + 128 + 32)),
+    "encoder": ((20, 200), 2, 483_002),
     "lipschitz-linear": (IMAGE, 10, 784 * 10),
     "lipschitz-dense": (IMAGE, 10, 784 * 128 + 128 * 10),
     "lipschitz-rows": ((9,), 2, 10 * 64 + (10 + 64) * 2),
@@ -59,7 +60,13 @@ NETWORKS = {
 
 
 def test_the_table_above_has_every_model() -> None:
-    of_words = {"transformer", "bag-of-words", "word-counts", "ranked-word-counts"}  # test_text_models.py
+    of_words = {
+        "transformer",
+        "bag-of-words",
+        "word-counts",
+        "ranked-word-counts",
+        "word-counts-and-vectors",
+    }  # test_text_models.py
     assert set(models.names()) == set(NETWORKS) | of_words
 
 

@@ -36,6 +36,7 @@ CASES = [
         for name, (net, shape) in (SMALL | WITH_NORM).items()
     ],
     Case("bilstm-dl", partial(models.bilstm_dl, TEXT, 4, dropout=0.0), labelled(*TEXT), cross_entropy),
+    Case("encoder", partial(models.encoder, TEXT, 4), labelled(*TEXT), cross_entropy),
     Case("ln-bilstm-dl", partial(models.ln_bilstm_dl, TEXT, 4, dropout=0.0), labelled(*TEXT), cross_entropy),
 ]
 

@@ -25,6 +25,7 @@ SOURCE = files.Source(
 )
 COPY = ("train.csv.xz", "test.csv.xz")
 CLASSES = ("neg", "pos")
+TOKENS = 128  # of a review whose words have GloVe's vectors
 _REVIEW = re.compile(r"aclImdb/(train|test)/(neg|pos)/\d+_\d+\.txt")
 
 

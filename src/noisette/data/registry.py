@@ -78,6 +78,7 @@ REGISTRY: dict[str, BuiltIn | BuiltInTexts | BuiltInVectors] = {
     "sst2": BuiltInTexts(sst2.sst2, "sentences of film reviews: positive?"),
     "sst2-glove": BuiltInVectors(sst2.sst2, sst2.TOKENS, "the same, as GloVe word vectors"),
     "imdb": BuiltInTexts(imdb.imdb, "whole film reviews: positive?"),
+    "imdb-glove": BuiltInVectors(imdb.imdb, imdb.TOKENS, "the same, as GloVe word vectors"),
     **{
         f"adbench-{name}": BuiltIn(partial(adbench.read, name), table.description)
         for name, table in adbench.TABLES.items()

@@ -7,6 +7,8 @@ from noisette.models.blocks import Norm as Norm
 from noisette.models.blocks import batch_norm as batch_norm
 from noisette.models.blocks import layer_norm as layer_norm
 from noisette.models.counts import word_counts as word_counts
+from noisette.models.counts import word_counts_and_vectors as word_counts_and_vectors
+from noisette.models.encoders import encoder as encoder
 from noisette.models.factory import build as build
 from noisette.models.factory import projected as projected
 from noisette.models.fixed_features import FixedFeatures as FixedFeatures

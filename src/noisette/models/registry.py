@@ -67,11 +67,15 @@ REGISTRY: dict[str, BuiltIn] = {
     "ln-light-vgg": BuiltIn("vggs:light_vgg", "light-vgg with layer norm", _LAYER_NORM),
     "bilstm-dl": BuiltIn("bilstm:bilstm_dl", "bidirectional LSTM for texts"),
     "ln-bilstm-dl": BuiltIn("bilstm:ln_bilstm_dl", "bidirectional LSTM with layer norm"),
+    "encoder": BuiltIn("encoders:encoder", "Transformer encoder on word vectors (Lee & Kifer 2020)"),
     "transformer": BuiltIn("text:transformer", "small Transformer for texts", of_words=True),
     "bag-of-words": BuiltIn("text:bag_of_words", "mean of word vectors for texts, and a linear layer", of_words=True),
     "word-counts": BuiltIn("counts:word_counts", "linear layer on counts of a text's words", of_words=True),
     "ranked-word-counts": BuiltIn(
         "counts:word_counts", "the same, with less weight on common English words", _RANKED, of_words=True
+    ),
+    "word-counts-and-vectors": BuiltIn(
+        "counts:word_counts_and_vectors", "the same, beside public vectors of the words (give weights)", of_words=True
     ),
     "lipschitz-linear": BuiltIn("lipschitz:lipschitz_linear", "1-Lipschitz linear layer"),
     "lipschitz-dense": BuiltIn("lipschitz:lipschitz_dense", "1-Lipschitz network with a hidden layer of 128 units"),

@@ -21,3 +21,4 @@ from noisette.nn.views import mean_over_views as mean_over_views
 from noisette.nn.weight_noise import WeightNoise as WeightNoise
 from noisette.nn.whitening import Whitening as Whitening
 from noisette.nn.word_counts import WordCounts as WordCounts
+from noisette.nn.word_vectors import WordVectors as WordVectors

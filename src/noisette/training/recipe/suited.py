@@ -12,6 +12,7 @@ _BUILT_IN = {
     "adult": "mlp",
     **dict.fromkeys(("sst2", "imdb", "ag-news-words"), "ranked-word-counts"),
     **dict.fromkeys(("ag-news", "sst2-glove"), "bilstm-dl"),
+    "imdb-glove": "encoder",
 }
 
 

@@ -1,0 +1,94 @@
+"""Check finished runs: their epsilon without noisette, and what membership inference finds about their records.
+
+    python -m experiments.run_checks RUN... [--shadows N]
+    python -m experiments.run_checks --check
+
+For each run folder, docs/reprice.py recomputes epsilon from the ledger, and `noisette audit --membership` attacks the
+model. Results are appended to results/run-checks.jsonl, where a newer line replaces an older one of the same name;
+docs/assurance.md gets the table. With --check nothing is run or written, and the exit code is 1 if the page is out of
+date. The attacks are not private; use public data sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from experiments.marked import replaced
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = Path(__file__).parent / "results" / "run-checks.jsonl", ROOT / "docs" / "assurance.md"
+BEGIN, END = "<!-- made: runs -->", "<!-- end of runs -->"
+RATE = "0.01"  # of false positives, at which the attacks are compared
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of finished runs")
+    parser.add_argument("--shadows", type=int, default=0, help="shadow models of the attacks, trained for each run")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    if options.check:
+        sys.exit(page() != PAGE.read_text())
+    for run in options.runs:
+        line = {"run": run.name, **checked(run, options.shadows)}
+        with RESULTS.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    PAGE.write_text(page())
+
+
+def checked(run: Path, shadows: int) -> dict[str, Any]:
+    """What the table says of a run."""
+    facts = json.loads((run / "run.json").read_text())
+    delta = facts["recipe"]["privacy"]["delta"]
+    reprice = [sys.executable, str(ROOT / "docs" / "reprice.py"), str(run / "ledger.jsonl"), str(delta)]
+    repriced = float(subprocess.run(reprice, check=True, capture_output=True, text=True).stdout)
+    with tempfile.TemporaryDirectory() as out:
+        options = ["--steps", "2", "--pairs", "0", "--membership", "--shadows", str(shadows), "--out", out]
+        subprocess.run([sys.executable, "-m", "noisette", "audit", str(run), *options], check=True)
+        attacks = json.loads((Path(out) / "membership.json").read_text())
+    return {
+        "data": facts["data"],
+        "model": facts["recipe"]["model"]["name"],
+        "lipschitz": bool(facts["lipschitz"]),
+        "delta": delta,
+        "epsilon": facts["epsilon"],
+        "repriced": repriced,
+        "test_accuracy": facts["test_accuracy"],
+        "membership": attacks,
+    }
+
+
+def page() -> str:
+    """The page with its table of runs updated."""
+    newest = {line["run"]: line for line in map(json.loads, RESULTS.read_text().splitlines())}
+    return replaced(PAGE.read_text(), BEGIN, END, table(list(newest.values())))
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    rows = [
+        "| data, model | accuracy | epsilon stated | from the ledger, without noisette | AUC of the best attack | "
+        "members found at 1 % false positives | most that epsilon allows |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join(rows + [row(line) for line in lines])
+
+
+def row(line: dict[str, Any]) -> str:
+    found = line["membership"]
+    attacks = found["attacks"].values()
+    auc = max(attack["auc"] for attack in attacks)
+    caught = max(attack[f"caught at {RATE}"] or 0.0 for attack in attacks)
+    return (
+        f"| {line['data']}, {line['model']} | {line['test_accuracy']:.1%} | {line['epsilon']:.4f} | "
+        f"{line['repriced']:.4f} | {auc:.3f} | {caught:.1%} | {found['allowed'][RATE]:.1%} |"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""The file of word vectors that a recipe takes, made from a small vocabulary."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.word_vectors import DIMS, vectors_of_numbers, whitened
+from noisette._internal.word_numbers import number_of
+from noisette.data.words import Vocabulary
+
+WORDS = [f"word{number}" for number in range(300)]
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    draw = np.random.default_rng(0)
+    mixed = draw.normal(size=(len(WORDS), DIMS)) @ draw.normal(size=(DIMS, DIMS)) + 3
+    return Vocabulary(WORDS, mixed.astype(np.float32), "")
+
+
+def test_texts_by_zipfs_law_have_whitened_sums(vocabulary: Vocabulary) -> None:
+    found = whitened(vocabulary.vectors)
+    frequencies = 1 / np.arange(1, len(WORDS) + 1)
+    second = np.cov(found.T, aweights=frequencies, bias=True)
+    variances = np.diag(second)
+    np.testing.assert_allclose(second / np.sqrt(np.outer(variances, variances)), np.eye(DIMS), atol=1e-6)
+    np.testing.assert_allclose(np.average(found, axis=0, weights=frequencies), 0, atol=1e-6)
+    assert np.median(variances) > 0.8 * variances.max(), "as good as equal, but for the smallest, which stay small"
+
+
+def test_a_number_has_the_vector_of_its_most_frequent_word(vocabulary: Vocabulary) -> None:
+    table = vectors_of_numbers(vocabulary, 50)
+    first = {number_of(word, 50): row for row, word in reversed(list(enumerate(WORDS)))}
+    assert 0 not in first
+    for number in range(50):
+        expected = whitened(vocabulary.vectors)[first[number]] if number in first else np.zeros(DIMS)
+        np.testing.assert_allclose(table[number].numpy(), expected, rtol=1e-5, atol=1e-6)
