@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "correlated-runs.jsonl"
 FIGURE = HERE.parent / "docs" / "correlated-noise" / "accuracy.svg"
 BANDS = {1.0: 4, 3.0: 12, 8.0: 32}  # by epsilon
-RATES = (2.5, 5.0, 10.0, 20.0)
+RATES = (5.0, 10.0, 20.0)
 KINDS = {"banded": ("correlated-noise", BLUE), "independent": ("independent-noise", ORANGE)}
 
 

@@ -40,6 +40,7 @@ REPORTED_ELSEWHERE = {
     "ag-news": f"82.5% ({_DAVODY})",
     "ag-news-ranked": f"82.5% ({_DAVODY})",
     "ag-news-ranked-epsilon-1": f"82.0% ({_DAVODY})",
+    "ag-news-vectors-epsilon-1": f"82.0% ({_DAVODY})",
     "sst2": "",
     "sst2-ranked": "",
     "sst2-ranked-epsilon-1": "",
@@ -62,6 +63,8 @@ MODELS = {
     "multi-scale-patches": "linear layer on resemblances to patches of synthetic images, at two scales",
     "word-counts": "linear layer on counts of words",
     "ranked-word-counts": "linear layer on counts of words, weighted by public ranks",
+    "word-counts-and-vectors": "linear layer on counts of words and on GloVe's vectors",
+    "encoder": "Transformer encoder on GloVe's vectors",
     "mlp": "two hidden layers",
 }
 
