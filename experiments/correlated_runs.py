@@ -23,7 +23,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from noisette.training.recipe import Recipe
-from noisette.training.report.svg import BLUE, ORANGE, STYLE, end_label, log_scale, standalone, svg
+from noisette.training.report.svg import BLUE, ORANGE, STYLE, end_label, log_scale, spread, standalone, svg
 from papers.recipe_run import carry_out
 from papers.run_file import append, made_with
 
@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "correlated-runs.jsonl"
 FIGURE = HERE.parent / "docs" / "correlated-noise" / "accuracy.svg"
 BANDS = {1.0: 4, 3.0: 12, 8.0: 32}  # by epsilon
-RATES = (5.0, 10.0, 20.0)
+RATES = (1.25, 2.5, 5.0, 10.0, 20.0)
 KINDS = {"banded": ("correlated-noise", BLUE), "independent": ("independent-noise", ORANGE)}
 
 
@@ -84,24 +84,23 @@ def figure(runs: list[dict[str, Any]]) -> str:
         drawn = Figure(figsize=(8.6, 3.0))
         for axes, epsilon in zip(drawn.subplots(1, 3, sharey=True), BANDS, strict=True):
             axes.set_title(f"epsilon {epsilon:g}, {BANDS[epsilon]} bands", fontsize=9, loc="left")
+            ends = {}
             for kind, (_, colour) in KINDS.items():
                 by_rate = dict(accuracies(runs, kind, epsilon))
-                rates = list(by_rate)
-                axes.fill_between(
-                    rates,
-                    [min(a) for a in by_rate.values()],
-                    [max(a) for a in by_rate.values()],
-                    color=colour,
-                    alpha=0.2,
-                )
                 medians = [statistics.median(found) for found in by_rate.values()]
-                axes.plot(rates, medians, color=colour, marker="o", markersize=3)
-                end_label(axes, kind, (rates[-1], medians[-1]), colour)
+                lowest, highest = zip(*((min(found), max(found)) for found in by_rate.values()), strict=True)
+                axes.fill_between(list(by_rate), lowest, highest, color=colour, alpha=0.2)
+                axes.plot(list(by_rate), medians, color=colour, marker="o", markersize=3)
+                ends[kind] = list(by_rate)[-1], medians[-1]
+            heights = spread([height for _, height in ends.values()], apart=1.0)
+            for (kind, (rate, _)), height in zip(ends.items(), heights, strict=True):
+                end_label(axes, kind, (rate, height), KINDS[kind][1])
             log_scale(axes.xaxis, axes.set_xscale, "{:g}".format)
+            axes.set_xticks(RATES)
             axes.set(xlabel="learning rate")
             axes.tick_params(length=0)
         drawn.axes[0].set_ylabel("test accuracy, %")
-        drawn.subplots_adjust(left=0.08, right=0.91, bottom=0.17, top=0.88, wspace=0.5)
+        drawn.subplots_adjust(left=0.08, right=0.89, bottom=0.17, top=0.88, wspace=0.5)
         return standalone(svg(drawn, salt="correlated runs"))
 
 
