@@ -55,7 +55,7 @@ def checked(run: Path, shadows: int) -> dict[str, Any]:
     return {
         "data": facts["data"],
         "model": facts["recipe"]["model"]["name"],
-        "lipschitz": bool(facts["lipschitz"]),
+        "components": facts["recipe"]["projection"]["components"],
         "delta": delta,
         "epsilon": facts["epsilon"],
         "repriced": repriced,
@@ -81,11 +81,12 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def row(line: dict[str, Any]) -> str:
     found = line["membership"]
+    model = line["model"] + (f" on {line['components']} private components" if line.get("components") else "")
     attacks = found["attacks"].values()
     auc = max(attack["auc"] for attack in attacks)
     caught = max(attack[f"caught at {RATE}"] or 0.0 for attack in attacks)
     return (
-        f"| {line['data']}, {line['model']} | {line['test_accuracy']:.1%} | {line['epsilon']:.4f} | "
+        f"| {line['data']}, {model} | {line['test_accuracy']:.1%} | {line['epsilon']:.4f} | "
         f"{line['repriced']:.4f} | {auc:.3f} | {caught:.1%} | {found['allowed'][RATE]:.1%} |"
     )
 

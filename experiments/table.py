@@ -47,6 +47,7 @@ REPORTED_ELSEWHERE = {
     "imdb": f"84% ({_BU})",
     "imdb-ranked": f"84% ({_BU})",
     "imdb-ranked-epsilon-1": "",
+    "imdb-encoder": "",
     "adult": f"84.2% ({_DIFFPRIVLIB})",
     "adbench-magic": f"78.6% ({_DIFFPRIVLIB})",
     "adbench-campaign": f"85.3% ({_DIFFPRIVLIB})",
