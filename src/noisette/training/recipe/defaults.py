@@ -19,6 +19,7 @@ _COUNTS_NORM = 0.7
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _VECTORS = TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9)
+_ENCODER = TrainingSection(epochs=15, batch_size=2500, lr=1.0, momentum=0.9, averaging=0.9)
 _PRETRAINED = TrainingSection(epochs=5, batch_size=1024, lr=0.0005, optimizer="adam", microbatch_size=64)
 # Settings that are known to work on the built-in data sets.
 _IMAGES = TrainingSection(epochs=40, batch_size=4096, lr=4.0, momentum=0.9, averaging=0.98)
@@ -34,6 +35,7 @@ _KNOWN_TO_WORK = {
     "adult": (PrivacySection(), TrainingSection(epochs=20, batch_size=1024, lr=2.0)),
     "ag-news": (PrivacySection(), _VECTORS),
     "sst2-glove": (PrivacySection(), _VECTORS),
+    "imdb-glove": (PrivacySection(), _ENCODER),
 }
 
 
