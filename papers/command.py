@@ -55,7 +55,7 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="N",
-            help="summary: what is printed, and what was reached. davody-2020: 2 to 7. bethune-2024: tabular or digits. "
+            help="summary: the printed numbers beside ours. davody-2020: 2 to 7. bethune-2024: tabular or digits. "
             "lee-kifer-2020: memory.",
         ),
     ] = None,

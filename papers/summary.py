@@ -33,11 +33,11 @@ def section(
 ) -> Section:
     """Make the table; ``ours`` are the headings of our columns, and ``repeated`` that of how often ours was run."""
     lines: list[tuple[str, ...]] = []
-    above = None
+    above: Row | None = None
     for row in rows:
-        again = above is not None and above.part == row.part
-        differs = "the same" if again and row.differs and row.differs == above.differs else row.differs
+        older = above if above and above.part == row.part else None
+        differs = "the same" if older and row.differs and row.differs == older.differs else row.differs
         reached = (*row.ours, row.repeated) if row.ours[0] else ("not run", *row.ours[1:], "")
-        lines.append(("" if again else row.part, row.quantity, row.printed, *reached, differs))
+        lines.append(("" if older else row.part, row.quantity, row.printed, *reached, differs))
         above = row
     return Section(NAME, TITLE, about, ("part", "quantity", "paper", *ours, repeated, "differs"), tuple(lines))
