@@ -58,8 +58,13 @@ def section(runs: Sequence[Run]) -> Section:
     for name, accountant in _BY:
         reached = list(_reached(runs, accountant))
         for delta in DELTAS:
-            curves[name, delta] = _best_so_far((curve.epsilon(delta=delta), accuracy) for curve, accuracy in reached)
+            curves[name, delta] = _best_so_far(reached, delta)
     return Section("figure-4", TITLE, _ABOUT, _HEADER, _rows(curves), _figure(curves))
+
+
+def best_within(runs: Sequence[Run], epsilon: float, delta: float) -> tuple[str, ...]:
+    """Return the best accuracy within a budget, by the moments accountant and by the privacy loss distribution."""
+    return tuple(_within(_best_so_far(_reached(runs, accountant), delta), epsilon) for _, accountant in _BY)
 
 
 Best = list[tuple[float, float]]  # an epsilon, and the best accuracy within it
@@ -75,8 +80,8 @@ def _reached(runs: Sequence[Run], accountant: Accountant) -> Iterator[tuple[Priv
             yield setting.compose(step, accountant), spread.median
 
 
-def _best_so_far(reached: Iterable[tuple[float, float]]) -> Best:
-    ordered = sorted(reached)
+def _best_so_far(reached: Iterable[tuple[PrivacyCurve, float]], delta: float) -> Best:
+    ordered = sorted((curve.epsilon(delta=delta), accuracy) for curve, accuracy in reached)
     best = accumulate((accuracy for _, accuracy in ordered), max)
     return [(epsilon, accuracy) for (epsilon, _), accuracy in zip(ordered, best, strict=True)]
 
