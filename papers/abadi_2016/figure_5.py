@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from noisette.accounting import MomentsAccountant
 from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, svg
@@ -73,7 +74,7 @@ SWEEPS = (
         "flat from 0.01 to 0.07, best at 0.05, lower beyond",
     ),
     Sweep("clipping norm of a layer", ("clip",), (1, 2, 3, 4, 6, 8, 10), (2, 8), ""),
-    Sweep("noise", ("noise",), (1, 2, 3, 4, 6, 8), (2, 6), ""),
+    Sweep("noise multiplier", ("noise",), (1, 2, 3, 4, 6, 8), (2, 6), ""),
 )
 
 
@@ -167,4 +168,6 @@ def _draw(axes: Axes, sweep: Sweep, reached: Reached) -> None:
         axes.plot(sweep.reference, 100 * spread.median, "o", color=ORANGE, markersize=6, clip_on=False)
     axes.set_xlabel(sweep.name, color=INK)
     axes.set_ylim(88, 98)
+    axes.xaxis.set_major_locator(FixedLocator(values, nbins=4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(length=0)

@@ -69,7 +69,7 @@ def test_the_first_table_has_every_printed_number_of_figures_2_to_6(runs: list[R
 def test_values_of_the_whole_grid_that_were_not_run_are_listed(runs: list[Run]) -> None:
     text = figure_5.section(runs).about[-1]
     assert "principal components 0, 40, 80; " in text
-    assert "noise 1, 3, 8" in text
+    assert "noise multiplier 1, 3, 8" in text
 
 
 def test_figure_4_increases_with_epsilon_and_delta(runs: list[Run]) -> None:
