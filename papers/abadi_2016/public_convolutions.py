@@ -20,7 +20,7 @@ from noisette import models
 from noisette._internal.allocator import keep_freed_memory
 from noisette.data.shaded_leaves import shaded_leaves
 
-IMAGES, STEPS = 10_000, 300
+IMAGES, STEPS = 10_000, 150
 _PAIRS, _OUTPUTS = 128, 64
 _RATE, _TEMPERATURE = 1e-3, 0.2
 _SIDE = 24  # pixels a side of a picture, as many as the network sees
