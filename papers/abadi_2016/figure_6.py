@@ -23,10 +23,10 @@ _ABOUT = (
     "The network of the TensorFlow tutorial. Its convolutions are frozen and come from a file of public weights "
     "(--weights). The three linear layers are trained, each clipped to norm 3 with noise multiplier 6, delta 1e-5, and "
     "accounted as one Gaussian mechanism with noise multiplier sigma / sqrt(3).",
-    "Our accuracies are not comparable with the printed ones. The paper learnt its convolutions from the photographs "
-    "and labels of CIFAR-100. Ours come from 10,000 images of a random process, shaded leaves, without labels: "
-    "`python -m papers.abadi_2016.public_convolutions FILE` makes the file from a seed in minutes. And our copy of "
-    "CIFAR-10 is recompressed as JPEG.",
+    "The paper learnt its convolutions from the photographs and labels of CIFAR-100. Ours come from 10,000 images "
+    "of a random process, shaded leaves, without labels: `python -m papers.abadi_2016.public_convolutions FILE` makes "
+    "the file from a seed in minutes. And our copy of CIFAR-10 is recompressed as JPEG. So our accuracies are not "
+    "comparable with the printed ones.",
     "Further differences: the paper also tried two layers alone, gave the last layer twice the clipping norm of the "
     "others, and distorted its training images at random; it does not print its learning rate, ours is 0.05. Nothing "
     "was chosen by CIFAR-10: from its images these runs alone were made. The command without --full leaves out epsilon "
