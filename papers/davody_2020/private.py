@@ -8,7 +8,15 @@ from typing import ClassVar, Self
 
 from noisette.accounting import TAIL_SHARE, noise_multiplier_for
 from noisette.accounting.sampling_plan import schedule
-from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, Recipe, TrainingSection
+from noisette.training.recipe import (
+    AugmentationSection,
+    DataSection,
+    ModelSection,
+    PrivacySection,
+    PublicSection,
+    Recipe,
+    TrainingSection,
+)
 from papers.davody_2020.schedules import Schedule
 
 DELTA = 1e-5
@@ -36,6 +44,9 @@ class Private:
     momentum: float
     clip: float
     averaging: float = 0.0
+    average_last: float = 0.0
+    views: int = 1
+    shift: int = 0
     public: str | None = None
     public_examples: int = 128
     pretrained: bool = False
@@ -65,6 +76,9 @@ class Private:
             momentum=schedule.momentum,
             clip=schedule.clip,
             averaging=schedule.averaging,
+            average_last=schedule.average_last,
+            views=schedule.views,
+            shift=schedule.shift,
             public=public,
             pretrained=pretrained,
         )
@@ -89,12 +103,14 @@ class Private:
                 delta=DELTA,
                 max_grad_norm=self.clip,
             ),
+            augmentation=AugmentationSection(views=self.views, shift=self.shift),
             training=TrainingSection(
                 epochs=self.epochs,
                 batch_size=self.lot,
                 lr=self.lr,
                 momentum=self.momentum,
                 averaging=self.averaging,
+                average_last=self.average_last,
                 seed=seed,
             ),
         )

@@ -23,6 +23,9 @@ class Schedule:
     momentum: float = 0.9
     clip: float = 1.0
     averaging: float = 0.0  # of the weights, exponentially
+    average_last: float = 0.0  # instead: the share of the steps whose weights are averaged evenly
+    views: int = 1  # of each record, shifted by up to ``shift`` pixels, whose losses are averaged
+    shift: int = 0
     tanh: bool = False  # LeNet-5 alone: its activation, ReLU otherwise
     normalised_scores: bool = True  # LeNet-5 alone: whether a norm stands behind the last layer too
 
