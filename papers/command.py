@@ -55,7 +55,8 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="N",
-            help="davody-2020: 2 to 7. bethune-2024: tabular or digits. lee-kifer-2020: summary or memory.",
+            help="summary: the printed numbers beside ours. davody-2020: 2 to 7. bethune-2024: tabular or digits. "
+            "lee-kifer-2020: memory.",
         ),
     ] = None,
     rows: Annotated[

@@ -76,7 +76,7 @@ _ABOUT = (
 def _figure() -> str:
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(9.0, 4.2))
-        axes = drawn.add_axes((0.07, 0.13, 0.62, 0.83))
+        axes = drawn.add_axes((0.07, 0.13, 0.72, 0.83))
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())

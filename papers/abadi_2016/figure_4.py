@@ -25,6 +25,7 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 # (epsilon, delta): what the paper prints; the last three are figure 3's.
 PRINTED = {(0.25, 1e-2): 0.90, (0.5, 1e-5): 0.90, (2.0, 1e-5): 0.95, (8.0, 1e-5): 0.97}
 _MORE_NOISE = {Mnist(noise=12.0, pca_noise=24.0): 0.5, Mnist(noise=6.0, pca_noise=10.0): 2.0}
+_LARGEST = 9.0  # epsilon in the figure
 _ACCOUNTED = 25  # steps along a run at which epsilon is computed
 _BY: tuple[tuple[str, Accountant], ...] = (
     ("moments accountant", panels.MOMENTS),
@@ -58,8 +59,13 @@ def section(runs: Sequence[Run]) -> Section:
     for name, accountant in _BY:
         reached = list(_reached(runs, accountant))
         for delta in DELTAS:
-            curves[name, delta] = _best_so_far((curve.epsilon(delta=delta), accuracy) for curve, accuracy in reached)
+            curves[name, delta] = _best_so_far(reached, delta)
     return Section("figure-4", TITLE, _ABOUT, _HEADER, _rows(curves), _figure(curves))
+
+
+def best_within(runs: Sequence[Run], epsilon: float, delta: float) -> tuple[str, ...]:
+    """Return the best accuracy within a budget, by the moments accountant and by the privacy loss distribution."""
+    return tuple(_within(_best_so_far(_reached(runs, accountant), delta), epsilon) for _, accountant in _BY)
 
 
 Best = list[tuple[float, float]]  # an epsilon, and the best accuracy within it
@@ -75,8 +81,8 @@ def _reached(runs: Sequence[Run], accountant: Accountant) -> Iterator[tuple[Priv
             yield setting.compose(step, accountant), spread.median
 
 
-def _best_so_far(reached: Iterable[tuple[float, float]]) -> Best:
-    ordered = sorted(reached)
+def _best_so_far(reached: Iterable[tuple[PrivacyCurve, float]], delta: float) -> Best:
+    ordered = sorted((curve.epsilon(delta=delta), accuracy) for curve, accuracy in reached)
     best = accumulate((accuracy for _, accuracy in ordered), max)
     return [(epsilon, accuracy) for (epsilon, _), accuracy in zip(ordered, best, strict=True)]
 
@@ -118,6 +124,7 @@ def _figure(curves: Curves) -> str:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             for delta, colour in DELTAS.items():
                 best = curves[name, delta]
+                best = [*best, *((_LARGEST, accuracy) for _, accuracy in best[-1:])]
                 epsilons, percents = [epsilon for epsilon, _ in best], [100 * accuracy for _, accuracy in best]
                 axes.step(epsilons, percents, where="post", color=colour, label=f"δ = {power_of_ten(delta)}")
             for (epsilon, delta), printed in PRINTED.items():
@@ -125,7 +132,7 @@ def _figure(curves: Curves) -> str:
                     epsilon, 100 * printed, "o", color=DELTAS[delta], markerfacecolor="none", markersize=7, zorder=3
                 )
             axes.plot([], [], "o", color=INK, markerfacecolor="none", label="paper")
-            axes.set(xlabel="ε", xlim=(0.1, 9), ylim=(80, 100), yticks=range(80, 101, 5))
+            axes.set(xlabel="ε", xlim=(0.1, _LARGEST), ylim=(80, 100), yticks=range(80, 101, 5))
             axes.tick_params(length=0, labelleft=place == 0)
             if place == 0:
                 axes.set_ylabel("best test accuracy (%)")

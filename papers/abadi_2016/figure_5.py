@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from noisette.accounting import MomentsAccountant
 from noisette.training.report.svg import BLUE, INK, ORANGE, STYLE, svg
@@ -26,7 +27,7 @@ assert PANELS[1].setting == REFERENCE  # its runs serve here too
 
 @dataclass(frozen=True)
 class Sweep:
-    """The setting that varies, its values, and the paper's text about it; ``few`` is the default grid."""
+    """The setting that varies, the whole grid of its values, the default one, and what the paper says of it."""
 
     name: str
     fields: tuple[str, ...]
@@ -73,7 +74,7 @@ SWEEPS = (
         "flat from 0.01 to 0.07, best at 0.05, lower beyond",
     ),
     Sweep("clipping norm of a layer", ("clip",), (1, 2, 3, 4, 6, 8, 10), (2, 8), ""),
-    Sweep("noise", ("noise",), (1, 2, 3, 4, 6, 8), (2, 6), ""),
+    Sweep("noise multiplier", ("noise",), (1, 2, 3, 4, 6, 8), (2, 6), ""),
 )
 
 
@@ -100,15 +101,15 @@ _HEADER = ("setting", "value", "epochs", "ours", "paper")
 
 def section(runs: Sequence[Run]) -> Section:
     """Make the figure and its table from the finished runs."""
-    reached = {sweep.name: _reached(sweep, runs) for sweep in SWEEPS}
+    reached = {sweep.name: reached_by(sweep, runs) for sweep in SWEEPS}
     rows = tuple(row for sweep in SWEEPS for row in _rows(sweep, reached[sweep.name]))
-    return Section("figure-5", TITLE, _ABOUT, _HEADER, rows, _figure(reached))
+    return Section("figure-5", TITLE, (*_ABOUT, *_left_out(reached)), _HEADER, rows, _figure(reached))
 
 
 Reached = dict[float, tuple[float, Spread]]  # value: epochs and accuracies
 
 
-def _reached(sweep: Sweep, runs: Sequence[Run]) -> Reached:
+def reached_by(sweep: Sweep, runs: Sequence[Run]) -> Reached:
     """Return epochs and accuracies of the finished runs of a sweep, by value, with the reference at its value."""
     reached: Reached = {}
     for value in sorted({*sweep.values, sweep.reference}):
@@ -120,6 +121,15 @@ def _reached(sweep: Sweep, runs: Sequence[Run]) -> Reached:
         if spread:
             reached[value] = setting.epochs(steps), spread
     return reached
+
+
+def _left_out(reached: Mapping[str, Reached]) -> list[str]:
+    """One paragraph on the values of the whole grid that were not run, if there are any."""
+    left = {sweep.name: [f"{v:g}" for v in sweep.values if v not in reached[sweep.name]] for sweep in SWEEPS}
+    listed = "; ".join(f"{name} {', '.join(values)}" for name, values in left.items() if values)
+    if not listed:
+        return []
+    return [f"The values of the paper's curves are not known. Of the whole grid (--full) these were not run: {listed}."]
 
 
 def _rows(sweep: Sweep, reached: Reached) -> list[tuple[str, ...]]:
@@ -135,7 +145,7 @@ def _rows(sweep: Sweep, reached: Reached) -> list[tuple[str, ...]]:
     ]
 
 
-def _figure(reached: dict[str, Reached]) -> str:
+def _figure(reached: Mapping[str, Reached]) -> str:
     with matplotlib.rc_context(STYLE):
         drawn = Figure(figsize=(9.0, 5.4))
         for place, sweep in enumerate(SWEEPS):
@@ -158,4 +168,6 @@ def _draw(axes: Axes, sweep: Sweep, reached: Reached) -> None:
         axes.plot(sweep.reference, 100 * spread.median, "o", color=ORANGE, markersize=6, clip_on=False)
     axes.set_xlabel(sweep.name, color=INK)
     axes.set_ylim(88, 98)
+    axes.xaxis.set_major_locator(FixedLocator(values, nbins=4))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(length=0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6
+from papers import summary
+from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6, table_summary
 from papers.abadi_2016.panels import plans
 from papers.abadi_2016.runs import PlannedRun, Run, missing, read
 from papers.abadi_2016.setting import Plan
@@ -27,6 +28,7 @@ PAPER: Paper[Run] = Paper(
         "neither the repetition with several seeds nor the choice of settings.",
     ),
     parts={
+        summary.NAME: Part(summary.TITLE, table_summary.section),
         "figure-2": Part(figure_2.TITLE, lambda runs: figure_2.section()),
         "figure-3": Part(
             figure_3.TITLE,
@@ -51,9 +53,9 @@ PAPER: Paper[Run] = Paper(
         "figure-6": Part(
             figure_6.TITLE,
             figure_6.section,
-            _left(lambda asked: plans(figure_6.PANELS, asked.seeds, weights=asked.weights)),
-            _SEEDS,
-            frozenset({"weights"}),
+            _left(figure_6.plans),
+            _SEED,
+            frozenset({"full", "weights"}),
         ),
     },
     read=read,

@@ -121,13 +121,15 @@ def _draw(axes: Axes, panel: Panel, seeds: Sequence[Run]) -> None:
     axes.plot(epochs, [100 * spread.median for _, spread in points], color=BLUE)
     axes.axhline(100 * panel.printed, color=INK, linestyle="--", linewidth=1)
     end = setting.epochs(panel.steps_by_pld)
+    last = within(seeds, panel.steps_by_pld)
+    beyond = last is not None and last.median > panel.printed
     axes.annotate(
         f"paper {100 * panel.printed:g}",
         (end, 100 * panel.printed),
-        xytext=(0, -4),
+        xytext=(-6, -4 if beyond else 4),
         textcoords="offset points",
         ha="right",
-        va="top",
+        va="top" if beyond else "bottom",
     )
     for steps, name in ((panel.steps_by_moments, "moments"), (panel.steps_by_pld, "PLD")):
         reached = within(seeds, steps)

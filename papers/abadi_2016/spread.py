@@ -24,10 +24,19 @@ class Spread:
     def of(cls, accuracies: Sequence[float]) -> Spread:
         return cls(min(accuracies), statistics.median(accuracies), max(accuracies), len(accuracies))
 
+    @property
+    def accuracy(self) -> str:
+        """The median, with the range if there are several seeds."""
+        return percent(self.median) + (f" ({self._range})" if self.seeds > 1 else "")
+
     def __str__(self) -> str:
         if self.seeds == 1:
             return f"{percent(self.median)} (1 seed)"
-        return f"{percent(self.median)} ({100 * self.low:.1f} to {100 * self.high:.1f}, {self.seeds} seeds)"
+        return f"{percent(self.median)} ({self._range}, {self.seeds} seeds)"
+
+    @property
+    def _range(self) -> str:
+        return f"{100 * self.low:.1f} to {100 * self.high:.1f}"
 
 
 def of_setting(runs: Sequence[Run], setting: Setting, *, steps: int = 1) -> list[Run]:

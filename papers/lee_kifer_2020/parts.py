@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from papers import summary
 from papers.lee_kifer_2020 import table_memory, table_summary
 from papers.lee_kifer_2020.figures import FIGURES
 from papers.lee_kifer_2020.runs import Run, read
@@ -15,7 +16,7 @@ PAPER: Paper[Run] = Paper(
         "training, nxBP, multiLoss and ReweightGP.",
     ),
     parts={
-        "table-summary": Part(table_summary.TITLE, table_summary.section),
+        summary.NAME: Part(summary.TITLE, table_summary.section),
         **{
             figure.name: Part(
                 figure.title,
@@ -30,5 +31,5 @@ PAPER: Paper[Run] = Paper(
         ),
     },
     read=read,
-    first="table-summary",
+    first=summary.NAME,
 )

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from noisette.bench.results import amount
+from papers import summary
 from papers.lee_kifer_2020 import table_memory
 from papers.lee_kifer_2020.figures import FIGURES, ratio
 from papers.lee_kifer_2020.runs import ROUNDS, Measured, Plan, Run, amount_of, captured_gain, gain, quickest
 from papers.section import Section
 
-TITLE = "What is printed, and what was measured"
-_HEADER = ("figure", "quantity", "paper", "ours, ReweightGP", "ours, captured or compiled", "repetitions", "differs")
+_OURS = ("ours, ReweightGP", "ours, captured or compiled")
 _ABOUT = (
     "The paper measures on a GTX 1080 Ti with 11 GB. Its figures have log axes without numbers at the points, so that "
     "mostly orderings can be compared; numbers that are not printed are empty. Times are of optimizer steps, from the "
@@ -44,18 +44,18 @@ class Claim:
 
 def section(runs: Sequence[Run]) -> Section:
     """Make the table from the finished measurements."""
-    rows = [row for name, claims in _CLAIMS.items() for row in _rows(name, claims, runs)]
-    return Section("table-summary", TITLE, (*_ABOUT, *_machines(runs)), _HEADER, tuple(rows))
+    rows = (row for name, claims in _CLAIMS.items() for row in _rows(name, claims, runs))
+    return summary.section(rows, (*_ABOUT, *_machines(runs)), ours=_OURS, repeated="repetitions")
 
 
-def _rows(name: str, claims: Sequence[Claim], runs: Sequence[Run]) -> Iterable[tuple[str, ...]]:
+def _rows(name: str, claims: Sequence[Claim], runs: Sequence[Run]) -> Iterable[summary.Row]:
     plan = _plan(name)
     cells, expected = plan.measured(runs), len(plan.runs(runs))
-    for place, claim in enumerate(claims):
-        ours = claim.ours(cells) if cells else ""
-        first = (_repetitions(cells, expected), _DIFFERS[name]) if place == 0 else ("", "")
-        shown = (ours or "not run", claim.captured(cells) if cells else "")
-        yield (name.partition("-")[2] if place == 0 else "", claim.quantity, claim.paper, *shown, *first)
+    repetitions = _repetitions(cells, expected)
+    for claim in claims:
+        shown = (claim.ours(cells), claim.captured(cells)) if cells else ("", "")
+        part = name.replace("-", " ")
+        yield summary.Row(part, claim.quantity, claim.paper, shown, repetitions, _DIFFERS[name])
 
 
 def _plan(name: str) -> Plan:

@@ -6,7 +6,8 @@ from xml.etree import ElementTree
 import pytest
 
 from finished_runs import write as write_runs
-from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, panels
+from papers import summary
+from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, panels, table_summary
 from papers.abadi_2016.figures import PAPER
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.runs import Run, read
@@ -49,8 +50,26 @@ def test_figure_3_has_the_printed_number_beside_ours_by_both_accountants(runs: l
 
 def test_missing_runs_are_marked() -> None:
     assert column(figure_3.section([]), "ours, moments") == ["not run"] * 3
-    for part in PAPER.parts.values():
-        ElementTree.fromstring(part.section([]).figure)
+    for name, part in PAPER.parts.items():
+        if name != summary.NAME:
+            ElementTree.fromstring(part.section([]).figure)
+
+
+def test_the_first_table_has_every_printed_number_of_figures_2_to_6(runs: list[Run]) -> None:
+    assert next(iter(PAPER.parts)) == summary.NAME
+    section = table_summary.section(runs)
+    assert [row[0] for row in section.rows if row[0]] == [f"figure {k}" for k in range(2, 7)]
+    printed = ["9.34", "24.22", "1.26", "2.55", "90.0 %", "95.0 %", "97.0 %", "90.0 %", "67.0 %", "70.0 %", "73.0 %"]
+    assert [cell for cell in column(section, "paper") if cell[0].isdigit()] == printed
+    assert column(section, "ours")[-3:] == ["not run"] * 3
+    assert column(section, "seeds")[4:7] == ["3"] * 3
+    assert all(row[-1] for row in section.rows[4:])
+
+
+def test_values_of_the_whole_grid_that_were_not_run_are_listed(runs: list[Run]) -> None:
+    text = figure_5.section(runs).about[-1]
+    assert "principal components 0, 40, 80; " in text
+    assert "noise multiplier 1, 3, 8" in text
 
 
 def test_figure_4_increases_with_epsilon_and_delta(runs: list[Run]) -> None:

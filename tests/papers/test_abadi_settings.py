@@ -11,6 +11,7 @@ from noisette.accounting import Gaussian, MomentsAccountant
 from papers.abadi_2016 import figure_2, figure_3, figure_4, figure_5, figure_6, panels
 from papers.abadi_2016.mnist import Mnist
 from papers.abadi_2016.setting import Plan
+from papers.paper import Asked
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,12 @@ def test_every_number_of_hidden_units_has_its_network(units: int) -> None:
 @pytest.mark.parametrize(("panel", "epochs"), list(zip(figure_6.PANELS, (44.3, 82.7, 295.4), strict=True)))
 def test_epochs_of_figure_6_agree_with_an_independent_computation(panel: panels.Panel, epochs: float) -> None:
     assert panel.setting.epochs(panel.steps_by_moments) == pytest.approx(epochs, rel=5e-3)
+
+
+def test_figure_6_leaves_its_longest_run_to_the_whole_grid() -> None:
+    few, whole = (figure_6.plans(Asked([0], full, "public.safetensors")) for full in (False, True))
+    assert [plan.epsilon for plan in few] == [2.0, 4.0]
+    assert [plan.epsilon for plan in whole] == [2.0, 4.0, 8.0]
 
 
 def test_figure_6_starts_from_the_given_file() -> None:

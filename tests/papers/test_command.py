@@ -62,7 +62,10 @@ def test_ctrl_c_explains_how_to_continue(tmp_path: Path, monkeypatch: pytest.Mon
         (["--seeds", "a,1", "--figure", "3"], "--seeds as whole numbers, such as 0,1,2, got 'a,1'"),
         (["--seeds", "-1", "--figure", "3"], "--seeds as whole numbers"),
         (["--seeds", "1"], "--seeds is for figures that train networks"),
-        (["--full", "--figure", "3"], "--full is for parts with a small and a full grid: add --figure 4 or --figure 5"),
+        (
+            ["--full", "--figure", "3"],
+            "--full is for parts with a small and a full grid: add --figure 4 or --figure 5 or --figure 6",
+        ),
         (["--figure", "6"], "give their file with --weights"),
         (["--figure", "6", "--weights", "nowhere.safetensors"], "nowhere.safetensors"),
         (
@@ -70,7 +73,7 @@ def test_ctrl_c_explains_how_to_continue(tmp_path: Path, monkeypatch: pytest.Mon
             "for parts that start from public weights: add --figure 6",
         ),
         (["--figure", "2", "--weights", __file__, "--full", "--seeds", "1"], "--seeds is for"),
-        (["--table", "2"], "no table 2; there are no tables"),
+        (["--table", "2"], "no table 2; there are summary"),
         (["--rows", "a", "--figure", "3"], "--rows is for tables"),
         (["--table", "2", "--figure", "3"], "give --figure or --table, not both"),
         (["--colour", "blue"], "No such option"),
