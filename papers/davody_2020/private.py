@@ -27,7 +27,8 @@ class Private:
     """A network, its norm, and how it is trained privately.
 
     ``epsilon`` is the budget that the noise is calibrated to, by the privacy loss distribution and with delta 1e-5; a
-    run whose norm mixes the examples has that noise and no guarantee. ``public`` is the data set that the norm's
+    run whose norm mixes the examples has that noise and no guarantee. Training images move by up to ``shift`` pixels,
+    anew each time that they are drawn. ``public`` is the data set that the norm's
     statistics come from. ``pretrained`` networks begin with weights from a file of public ones, and train their head
     alone.
     """
@@ -44,8 +45,6 @@ class Private:
     momentum: float
     clip: float
     averaging: float = 0.0
-    average_last: float = 0.0
-    views: int = 1
     shift: int = 0
     public: str | None = None
     public_examples: int = 128
@@ -76,9 +75,7 @@ class Private:
             momentum=schedule.momentum,
             clip=schedule.clip,
             averaging=schedule.averaging,
-            average_last=schedule.average_last,
-            views=schedule.views,
-            shift=schedule.shift,
+            shift=schedule.shift_of.get(row, 0),
             public=public,
             pretrained=pretrained,
         )
@@ -103,14 +100,13 @@ class Private:
                 delta=DELTA,
                 max_grad_norm=self.clip,
             ),
-            augmentation=AugmentationSection(views=self.views, shift=self.shift),
+            augmentation=AugmentationSection(shift=self.shift),
             training=TrainingSection(
                 epochs=self.epochs,
                 batch_size=self.lot,
                 lr=self.lr,
                 momentum=self.momentum,
                 averaging=self.averaging,
-                average_last=self.average_last,
                 seed=seed,
             ),
         )

@@ -91,6 +91,12 @@ def test_a_row_may_have_a_learning_rate_of_its_own() -> None:
     assert [setting.lr for setting in rates if setting] == [0.7, 0.1]
 
 
+def test_the_images_of_a_row_may_move() -> None:
+    schedule = Schedule(lot=32, epochs=1, lr=0.1, shift_of={"lenet-5": 2})
+    settings = [replace(norm, schedule={1.0: schedule}).setting(1.0) for norm in (norms.PLAIN, norms.LAYER)]
+    assert [setting.recipe(0).augmentation.shift for setting in settings if setting] == [2, 0]
+
+
 @pytest.mark.parametrize("norm", ["plain", "bn", "ln"])
 @pytest.mark.parametrize("tanh", [False, True])
 @pytest.mark.parametrize("normalised_scores", [False, True])
