@@ -27,10 +27,9 @@ class Private:
     """A network, its norm, and how it is trained privately.
 
     ``epsilon`` is the budget that the noise is calibrated to, by the privacy loss distribution and with delta 1e-5; a
-    run whose norm mixes the examples has that noise and no guarantee. Training images move by up to ``shift`` pixels,
-    anew each time that they are drawn. ``public`` is the data set that the norm's
-    statistics come from. ``pretrained`` networks begin with weights from a file of public ones, and train their head
-    alone.
+    run whose norm mixes the examples has that noise and no guarantee. Training images move at random by up to ``shift``
+    pixels along each axis. ``public`` is the data set that the norm's statistics come from. ``pretrained`` networks
+    begin with weights from a file of public ones, and train their head alone.
     """
 
     kind: ClassVar[str] = "private"
@@ -60,6 +59,7 @@ class Private:
         model: str,
         epsilon: float,
         batch_norm: str | None = None,
+        shift: int = 0,
         public: str | None = None,
         pretrained: bool = False,
     ) -> Self:
@@ -75,7 +75,7 @@ class Private:
             momentum=schedule.momentum,
             clip=schedule.clip,
             averaging=schedule.averaging,
-            shift=schedule.shift_of.get(row, 0),
+            shift=shift,
             public=public,
             pretrained=pretrained,
         )

@@ -23,17 +23,15 @@ class Schedule:
     momentum: float = 0.9
     clip: float = 1.0
     averaging: float = 0.0  # of the weights, exponentially
-    shift_of: Mapping[str, int] = field(default_factory=dict)  # pixels by which images move at random, 0 if left out
     tanh: bool = False  # LeNet-5 alone: its activation, ReLU otherwise
     normalised_scores: bool = True  # LeNet-5 alone: whether a norm stands behind the last layer too
 
 
-_SHIFT = {"public-bn-lenet-5": 1}
 TABLE_5: Mapping[float, Schedule] = {
-    7.0: Schedule(lot=2048, epochs=25, lr=2.0, shift_of=_SHIFT),
-    3.0: Schedule(lot=2048, epochs=20, lr=1.5, shift_of=_SHIFT),
-    1.0: Schedule(lot=2048, epochs=20, lr=1.0, lr_of={"lenet-5": 1.5, "ln-lenet-5": 2.0}, shift_of=_SHIFT),
-    0.5: Schedule(lot=2048, epochs=12, lr=0.7, lr_of={"ln-lenet-5": 1.4}, shift_of=_SHIFT),
+    7.0: Schedule(lot=2048, epochs=25, lr=2.0),
+    3.0: Schedule(lot=2048, epochs=20, lr=1.5),
+    1.0: Schedule(lot=2048, epochs=20, lr=1.0, lr_of={"lenet-5": 1.5, "ln-lenet-5": 2.0}),
+    0.5: Schedule(lot=2048, epochs=12, lr=0.7, lr_of={"ln-lenet-5": 1.4}),
     0.1: Schedule(lot=512, epochs=4, lr=0.1, lr_of={"ln-lenet-5": 0.3}),
     0.05: Schedule(lot=512, epochs=3, lr=0.06, lr_of={"ln-lenet-5": 0.2}),
 }
