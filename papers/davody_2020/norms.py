@@ -56,7 +56,7 @@ PLAIN = Norm("lenet-5", "no norm", "plain", None, False, INK)
 LAYER = Norm("ln-lenet-5", "layer norm", "ln", None, False, BLUE)
 PUBLIC_BATCH = Norm("public-bn-lenet-5", "batch norm, public statistics", "bn", "public", True, GREEN)
 MOVED = replace(
-    PUBLIC_BATCH, name="moved-public-bn-lenet-5", label="the same, images moved by a pixel", colour="#2f6f8f", shift=1
+    PUBLIC_BATCH, name="moved-public-bn-lenet-5", label="the same, images moved by a pixel", colour="#6a4fb3", shift=1
 )
 PER_EXAMPLE = Norm("per-example-bn-lenet-5", "batch norm, one example and public", "bn", "per-example", True, "#b8609a")
 FROZEN = Norm("frozen-bn-lenet-5", "batch norm, statistics of the start", "bn", "frozen", True, "#8a6d00")
