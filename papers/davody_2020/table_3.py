@@ -21,7 +21,7 @@ _PRINTED = {
 _EPOCHS = 100
 _NARROW = ("vgg-16-eighth", "bn-vgg-16-eighth", "resnet-18-eighth", "bn-resnet-18-eighth")
 _NARROW_EPOCHS = 4
-_NARROW_SHARE = 0.03  # of the time of a whole network
+_NARROW_SHARE = 0.04  # of the time of a whole network
 _NARROW_SIGMAS = (0.0, 0.1, 1.0)
 
 
