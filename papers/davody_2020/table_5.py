@@ -57,14 +57,15 @@ GRID = networks_against_noise(
         "For the other rows, activation, the norm of the scores and learning rates were searched on the EMNIST "
         "letters (26,000 training images, one seed) at four levels of noise, not on MNIST; rates in between go with "
         "lot over noise. Lots and epochs were chosen for little noise in a short time (at budget 1 lots of 2048 were "
-        "better than lots of 1024 on the letters, by one point). Since public-bn-lenet-5 then stayed below the printed "
-        "numbers of the mixture at budgets 7 to 0.5, more was compared on the letters for it, at budgets 7 and 0.5 with "
-        "one seed, in lots of 192 to 300 with as much noise on their mean as the lots above. Averages of the weights, exponential or of the last 10 to 50 % of the steps, changed the accuracy by "
-        "-0.9 to 0.2 points; a clipping norm of 0.3 with a larger rate by -0.4 at 7 and 0.3 at 0.5; lots of 4096 by "
-        "-0.6 and 0.1. Images moved by a pixel raised it by 1.4 at 7. Two views of each raised it by 1.3 at 7 and 1.1 "
-        "at 0.5 in twice the time, and four views that move by two pixels by 1.8 at 7. So the moved row has one view, "
-        "and otherwise the settings of the row above. No search used a private record, and none has a privacy cost. "
-        "The letters come from the same collection as the digits, and writers may overlap.",
+        "better than lots of 1024 on the letters, by one point). Since public-bn-lenet-5 then stayed below the "
+        "printed numbers of the mixture at budgets 7 to 0.5, more was compared on the letters for it, at budgets 7 "
+        "and 0.5 with one seed, in lots of 192 to 300 with as much noise on their mean as the lots above. Averages of "
+        "the weights, exponential or of the last 10 to 50 % of the steps, changed the accuracy by -0.9 to 0.2 points; "
+        "a clipping norm of 0.3 with a larger rate by -0.4 at 7 and 0.3 at 0.5; lots of 4096 by -0.6 and 0.1. Images "
+        "moved by a pixel raised it by 1.4 at 7. Two views of each raised it by 1.3 at 7 and 1.1 at 0.5 in twice the "
+        "time, and four views that move by two pixels by 1.8 at 7. So the moved row has one view, and otherwise the "
+        "settings of the row above. No search used a private record, and none has a privacy cost. The letters come "
+        "from the same collection as the digits, and writers may overlap.",
     ),
     unit="ε",
     columns=(math.inf, *EPSILONS),
