@@ -77,6 +77,12 @@ def epochs_to_plateau(curve: Curve) -> int:
     return next(epoch for epoch, accuracy in enumerate(curve, 1) if accuracy >= plateau(curve) - _NEAR)
 
 
+def times_as_long(runs: Sequence[Run]) -> str:
+    """The epochs to the plateau under the most noise, as a ratio to those at sigma 1; "" if a curve is missing."""
+    much, little = (_curve(runs, sigma) for sigma in (max(EPOCHS), 1.0))
+    return f"{epochs_to_plateau(much) / epochs_to_plateau(little):.1f}" if much and little else ""
+
+
 def _rows(curves: dict[float, Curve]) -> list[tuple[str, ...]]:
     base = curves.get(1.0)
     rows = []

@@ -1,4 +1,4 @@
-"""LeNet-5 with each norm, activation and kind of scores, as models that a recipe can name."""
+"""LeNet-5 with each norm, activation and kind of scores, and narrow networks, as models that a recipe can name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn
 
-from noisette.models import batch_norm, layer_norm, lenet_5
+from noisette.models import batch_norm, layer_norm, lenet_5, resnet, vgg
 
 plain = lenet_5
 plain_tanh = partial(lenet_5, activation=nn.Tanh)
@@ -20,6 +20,17 @@ ln = partial(lenet_5, norm=layer_norm)
 ln_tanh = partial(ln, activation=nn.Tanh)
 ln_raw_scores = partial(ln, normalised_logits=False)
 ln_tanh_raw_scores = partial(ln_tanh, normalised_logits=False)
+
+# An eighth of the channels in every layer.
+vgg_16_eighth = partial(vgg, width=8)
+bn_vgg_16_eighth = partial(vgg_16_eighth, normalised_logits=True)
+resnet_18_eighth = partial(resnet, width=8)
+bn_resnet_18_eighth = partial(resnet_18_eighth, normalised_logits=True)
+
+
+def narrow(row: str) -> str:
+    """The name in a recipe of the network of a row that ends in -eighth."""
+    return f"{__name__}:{row.replace('-', '_')}"
 
 
 def lenet(norm: str, *, tanh: bool, normalised_scores: bool) -> str:

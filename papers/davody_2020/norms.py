@@ -19,7 +19,7 @@ _IMAGES = 60_000
 
 @dataclass(frozen=True)
 class Norm:
-    """A kind of norm: its network, and what replaces each batch norm in it."""
+    """A kind of norm: its network, what replaces each batch norm in it, and by how many pixels training images move."""
 
     name: str
     label: str
@@ -28,6 +28,7 @@ class Norm:
     needs_public: bool
     colour: str
     schedule: Mapping[float, Schedule] = field(default_factory=lambda: schedules.TABLE_5)
+    shift: int = 0
 
     @property
     def guaranteed(self) -> bool:
@@ -46,6 +47,7 @@ class Norm:
             model=lenet(self.network, tanh=schedule.tanh, normalised_scores=schedule.normalised_scores),
             epsilon=epsilon,
             batch_norm=self.batch_norm,
+            shift=self.shift,
             public=PUBLIC if self.needs_public else None,
         )
 
@@ -53,6 +55,9 @@ class Norm:
 PLAIN = Norm("lenet-5", "no norm", "plain", None, False, INK)
 LAYER = Norm("ln-lenet-5", "layer norm", "ln", None, False, BLUE)
 PUBLIC_BATCH = Norm("public-bn-lenet-5", "batch norm, public statistics", "bn", "public", True, GREEN)
+MOVED = replace(
+    PUBLIC_BATCH, name="moved-public-bn-lenet-5", label="the same, images moved by a pixel", colour="#6a4fb3", shift=1
+)
 PER_EXAMPLE = Norm("per-example-bn-lenet-5", "batch norm, one example and public", "bn", "per-example", True, "#b8609a")
 FROZEN = Norm("frozen-bn-lenet-5", "batch norm, statistics of the start", "bn", "frozen", True, "#8a6d00")
 MIXTURE = Norm("mixture-bn-lenet-5", "batch norm as printed", "bn", "mixture", True, ORANGE)
@@ -60,7 +65,7 @@ PUBLIC_BATCH_32, MIXTURE_32 = (
     replace(norm, name=f"{norm.name}-lots-of-32", label=f"{norm.label}, lots of 32", schedule=schedules.LOTS_OF_32)
     for norm in (PUBLIC_BATCH, MIXTURE)
 )
-NORMS: Sequence[Norm] = (PLAIN, LAYER, PUBLIC_BATCH, PER_EXAMPLE, FROZEN, MIXTURE, PUBLIC_BATCH_32, MIXTURE_32)
+NORMS: Sequence[Norm] = (PLAIN, LAYER, PUBLIC_BATCH, MOVED, PER_EXAMPLE, FROZEN, MIXTURE, PUBLIC_BATCH_32, MIXTURE_32)
 
 # From runs on a small machine: for a private example; for one and another that is normalised together with it; and for
 # the test images, each of which goes through the mixture with all public ones.

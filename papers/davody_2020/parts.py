@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from papers.davody_2020 import figure_1, figure_norms, norms, table_2, table_3, table_4, table_5, table_6, table_7
+from papers import summary
+from papers.davody_2020 import (
+    figure_1,
+    figure_norms,
+    norms,
+    table_2,
+    table_3,
+    table_4,
+    table_5,
+    table_6,
+    table_7,
+    table_summary,
+)
 from papers.davody_2020.grid import Grid
 from papers.davody_2020.runs import Run, read
 from papers.grid import missing
@@ -25,6 +37,7 @@ PAPER: Paper[Run] = Paper(
         "one run, and includes neither the other seeds nor the choice of settings.",
     ),
     parts={
+        summary.NAME: Part(summary.TITLE, table_summary.section),
         "table-2": _table(table_2.GRID, _SEEDS),
         "figure-1": Part(figure_1.TITLE, figure_1.section, missing(figure_1.cells), _SEED),
         "table-3": _table(table_3.GRID, _SEED, "full"),

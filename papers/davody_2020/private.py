@@ -8,7 +8,15 @@ from typing import ClassVar, Self
 
 from noisette.accounting import TAIL_SHARE, noise_multiplier_for
 from noisette.accounting.sampling_plan import schedule
-from noisette.training.recipe import DataSection, ModelSection, PrivacySection, PublicSection, Recipe, TrainingSection
+from noisette.training.recipe import (
+    AugmentationSection,
+    DataSection,
+    ModelSection,
+    PrivacySection,
+    PublicSection,
+    Recipe,
+    TrainingSection,
+)
 from papers.davody_2020.schedules import Schedule
 
 DELTA = 1e-5
@@ -19,9 +27,9 @@ class Private:
     """A network, its norm, and how it is trained privately.
 
     ``epsilon`` is the budget that the noise is calibrated to, by the privacy loss distribution and with delta 1e-5; a
-    run whose norm mixes the examples has that noise and no guarantee. ``public`` is the data set that the norm's
-    statistics come from. ``pretrained`` networks begin with weights from a file of public ones, and train their head
-    alone.
+    run whose norm mixes the examples has that noise and no guarantee. Training images move at random by up to ``shift``
+    pixels along each axis. ``public`` is the data set that the norm's statistics come from. ``pretrained`` networks
+    begin with weights from a file of public ones, and train their head alone.
     """
 
     kind: ClassVar[str] = "private"
@@ -36,6 +44,7 @@ class Private:
     momentum: float
     clip: float
     averaging: float = 0.0
+    shift: int = 0
     public: str | None = None
     public_examples: int = 128
     pretrained: bool = False
@@ -50,6 +59,7 @@ class Private:
         model: str,
         epsilon: float,
         batch_norm: str | None = None,
+        shift: int = 0,
         public: str | None = None,
         pretrained: bool = False,
     ) -> Self:
@@ -65,6 +75,7 @@ class Private:
             momentum=schedule.momentum,
             clip=schedule.clip,
             averaging=schedule.averaging,
+            shift=shift,
             public=public,
             pretrained=pretrained,
         )
@@ -89,6 +100,7 @@ class Private:
                 delta=DELTA,
                 max_grad_norm=self.clip,
             ),
+            augmentation=AugmentationSection(shift=self.shift),
             training=TrainingSection(
                 epochs=self.epochs,
                 batch_size=self.lot,

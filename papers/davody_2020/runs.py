@@ -109,10 +109,13 @@ class Mean:
     error: float | None  # None for one seed
     seeds: int
 
+    @property
+    def shown(self) -> str:
+        """The mean with its error."""
+        return f"{self.mean:.2f}" if self.error is None else f"{self.mean:.2f} ± {self.error:.2f}"
+
     def __str__(self) -> str:
-        if self.error is None:
-            return f"{self.mean:.2f} (1 seed)"
-        return f"{self.mean:.2f} ± {self.error:.2f} ({self.seeds} seeds)"
+        return f"{self.shown} ({self.seeds} seed{'s' if self.seeds > 1 else ''})"
 
 
 def mean_of(runs: Sequence[Run], setting: Setting) -> Mean | None:

@@ -89,7 +89,7 @@ def test_bad_input_writes_nothing(arguments: list[str], message: str, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--table", "1"], "no table 1; there are 2, 3, 4, 5, 6, 7"),
+        (["--table", "1"], "no table 1; there are summary, 2, 3, 4, 5, 6, 7"),
         (["--figure", "2"], "no figure 2; there are 1, norms"),
         (["--table", "2", "--rows", "lenet-5,lenet-7"], "no row lenet-7; there are lenet-300-100, bn-lenet-300-100"),
         (["--figure", "1", "--rows", "lenet-5"], "--rows is for tables"),

@@ -82,13 +82,18 @@ def test_all_rows_of_a_column_have_the_same_lots_epochs_bound_and_budget() -> No
     for epsilon in schedules.TABLE_5:
         settings = [norm.setting(epsilon) for norm in norms.NORMS if norm.schedule is schedules.TABLE_5]
         assert len({(s.lot, s.epochs, s.clip, s.epsilon, s.data) for s in settings if s}) == 1
-        assert len(settings) == 6
+        assert len(settings) == 7
 
 
 def test_a_row_may_have_a_learning_rate_of_its_own() -> None:
     schedule = Schedule(lot=32, epochs=1, lr=0.1, lr_of={"lenet-5": 0.7})
     rates = [replace(norm, schedule={1.0: schedule}).setting(1.0) for norm in (norms.PLAIN, norms.LAYER)]
     assert [setting.lr for setting in rates if setting] == [0.7, 0.1]
+
+
+def test_the_images_of_a_row_may_move() -> None:
+    settings = [norm.setting(1.0) for norm in (norms.PUBLIC_BATCH, norms.MOVED)]
+    assert [setting.recipe(0).augmentation.shift for setting in settings if setting] == [0, 1]
 
 
 @pytest.mark.parametrize("norm", ["plain", "bn", "ln"])

@@ -9,8 +9,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from torch import nn
 
-from papers.davody_2020 import figure_1, figure_norms, norms, table_2, table_3, table_5
+from noisette import models
+from papers.davody_2020 import figure_1, figure_norms, networks, norms, table_2, table_3, table_5
 from papers.davody_2020.parts import PAPER
 from papers.davody_2020.runs import Run, Setting, mean_of, read
 from papers.paper import Asked
@@ -71,6 +73,19 @@ def test_table_5_prints_the_mixture_without_a_guarantee_and_takes_its_last_colum
     assert [row[-2] for row in section.rows if row[0] == "noise multiplier"] == ["0.800"]
 
 
+def test_the_first_table_sets_the_sound_norm_against_the_printed_one() -> None:
+    public = norms.MOVED.setting(7.0)
+    assert public
+    runs = [finished(public, seed, accuracy) for seed, accuracy in enumerate((0.98, 0.99))]
+    runs += [finished(figure_1.setting(sigma), points=(0.99,) * 5) for sigma in (1.0, 10.0)]
+    section = PAPER.parts["table-summary"].section(runs)
+    shown = {(row[1], *row[2:5]) for row in section.rows}
+    assert ("moved-public-bn-lenet-5, ε 7", "98.68", "98.50 ± 0.50", "2") in shown
+    assert ("vgg-16, σ 1", "63.12 ± 8.21", "not run", "") in shown
+    assert ("epochs that LeNet-5 needs at σ 10 to those at σ 1", "about 7", "1.0", "1") in shown
+    assert next(iter(PAPER.parts)) == section.name
+
+
 @pytest.mark.parametrize("part", PAPER.parts.values(), ids=PAPER.parts)
 def test_what_was_not_run_is_said_and_drawn_without(part: object) -> None:
     section = part.section([])  # pyright: ignore[reportAttributeAccessIssue]
@@ -99,17 +114,32 @@ def test_only_the_rows_asked_for_are_run_and_the_expensive_ones_only_if_asked_fo
     assert couples(Asked((0,), rows=("mixture-bn-lenet-5",)))
 
 
-def test_table_3_has_a_short_form_and_a_whole_one() -> None:
-    short, whole = (table_3.GRID.cells(Asked((0,), full=full)) for full in (False, True))
-    assert len(short) == 4
-    assert len(whole) == 30
-    section = table_3.GRID.section([finished(short[0].setting, accuracy=0.4)])
-    assert lines_of(section, "vgg-16")[2][1:3] == ("ours, one epoch", "40.00 (1 seed)")
+def test_table_3_trains_narrow_networks_unless_the_whole_table_is_asked_for() -> None:
+    narrow, whole = (table_3.GRID.cells(Asked((0,), full=full)) for full in (False, True))
+    assert len(narrow) == 4 * 3
+    assert len(whole) == 6 * 5 + 4 * 3
+    section = table_3.GRID.section([finished(narrow[0].setting, accuracy=0.4)])
     assert lines_of(section, "vgg-16")[1][2] == "not run"
+    assert lines_of(section, "vgg-16-eighth") == [
+        ("vgg-16-eighth", "ours", "40.00 (1 seed)", "", "not run", "not run", "")
+    ]
+
+
+@pytest.mark.parametrize("row", ["vgg-16-eighth", "resnet-18-eighth", "bn-vgg-16-eighth", "bn-resnet-18-eighth"])
+def test_a_narrow_network_has_an_eighth_of_the_channels_and_the_same_norms(row: str) -> None:
+    narrow, whole = (
+        models.build(name, (3, 32, 32), 10) for name in (networks.narrow(row), row.removesuffix("-eighth"))
+    )
+    kinds = [[type(part) for part in model.modules()] for model in (narrow, whole)]
+    assert kinds[0] == kinds[1]
+    channels = [part.out_channels for part in narrow.modules() if isinstance(part, nn.Conv2d)]
+    assert [8 * count for count in channels] == [
+        part.out_channels for part in whole.modules() if isinstance(part, nn.Conv2d)
+    ]
 
 
 def test_a_default_command_takes_an_hour_or_so_for_each_seed() -> None:
-    for part in PAPER.parts.values():
+    for part in (part for part in PAPER.parts.values() if part.seeds):
         jobs = part.missing(Asked(part.seeds), [])
         assert jobs
         assert sum(job.seconds for job in jobs) / len(part.seeds) < 2 * 3600
