@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,14 +104,26 @@ def test_the_area_under_the_curve_is_the_share_of_ordered_pairs() -> None:
 @pytest.mark.parametrize(
     ("bound", "free"),
     [
-        (networks.linear, networks.free_linear),
-        (networks.fixed_pairs, networks.free_fixed_pairs),
+        (networks.cosines, networks.free_cosines),
+        (networks.roots, networks.free_roots),
         (models.lipschitz_rows, networks.free_narrow),
     ],
 )
 def test_unconstrained_networks_have_the_layers_of_the_constrained_ones(bound: Any, free: Any) -> None:
     layers = [[p.shape for p in make((9,), 2).parameters() if p.requires_grad] for make in (bound, free)]
     assert layers[0] == layers[1]
+
+
+def test_roots_keep_the_sign() -> None:
+    assert networks.SignedRoots()(torch.tensor([[-4.0, 0.0, 0.25]])).tolist() == [[-2.0, 0.0, 0.5]]
+
+
+def test_products_of_random_cosines_approximate_a_gaussian_kernel() -> None:
+    torch.manual_seed(0)
+    cosines = networks.RandomCosines(3, cosines=200_000, breadth=0.5)
+    one, other = cosines(torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 0.0]]))
+    assert 2 * (one * other).mean().item() == pytest.approx(math.exp(-0.5 * 0.25 * 5), abs=0.01)
+    assert not list(cosines.parameters())
 
 
 def test_fixed_parts_and_head_can_be_certified_together() -> None:
