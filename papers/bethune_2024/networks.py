@@ -1,4 +1,4 @@
-"""Networks of the tabular study, to be named in recipes: with orthogonal and with unconstrained weights."""
+"""Networks of the study, to be named in recipes: with constrained weights and, for tables, with unconstrained ones."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 import torch
 from torch import Tensor, nn
 
-from noisette.models import FixedFeatures, Shape
+from noisette.models import FixedFeatures, Shape, lipschitz_mixer
 from noisette.models.lipschitz import linear_head
-from noisette.nn import AppendOne
-from noisette.nn.lipschitz import GroupSort2, LipschitzConcat, SphereInput
+from noisette.nn import AppendOne, DctCut
+from noisette.nn.lipschitz import GroupSort2, LayerCentering, LipschitzConcat, SphereInput
 
 _COSINES = 512
 _BREADTH = 0.35  # standard deviation of the frequencies, for columns of deviation 1
+_CUT, _COSINES_OF_IMAGES, _BREADTH_ON_THE_SPHERE = 8, 2000, 1.7
 
 
 class SignedRoots(nn.Module):
@@ -29,7 +30,7 @@ class RandomCosines(nn.Module):
     Source: Rahimi & Recht 2007, whose sums of such cosines approximate a Gaussian kernel.
     """
 
-    def __init__(self, columns: int, cosines: int = _COSINES, breadth: float = _BREADTH) -> None:
+    def __init__(self, columns: int, *, cosines: int = _COSINES, breadth: float = _BREADTH) -> None:
         super().__init__()
         self.frequencies: Tensor
         self.phases: Tensor
@@ -38,6 +39,13 @@ class RandomCosines(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cos(x @ self.frequencies + self.phases)
+
+
+def frequency_cosines(shape: Shape, classes: int) -> FixedFeatures:
+    """A linear layer on random cosines of the 8 x 8 lowest frequencies of each channel of an image, on the sphere."""
+    fixed = RandomCosines(shape[0] * _CUT**2, cosines=_COSINES_OF_IMAGES, breadth=_BREADTH_ON_THE_SPHERE)
+    frequencies = nn.Sequential(LayerCentering((1, 2, 3)), DctCut(_CUT), nn.Flatten(), SphereInput(1.0))
+    return FixedFeatures(nn.Sequential(frequencies, fixed), linear_head(_COSINES_OF_IMAGES, classes))
 
 
 def cosines(shape: Shape, classes: int) -> FixedFeatures:
@@ -58,6 +66,11 @@ def free_cosines(shape: Shape, classes: int) -> FixedFeatures:
 def free_roots(shape: Shape, classes: int) -> FixedFeatures:
     """:func:`roots` with unconstrained weights."""
     return FixedFeatures(_roots(), _free_head(shape[0] + 1, classes))
+
+
+def narrow_mixer(shape: Shape, classes: int) -> FixedFeatures:
+    """The mixer with half its channels, for a processor."""
+    return lipschitz_mixer(shape, classes, channels=32)
 
 
 def free_narrow(shape: Shape, classes: int) -> FixedFeatures:

@@ -80,6 +80,13 @@ FREQUENCIES = Network(
     at={8.0: Schedule(300, 48.0), 3.0: Schedule(200, 32.0), 1.0: Schedule(100, 24.0), 0.5: Schedule(60, 24.0)},
     cosine=True,
 )
+COSINES = Network(
+    named("frequency_cosines"),
+    "cosines, one linear layer",
+    tau=1000.0,
+    at={8.0: Schedule(300, 0.4), 3.0: Schedule(300, 0.3), 1.0: Schedule(200, 0.15)},
+    averaging=0.9,
+)
 # With one layer, a large tau keeps its weights inside of their ball, so the constraint is not active.
 SCATTERING = Network(
     "scattering-lipschitz-linear",
@@ -99,6 +106,7 @@ MIXER = Network(
     tau=60.0,
     at={20.0: Schedule(400, 10.0), 8.0: Schedule(300, 10.0), 3.0: Schedule(200, 10.0), 1.0: Schedule(100, 7.0)},
 )
+NARROW_MIXER = replace(MIXER, model=named("narrow_mixer"), at={8.0: Schedule(150, 10.0)})
 
 _FEW, _MANY, _WIDE = 5_000, 100_000, 25  # rows, rows and columns
 _UNCLIPPED = 1.42  # above the norm of any gradient at two scores
@@ -135,8 +143,10 @@ def clipped_rows(size: int, columns: int) -> Network:
 _SECONDS_AN_EXAMPLE = {
     "lipschitz-dense": 1e-5,
     "dct-lipschitz-dense": 4e-6,
+    named("frequency_cosines"): 1e-5,
     "scattering-lipschitz-linear": 5e-6,
     "lipschitz-mixer": 3e-4,
+    named("narrow_mixer"): 1.5e-4,
 }
 _ROW = 4e-6
 _SECONDS_TO_BEGIN = {"scattering-lipschitz-linear": 60.0, "lipschitz-mixer": 30.0}
