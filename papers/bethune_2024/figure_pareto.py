@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -103,48 +104,75 @@ GRID: Grid[float, Setting, Cell, Run] = Grid(
 
 def section(runs: Sequence[Run]) -> Section:
     """Make the figure and its table from the finished runs."""
-    reached = {
-        name: {
-            epsilon: median
-            for epsilon in EPSILONS
-            if (setting := _setting(data, network, epsilon)) and (median := median_of(runs, setting))
-        }
-        for name, (data, network, _) in _ROWS.items()
-    }
-    return GRID.section(runs, figure=_figure(reached))
+    return GRID.section(runs, figure=_figure({name: _course(row, runs) for name, row in _rows_by_name().items()}))
 
 
-def _figure(reached: Mapping[str, Mapping[float, Median]]) -> str:
-    ran = {data: any(reached[f"{data}-{name}"] for name, *_ in lines) for data, lines in _LINES.items()}
-    shown = [data for data in _LINES if data != "cifar10" or ran[data]]
+Course = Mapping[float, Median]  # what was reached, by epsilon
+
+
+def _rows_by_name() -> dict[str, Row[float, Setting]]:
+    """Return the rows, and the shorter runs of a row as one more."""
+    rows = {row.name: row for row in GRID.rows}
+    shorter = {f"{name} short": Row(name, row.printed, row.short) for name, row in rows.items() if row.short}
+    return rows | shorter
+
+
+def _course(row: Row[float, Setting], runs: Sequence[Run]) -> Course:
+    settings = {epsilon: row.whole(epsilon) for epsilon in EPSILONS}
+    return {e: median for e, setting in settings.items() if setting and (median := median_of(runs, setting))}
+
+
+def _figure(reached: Mapping[str, Course]) -> str:
+    shown = [data for data in _LINES if data != "cifar10" or any(reached[name] for name in reached if data in name)]
     with matplotlib.rc_context(STYLE):
-        drawn = Figure(figsize=(9.0, 3.9))
+        drawn = Figure(figsize=(9.0, 4.3))
+        handles: dict[str, Artist] = {}  # by label
         for place, (data, axes) in enumerate(zip(shown, drawn.subplots(1, len(shown), squeeze=False)[0], strict=True)):
-            _panel(axes, data, reached)
+            handles |= _panel(axes, data, reached)
             if place == 0:
                 axes.set_ylabel("test accuracy (%)")
-        drawn.subplots_adjust(left=0.065, right=0.985, bottom=0.13, top=0.92, wspace=0.16)
+        drawn.subplots_adjust(left=0.065, right=0.985, bottom=0.24, top=0.93, wspace=0.16)
+        drawn.legend(
+            list(handles.values()),
+            list(handles),
+            loc="lower center",
+            ncols=3,
+            frameon=False,
+            labelcolor=INK,
+            fontsize=8,
+        )
         return svg(drawn, salt="bethune-2024-figure-pareto")
 
 
-def _panel(axes: Axes, data: str, reached: Mapping[str, Mapping[float, Median]]) -> None:
+def _panel(axes: Axes, data: str, reached: Mapping[str, Course]) -> dict[str, Artist]:
+    """Draw the networks that have run and the printed numbers; return one handle for each label."""
     axes.set_xscale("log")
+    handles: dict[str, Artist] = {}
     for name, network, colour in _LINES[data]:
-        medians = reached[f"{data}-{name}"]
-        middles = [median.median for median in medians.values()]
-        spread = [
-            [median.median - median.least for median in medians.values()],
-            [median.most - median.median for median in medians.values()],
-        ]
-        label = f"{network.label}{'' if medians else ', not run'}"
-        axes.errorbar(list(medians), middles, yerr=spread, fmt="o-", color=colour, markersize=5, label=label)
+        lines = [(network.label, reached[f"{data}-{name}"], "o-")]
+        if f"{data}-{name} short" in reached:
+            lines.append((f"{network.label}, {GRID.short}", reached[f"{data}-{name} short"], "s"))
+        for label, medians, shape in lines:
+            if medians:
+                handles[label] = _line(axes, medians, shape, colour)
     for printed in {_PRINTED[f"{data}-{name}"] for name, *_ in _LINES[data] if f"{data}-{name}" in _PRINTED}:
         places = [(epsilon, float(value)) for epsilon, value in zip(EPSILONS, printed, strict=True) if value]
-        axes.plot(*zip(*places, strict=True), "x", color=INK, markersize=6, label="printed")
+        [handles["printed"]] = axes.plot(*zip(*places, strict=True), "x", color=INK, markersize=6)
     axes.set_title(_TITLES[data], loc="left", fontsize=9)
     axes.set_xlabel("ε")
     axes.xaxis.set_major_locator(FixedLocator(EPSILONS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(length=0)
-    axes.legend(loc="lower right", frameon=False, labelcolor=INK)
+    return handles
+
+
+def _line(axes: Axes, medians: Course, shape: str, colour: str) -> Artist:
+    """Draw the medians with bars from minimum to maximum, and return what a legend shows."""
+    middles = [median.median for median in medians.values()]
+    spread = [
+        [median.median - median.least for median in medians.values()],
+        [median.most - median.median for median in medians.values()],
+    ]
+    drawn = axes.errorbar(list(medians), middles, yerr=spread, fmt=shape, color=colour, markersize=5)
+    return drawn.lines[0]
