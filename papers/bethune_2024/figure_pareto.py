@@ -32,12 +32,18 @@ _DELTA = 1e-5
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 _SIZES = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000}
 _TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "cifar10": "CIFAR-10"}
-_GREY = [("pixels", PIXELS, BLUE), ("frequencies", FREQUENCIES, GREEN), ("scattering", SCATTERING, ORANGE)]
+_GREY = [
+    ("pixels", PIXELS, BLUE),
+    ("frequencies", FREQUENCIES, GREEN),
+    ("cosines", COSINES, "#b8609a"),
+    ("scattering", SCATTERING, ORANGE),
+]
 _LINES: Mapping[str, Sequence[tuple[str, Network, str]]] = {
-    "mnist": [*_GREY, ("cosines", COSINES, "#b8609a")],
+    "mnist": _GREY,
     "fashion-mnist": _GREY,
     "cifar10": [
         ("frequencies", FREQUENCIES, GREEN),
+        ("cosines", COSINES, "#b8609a"),
         ("scattering", COLOUR_SCATTERING, ORANGE),
         ("mixer", MIXER, BLUE),
     ],
@@ -48,6 +54,7 @@ _MIXER = ("", "33", "39", "43.7")
 _PRINTED = {
     "mnist-pixels": ("61.1", "81.1", "91.4", ""),
     "cifar10-frequencies": _MIXER,
+    "cifar10-cosines": _MIXER,
     "cifar10-scattering": _MIXER,
     "cifar10-mixer": _MIXER,
 }

@@ -23,11 +23,9 @@ _ACCURACIES = (
     (
         "CIFAR-10",
         "cifar10-mixer",
-        ("cifar10-frequencies", "two dense layers on low frequencies, settings as for MNIST; images from JPEG files"),
-        (
-            "cifar10-scattering",
-            "one layer on fixed wavelet coefficients, settings as for MNIST; images from JPEG files",
-        ),
+        ("cifar10-frequencies", "two dense layers on low frequencies, settings of MNIST; images from JPEG files"),
+        ("cifar10-cosines", "one layer on fixed cosines of low frequencies, settings of MNIST; images from JPEG files"),
+        ("cifar10-scattering", "one layer on fixed wavelet coefficients, settings of MNIST; images from JPEG files"),
         (
             "cifar10-mixer",
             "a mixer as the paper's, 32 channels and 150 steps; wider ones only with --full, not run; JPEG files",

@@ -51,7 +51,7 @@ def of(row: str) -> Setting:
 @pytest.mark.parametrize(
     ("network", "size"),
     [
-        *(("pixels", 28), ("frequencies", 28), ("scattering", 12)),
+        *(("pixels", 28), ("frequencies", 28), ("cosines", 28), ("scattering", 12)),
         pytest.param("scattering", 28, marks=pytest.mark.slow),  # the Lipschitz constant takes most of the time
     ],
 )
@@ -73,9 +73,9 @@ def test_certified_accuracy_is_measured_at_the_radii(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10-mixer", "robustness"])
+@pytest.mark.parametrize("name", ["cifar10-cosines", "cifar10-frequencies", "cifar10-mixer", "robustness"])
 def test_the_recipes_of_cifar10_run(name: str, tmp_path: Path) -> None:
-    settings = {"cifar10-mixer": of("cifar10-mixer")}
+    settings = {name: of(name)} if name != "robustness" else {}
     if at := figure_robustness.GRID.rows[-1].whole(1):
         settings["robustness"] = at[0]
     made(settings[name], [drawn("cifar10", (3, 32, 32), 0)], tmp_path)
