@@ -28,7 +28,7 @@ _ACCURACIES = (
         ("cifar10-scattering", "one layer on fixed wavelet coefficients, settings of MNIST; images from JPEG files"),
         (
             "cifar10-mixer",
-            "a mixer as the paper's, 32 channels and 150 steps; wider ones only with --full, not run; JPEG files",
+            "a narrow mixer, 32 channels, half the steps of --full, which was not run; images from JPEG files",
         ),
     ),
 )
