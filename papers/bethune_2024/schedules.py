@@ -84,7 +84,7 @@ COSINES = Network(
     named("frequency_cosines"),
     "cosines, one linear layer",
     tau=1000.0,
-    at={8.0: Schedule(300, 0.4), 3.0: Schedule(300, 0.3), 1.0: Schedule(200, 0.15), 0.5: Schedule(200, 0.1)},
+    at={8.0: Schedule(300, 0.4), 3.0: Schedule(300, 0.3), 1.0: Schedule(200, 0.15)},
     averaging=0.9,
 )
 # With one layer, a large tau keeps its weights inside of their ball, so the constraint is not active.

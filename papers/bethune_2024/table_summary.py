@@ -24,7 +24,6 @@ _ACCURACIES = (
         "CIFAR-10",
         "cifar10-mixer",
         ("cifar10-frequencies", "two dense layers on low frequencies, settings of MNIST; images from JPEG files"),
-        ("cifar10-cosines", "one layer on fixed cosines of low frequencies, settings of MNIST; images from JPEG files"),
         ("cifar10-scattering", "one layer on fixed wavelet coefficients, settings of MNIST; images from JPEG files"),
         (
             "cifar10-mixer",

@@ -73,7 +73,7 @@ def test_certified_accuracy_is_measured_at_the_radii(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10-cosines", "cifar10-frequencies", "cifar10-mixer", "robustness"])
+@pytest.mark.parametrize("name", ["cifar10-frequencies", "cifar10-mixer", "robustness"])
 def test_the_recipes_of_cifar10_run(name: str, tmp_path: Path) -> None:
     settings = {name: of(name)} if name != "robustness" else {}
     if at := figure_robustness.GRID.rows[-1].whole(1):
