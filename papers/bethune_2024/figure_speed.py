@@ -16,6 +16,7 @@ from papers.bethune_2024.runs import Run
 from papers.section import Section
 
 MEASURED = Path("benchmarks/results/clipless.json")
+COMPARED = 10_000  # a batch for which both times are printed
 TITLE = "Time per step as the batch grows"
 _ABOUT = (
     "Seconds per step of Lipschitz networks for images of 28 x 28 pixels, measured by the library's benchmark: steps "
@@ -39,17 +40,30 @@ Course = Mapping[int, float]  # seconds of a step, by batch
 
 def section(runs: Sequence[Run]) -> Section:
     """Make the figure and its table from the benchmark, if it was run."""
-    measured = dict(_courses(json.loads(MEASURED.read_text("utf-8")))) if MEASURED.is_file() else {}
+    ours = measured()
     printed = {("paper", name): course for name, course in _PRINTED}
-    batches = sorted({batch for course in (measured | printed).values() for batch in course})
+    batches = sorted({batch for course in (ours | printed).values() for batch in course})
     header = ("network", "method", *(f"{batch:,}" for batch in batches))
     rows = [
         (network, method, *(f"{course[batch]:.3g}" if batch in course else "" for batch in batches))
-        for (network, method), course in (measured | printed).items()
+        for (network, method), course in (ours | printed).items()
     ]
-    if not measured:
+    if not ours:
         rows.insert(0, ("ours", "not run", *("" for _ in batches)))
-    return Section("figure-speed", TITLE, _ABOUT, header, tuple(rows), _figure(measured) if measured else "")
+    return Section("figure-speed", TITLE, _ABOUT, header, tuple(rows), _figure(ours) if ours else "")
+
+
+def measured() -> dict[tuple[str, str], Course]:
+    """Return the seconds of a step of each network and method, by batch; none if the benchmark was not run."""
+    return dict(_courses(json.loads(MEASURED.read_text("utf-8")))) if MEASURED.is_file() else {}
+
+
+def printed_ratio() -> str:
+    """Return the printed times of Opacus as ratios to those without clipping."""
+    times = dict(_PRINTED)
+    opacus = times["Opacus, 130K to 2,000K weights"][COMPARED]
+    ratios = [opacus / course[COMPARED] for name, course in _PRINTED if name.startswith("clipless")]
+    return f"{min(ratios):.2g} to {max(ratios):.2g}"
 
 
 def _courses(report: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], Course]]:

@@ -1,39 +1,76 @@
-"""Networks of the tabular study, to be named in recipes: with orthogonal and with unconstrained weights."""
+"""Networks of the study, to be named in recipes: with constrained weights and, for tables, with unconstrained ones."""
 
 from __future__ import annotations
 
-from torch import nn
+import math
 
-from noisette.models import FixedFeatures, Shape
+import torch
+from torch import Tensor, nn
+
+from noisette.models import FixedFeatures, Shape, lipschitz_mixer
 from noisette.models.lipschitz import linear_head
-from noisette.nn import AppendOne
-from noisette.nn.lipschitz import GroupSort2, LipschitzConcat, SpectralLinear, SphereInput
+from noisette.nn import AppendOne, DctCut
+from noisette.nn.lipschitz import GroupSort2, LayerCentering, LipschitzConcat, SphereInput
 
-_UNITS = 512  # of a fixed layer
-
-
-def linear(shape: Shape, classes: int) -> FixedFeatures:
-    """One orthogonal layer."""
-    features = shape[0] + 1
-    return FixedFeatures(AppendOne(), nn.Sequential(SphereInput(1.0), SpectralLinear(features, classes)))
+_COSINES = 512
+_BREADTH = 0.35  # standard deviation of the frequencies, for columns of deviation 1
+_CUT, _COSINES_OF_IMAGES, _BREADTH_ON_THE_SPHERE = 8, 2000, 1.7
 
 
-def fixed_pairs(shape: Shape, classes: int) -> FixedFeatures:
-    """A linear layer on a row and on sorted pairs of a fixed, random orthogonal layer."""
-    features = _fixed_features(shape)
-    return FixedFeatures(features, linear_head(shape[0] + 1 + _UNITS, classes))
+class SignedRoots(nn.Module):
+    """The square root of each number's size, with its sign: small numbers of a long column are told apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sign() * x.abs().sqrt()
 
 
-def free_linear(shape: Shape, classes: int) -> FixedFeatures:
-    """:func:`linear` with unconstrained weights."""
-    return FixedFeatures(AppendOne(), nn.Sequential(SphereInput(1.0), nn.Linear(shape[0] + 1, classes, bias=False)))
+class RandomCosines(nn.Module):
+    """Cosines of random combinations of the columns: ``cos(x @ frequencies + phases)``; nothing is trained.
+
+    Source: Rahimi & Recht 2007, whose sums of such cosines approximate a Gaussian kernel.
+    """
+
+    def __init__(self, columns: int, *, cosines: int = _COSINES, breadth: float = _BREADTH) -> None:
+        super().__init__()
+        self.frequencies: Tensor
+        self.phases: Tensor
+        self.register_buffer("frequencies", breadth * torch.randn(columns, cosines))
+        self.register_buffer("phases", 2 * math.pi * torch.rand(cosines))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cos(x @ self.frequencies + self.phases)
 
 
-def free_fixed_pairs(shape: Shape, classes: int) -> FixedFeatures:
-    """:func:`fixed_pairs` with unconstrained weights."""
-    last = nn.Linear(shape[0] + 1 + _UNITS, classes, bias=False)
-    nn.init.zeros_(last.weight)
-    return FixedFeatures(_fixed_features(shape), nn.Sequential(SphereInput(1.0), last))
+def frequency_cosines(shape: Shape, classes: int) -> FixedFeatures:
+    """A linear layer on random cosines of the 8 x 8 lowest frequencies of each channel of an image, on the sphere."""
+    fixed = RandomCosines(shape[0] * _CUT**2, cosines=_COSINES_OF_IMAGES, breadth=_BREADTH_ON_THE_SPHERE)
+    frequencies = nn.Sequential(LayerCentering((1, 2, 3)), DctCut(_CUT), nn.Flatten(), SphereInput(1.0))
+    return FixedFeatures(nn.Sequential(frequencies, fixed), linear_head(_COSINES_OF_IMAGES, classes))
+
+
+def cosines(shape: Shape, classes: int) -> FixedFeatures:
+    """A linear layer on random cosines of a row."""
+    return FixedFeatures(RandomCosines(shape[0]), linear_head(_COSINES, classes))
+
+
+def roots(shape: Shape, classes: int) -> FixedFeatures:
+    """A linear layer on the signed square roots of a row and a constant."""
+    return FixedFeatures(_roots(), linear_head(shape[0] + 1, classes))
+
+
+def free_cosines(shape: Shape, classes: int) -> FixedFeatures:
+    """:func:`cosines` with unconstrained weights."""
+    return FixedFeatures(RandomCosines(shape[0]), _free_head(_COSINES, classes))
+
+
+def free_roots(shape: Shape, classes: int) -> FixedFeatures:
+    """:func:`roots` with unconstrained weights."""
+    return FixedFeatures(_roots(), _free_head(shape[0] + 1, classes))
+
+
+def narrow_mixer(shape: Shape, classes: int) -> FixedFeatures:
+    """The mixer with half its channels, for a processor."""
+    return lipschitz_mixer(shape, classes, channels=32)
 
 
 def free_narrow(shape: Shape, classes: int) -> FixedFeatures:
@@ -51,7 +88,11 @@ def named(name: str) -> str:
     return f"{__name__}:{name}"
 
 
-def _fixed_features(shape: Shape) -> nn.Sequential:
-    fixed = SpectralLinear(shape[0] + 1, _UNITS).requires_grad_(False)
-    pairs = nn.Sequential(fixed, GroupSort2())
-    return nn.Sequential(AppendOne(), SphereInput(1.0), LipschitzConcat([nn.Identity(), pairs]))
+def _roots() -> nn.Sequential:
+    return nn.Sequential(SignedRoots(), AppendOne())
+
+
+def _free_head(numbers: int, classes: int) -> nn.Sequential:
+    linear = nn.Linear(numbers, classes, bias=False)
+    nn.init.zeros_(linear.weight)
+    return nn.Sequential(SphereInput(1.0), linear)

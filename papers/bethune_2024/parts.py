@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from papers.bethune_2024 import figure_pareto, figure_robustness, figure_speed, table_digits, table_tabular
+from papers import summary
+from papers.bethune_2024 import (
+    figure_pareto,
+    figure_robustness,
+    figure_speed,
+    table_digits,
+    table_summary,
+    table_tabular,
+)
 from papers.bethune_2024.runs import Run, read
 from papers.grid import missing
 from papers.paper import Paper, Part
@@ -19,6 +27,7 @@ PAPER: Paper[Run] = Paper(
         "private, and epsilon is that of one run.",
     ),
     parts={
+        summary.NAME: Part(summary.TITLE, table_summary.section),
         "figure-pareto": Part(
             figure_pareto.GRID.title,
             figure_pareto.section,
@@ -54,5 +63,5 @@ PAPER: Paper[Run] = Paper(
         "figure-speed": Part(figure_speed.TITLE, figure_speed.section),
     },
     read=read,
-    first="figure-speed",
+    first=summary.NAME,
 )

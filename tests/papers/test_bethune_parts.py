@@ -13,7 +13,15 @@ import pytest
 from noisette import models
 from noisette.accounting import PldAccountant, PoissonGaussian
 from noisette.data import names
-from papers.bethune_2024 import figure_pareto, figure_robustness, figure_speed, schedules, table_digits, table_tabular
+from papers.bethune_2024 import (
+    figure_pareto,
+    figure_robustness,
+    figure_speed,
+    schedules,
+    table_digits,
+    table_summary,
+    table_tabular,
+)
 from papers.bethune_2024.parts import PAPER
 from papers.bethune_2024.runs import Cell, Run, median_of, read
 from papers.bethune_2024.setting import Setting
@@ -55,8 +63,61 @@ def test_printed_accuracies_are_above_ours() -> None:
     assert ours == ("", "ours", "not run", "93.1 (1 seed)", "not run", "not run")
     [scattering] = lines_of(section, "mnist-scattering")
     assert scattering == ("mnist-scattering", "ours", *["not run"] * 4)
-    [_, mixer] = lines_of(section, "cifar10-mixer")
+    [_, mixer, _] = lines_of(section, "cifar10-mixer")
     assert mixer[2] == "", "there is no such cell"
+
+
+def test_a_narrow_mixer_stands_in_for_the_whole_one() -> None:
+    [row] = [row for row in figure_pareto.GRID.rows if row.name == "cifar10-mixer"]
+    narrow = figure_pareto.GRID.cells(Asked((0,), rows=("cifar10-mixer",)))[-1].setting
+    assert narrow == schedules.NARROW_MIXER.setting("cifar10", 50_000, 1e-5, 8.0) != row.whole(8.0)
+    runs = [finished(narrow, 0.4)]
+    *_, last = lines_of(figure_pareto.section(runs), "cifar10-mixer")
+    assert last[1:] == ("ours, 32 channels, half the steps", "", "not run", "not run", "40.0 (1 seed)")
+    [shown] = [row for row in table_summary.section(runs).rows if row[2] == "43.7" and row[4] == "1"]
+    assert shown[3] == "40.0"
+
+
+def test_the_panel_of_cifar10_is_drawn_once_one_of_its_networks_has_run() -> None:
+    runs = [finished(setting("mnist-pixels", 1.0)), finished(setting("cifar10-frequencies", 1.0), 0.41)]
+    assert "CIFAR-10" not in figure_pareto.section(runs[:1]).figure
+    assert "CIFAR-10" in figure_pareto.section(runs).figure
+
+
+def test_cifar10_has_the_settings_of_mnist() -> None:
+    for network in ("frequencies", "scattering"):
+        grey, colour = (setting(f"{data}-{network}", 3.0) for data in ("mnist", "cifar10"))
+        changed = {"data": "mnist", "size": 60_000, "lot": 8000, "public": grey.public}
+        assert replace(colour, **changed) == grey
+        assert colour.lot / colour.size == pytest.approx(grey.lot / grey.size, abs=1e-4)
+
+
+def test_the_first_table_has_the_printed_numbers_beside_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert next(iter(PAPER.parts)) == PAPER.first == "table-summary"
+    chosen = setting("cifar10-frequencies", 3.0)
+    runs = [finished(chosen, reached, seed) for seed, reached in enumerate((0.461, 0.46, 0.47))]
+    rows = table_summary.section(runs).rows
+    quantity = "CIFAR-10, accuracy at epsilon 3"
+    ours = [row[2:5] for row in rows if row[1] == quantity]
+    assert ours == [("39", "46.1 (46.0 to 47.0)", "3"), *[("39", "not run", "")] * 2]
+    assert [row[0] for row in rows if row[0]] == [
+        "figure pareto",
+        "table tabular",
+        "figure robustness",
+        "figure speed",
+    ]
+    [campaign] = [row for row in rows if row[1].startswith("campaign") and row[1].endswith("DP-SGD")]
+    assert campaign[2:4] == ("90.0", "not run")
+
+
+def test_the_ratio_of_times_is_that_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    figure_speed.MEASURED.parent.mkdir(parents=True)
+    methods = {"Clipless": {"seconds": 0.5}, "Opacus-functorch": {"seconds": 1.25}}
+    figure_speed.MEASURED.write_text(json.dumps({"cells": [{"title": "dense", "batch": 10_000, "methods": methods}]}))
+    row = table_summary.section([]).rows[-1]
+    assert row[:5] == ("figure speed", "dense, time of Opacus to clipless, batches of 10,000", "2.3 to 10", "2.5", "1")
 
 
 def test_the_table_of_anomalies_has_both_methods_beside_the_printed_ones() -> None:
@@ -181,8 +242,8 @@ def test_small_and_wide_tables_train_one_layer_and_others_two() -> None:
     tables = {"small": (1_000, 30), "wide": (200_000, 30), "narrow": (20_000, 10), "long": (300_000, 10)}
     labels = {name: schedules.clipless_rows(*table).label for name, table in tables.items()}
     assert labels == {
-        "small": "one layer",
-        "wide": "one layer on a fixed one",
+        "small": "one layer on cosines",
+        "wide": "one layer on roots",
         "narrow": "two layers",
         "long": "two layers",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def of(row: str) -> Setting:
 @pytest.mark.parametrize(
     ("network", "size"),
     [
-        *(("pixels", 28), ("frequencies", 28), ("scattering", 12)),
+        *(("pixels", 28), ("frequencies", 28), ("cosines", 28), ("scattering", 12)),
         pytest.param("scattering", 28, marks=pytest.mark.slow),  # the Lipschitz constant takes most of the time
     ],
 )
@@ -72,9 +73,9 @@ def test_certified_accuracy_is_measured_at_the_radii(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cifar10-mixer", "robustness"])
+@pytest.mark.parametrize("name", ["cifar10-frequencies", "cifar10-mixer", "robustness"])
 def test_the_recipes_of_cifar10_run(name: str, tmp_path: Path) -> None:
-    settings = {"cifar10-mixer": of("cifar10-mixer")}
+    settings = {name: of(name)} if name != "robustness" else {}
     if at := figure_robustness.GRID.rows[-1].whole(1):
         settings["robustness"] = at[0]
     made(settings[name], [drawn("cifar10", (3, 32, 32), 0)], tmp_path)
@@ -103,14 +104,26 @@ def test_the_area_under_the_curve_is_the_share_of_ordered_pairs() -> None:
 @pytest.mark.parametrize(
     ("bound", "free"),
     [
-        (networks.linear, networks.free_linear),
-        (networks.fixed_pairs, networks.free_fixed_pairs),
+        (networks.cosines, networks.free_cosines),
+        (networks.roots, networks.free_roots),
         (models.lipschitz_rows, networks.free_narrow),
     ],
 )
 def test_unconstrained_networks_have_the_layers_of_the_constrained_ones(bound: Any, free: Any) -> None:
     layers = [[p.shape for p in make((9,), 2).parameters() if p.requires_grad] for make in (bound, free)]
     assert layers[0] == layers[1]
+
+
+def test_roots_keep_the_sign() -> None:
+    assert networks.SignedRoots()(torch.tensor([[-4.0, 0.0, 0.25]])).tolist() == [[-2.0, 0.0, 0.5]]
+
+
+def test_products_of_random_cosines_approximate_a_gaussian_kernel() -> None:
+    torch.manual_seed(0)
+    cosines = networks.RandomCosines(3, cosines=200_000, breadth=0.5)
+    one, other = cosines(torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, 0.0]]))
+    assert 2 * (one * other).mean().item() == pytest.approx(math.exp(-0.5 * 0.25 * 5), abs=0.01)
+    assert not list(cosines.parameters())
 
 
 def test_fixed_parts_and_head_can_be_certified_together() -> None:
