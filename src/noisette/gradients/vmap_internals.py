@@ -15,6 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
+from torch._functorch.vmap import lazy_load_decompositions  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributions import Distribution
 
 from noisette.errors import PrivacyError
@@ -64,6 +65,8 @@ def batched(tensor: Tensor, level: int) -> Tensor:
 @contextmanager
 def vmap_level(count: int) -> Iterator[int]:
     """Within it ``vmap`` is in effect for so many examples, each with random numbers of its own; gives its level."""
+    # Without them vmap runs some operations, such as the negative log-likelihood, once for each example.
+    lazy_load_decompositions()
     level = _functorch._vmap_increment_nesting(count, "different")
     try:
         yield level

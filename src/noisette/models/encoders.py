@@ -29,7 +29,8 @@ def encoder(shape: Shape, classes: int, *, dropout: float = 0.0) -> nn.Module:
         ValueError: examples are not sequences of vectors.
     """
     need_axes("encoder", shape, 2, "texts as word vectors (tokens, dimensions)")
-    return VectorEncoder(*shape, classes, dropout)
+    tokens, width = shape
+    return VectorEncoder(tokens, width, classes, dropout)
 
 
 class VectorEncoder(nn.Module):
