@@ -99,7 +99,8 @@ def test_new_numbers_outside_their_domain_are_listed_together() -> None:
 def test_committed_recipes_are_valid(path: Path) -> None:
     name = Recipe.read(path).data.name
     assert name in data_sets.names()
-    assert path.stem.startswith(name.removesuffix("-words")) or path.stem.endswith("-noise")
+    of_data = name.removesuffix("-words").removesuffix("-glove")
+    assert path.stem.startswith(of_data) or path.stem.endswith("-noise")
 
 
 def test_the_recipe_of_the_demonstration_is_the_default() -> None:
