@@ -47,7 +47,7 @@ class BagOfWords(nn.Module):
 
     def forward(self, numbers: Tensor) -> Tensor:
         numbers = numbers.long()
-        return self.scores(_mean(self.word(numbers), numbers != 0))
+        return self.scores(mean_of_used(self.word(numbers), numbers != 0))
 
 
 class WordTransformer(nn.Module):
@@ -69,7 +69,7 @@ class WordTransformer(nn.Module):
         x = self.word(numbers) + self.place
         for block in self.blocks:
             x = block(x, used | first)
-        return self.scores(_mean(self.norm(x), used))
+        return self.scores(mean_of_used(self.norm(x), used))
 
 
 class Block(nn.Module):
@@ -99,7 +99,7 @@ def _vectors(words: int) -> nn.Embedding:
     return vectors
 
 
-def _mean(x: Tensor, used: Tensor) -> Tensor:
+def mean_of_used(x: Tensor, used: Tensor) -> Tensor:
     """The mean over the used places, (b, width); zero where there is none."""
     weights = used.unsqueeze(-1).to(x.dtype)
     return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
