@@ -13,6 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from experiments.marked import replaced
 from noisette.bench.comparison import ahead, best_of, overhead, summary
 from noisette.bench.methods import OURS, is_peer
 from noisette.bench.results import read
@@ -35,10 +36,8 @@ def main() -> None:
 
 def updated(text: str) -> str:
     """The text of the page with the table of the committed results."""
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
     [report] = [report for report in read(HERE / "results") if report["experiment"] == "targets"]
-    return f"{head}{BEGIN}\n{table(report)}\n{END}{tail}"
+    return replaced(text, BEGIN, END, table(report))
 
 
 def table(report: dict[str, Any]) -> str:
