@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
 from torch import nn
 from typer.testing import CliRunner
 
@@ -29,6 +30,7 @@ from noisette.training.recipe import (
     Recipe,
     TrainingSection,
 )
+from noisette.training.saved_model import SavedModel
 
 RECIPE = Recipe(
     DataSection("ag-news"),
@@ -139,3 +141,29 @@ def test_from_articles_to_a_model_that_reads(articles: Path, monkeypatch: pytest
     assert evaluate(names["model"], torch.as_tensor(test.inputs), torch.as_tensor(test.targets)) == pytest.approx(
         facts["test_accuracy"]
     )
+
+
+def test_new_texts_are_numbered_as_those_trained_on(articles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(*words: object) -> Result:
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    out, rows = articles / "run", articles / "rows.csv"
+    options = ["--data", "ag-news", "--model", "linear", "--epochs", 1, "--batch-size", 6000]
+    assert command("train", *options, "--data-dir", articles, "--out", out).exit_code == 0
+    test = load("ag-news", data_dir=articles).test
+    assert test is not None
+    rows.write_text("article\n" + "".join(f'"The {word}, again."\n' for word in ("minister", "team", "the", "")))
+    monkeypatch.setenv("NOISETTE_DATA", str(articles))
+    saved = SavedModel.of_run(out, text="article")
+    found = saved.read(rows)
+    assert found.shape == (4, *test.inputs.shape[1:])
+    np.testing.assert_array_equal(found[:2], test.inputs[:2])
+    shown = command("predict", out, rows, "--text", "article")
+    assert (shown.exit_code, shown.output.count("\n")) == (0, 5)
+
+    (vectors,) = (articles / "glove").iterdir()
+    words = np.load(vectors)["words"]
+    np.savez(vectors, words=words, vectors=np.ones((6, 4), np.float32))
+    refused = command("predict", out, rows, "--text", "article")
+    assert refused.exit_code == 2
+    assert "the run had 6 of GloVe's words with vectors of 4 numbers" in refused.output
