@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
+from safetensors.torch import save_file
 from torch import nn
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from noisette import models
 from noisette.cli import app
@@ -90,14 +90,14 @@ def test_there_are_no_principal_components_of_words() -> None:
         run(replace(RECIPE, projection=ProjectionSection(3, 4.0)), texts())
 
 
-def stopped(data: DataSet, checkpoint: Path) -> None:
+def stopped(data: DataSet, checkpoint: Path, recipe: Recipe = RECIPE) -> None:
     def stop(run: PrivateRun, point: Point) -> None:
         if point.step == 7:
             raise SystemExit
 
     ledger = checkpoint.with_suffix(".jsonl")
     with pytest.raises(SystemExit):
-        train(RECIPE, data, ledger_path=ledger, on_step=stop, checkpoint=checkpoint)
+        train(recipe, data, ledger_path=ledger, on_step=stop, checkpoint=checkpoint)
 
 
 def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
@@ -107,6 +107,28 @@ def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
     outcome = resume(RECIPE, texts(), on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     assert outcome.run.steps_taken == 20
     assert (outcome.points[-1].test_accuracy or 0) > 0.9
+
+
+def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path: Path) -> None:
+    stopped(texts(), tmp_path / "saved")
+    data = texts()
+    assert data.vectors is not None
+    with pytest.raises(ValueError, match="word vectors are not those"):
+        resume(RECIPE, replace(data, vectors=data.vectors + 1), on_step=pass_by, checkpoint=tmp_path / "saved")
+    weights = tmp_path / "weights.safetensors"
+    recipe = replace(RECIPE, model=ModelSection("linear", str(weights), frozen=()))
+    save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
+    stopped(data, tmp_path / "other", recipe)
+    older = weights.read_bytes()
+    save_file({"1.weight": torch.ones(2, 30), "1.bias": torch.zeros(2)}, weights)
+    with pytest.raises(ValueError, match="first weights or word vectors are not those"):
+        resume(recipe, data, on_step=pass_by, checkpoint=tmp_path / "other")
+    weights.write_bytes(older)
+    assert resume(recipe, data, on_step=pass_by, checkpoint=tmp_path / "other").run.steps_taken == 20
+
+
+def pass_by(run: PrivateRun, point: Point) -> None:
+    pass
 
 
 @pytest.fixture

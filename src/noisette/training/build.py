@@ -68,7 +68,7 @@ class TrainingSetup:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
         model.to(device)
         chosen = _public_examples(recipe, data, public)
-        self.public_digest = "" if chosen is None else hashlib.sha256(chosen.numpy().tobytes()).hexdigest()
+        self.public_digest = _public_digest(recipe, data, chosen)
         if recipe.model.standardised:
             assert chosen is not None, "a recipe that standardises names its public examples"
             model = _standardised(model, chosen, data, device)
@@ -102,6 +102,17 @@ class TrainingSetup:
         learned = self.averaged.model if self.averaged else trained
         self.published = augmentation.published(models.FixedFeatures(fixed, learned) if fixed else learned)
         self.tested = augmentation.tested(learned, self.published)
+
+
+def _public_digest(recipe: Recipe, data: DataSet, chosen: Tensor | None) -> str:
+    """A digest of the public examples, first weights and word vectors; "" if there are none."""
+    given = [array for array in (None if chosen is None else chosen.numpy(), data.vectors) if array is not None]
+    digest = hashlib.sha256()
+    for array in given:
+        digest.update(array.tobytes())
+    if recipe.model.weights is not None:
+        digest.update(Path(recipe.model.weights).read_bytes())
+    return digest.hexdigest() if given or recipe.model.weights is not None else ""
 
 
 def _users(recipe: Recipe, data: DataSet) -> Users | None:

@@ -104,7 +104,7 @@ def resume(
 
     Raises:
         FileNotFoundError: nothing was saved there, or the ledger is missing.
-        ValueError: a file was truncated or altered, or recipe, data or public examples are not those of the run.
+        ValueError: a file was truncated or altered, or recipe, data, public examples or weights are not those of the run.
         PrivacyError: the ledger is not that of the run, or is in use.
     """
     start = time.perf_counter()
@@ -112,7 +112,10 @@ def resume(
     whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
     setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"], whitening)
     if setup.public_digest != saved["public examples"]:
-        raise ValueError("the public examples are not those that the run began with; resume it with the same files")
+        raise ValueError(
+            "the public examples, first weights or word vectors are not those that the run began with; resume it with "
+            "the same files"
+        )
     ranks = ranks_of(ranks)
     run = PrivateRun.resume(
         checkpoint,
