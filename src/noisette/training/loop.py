@@ -104,7 +104,7 @@ def resume(
 
     Raises:
         FileNotFoundError: nothing was saved there, or the ledger is missing.
-        ValueError: a file was truncated or altered, or recipe, data, public examples or weights are not those of the run.
+        ValueError: a file was truncated or altered, or recipe, data or what is public are not those of the run.
         PrivacyError: the ledger is not that of the run, or is in use.
     """
     start = time.perf_counter()
