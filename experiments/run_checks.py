@@ -6,8 +6,8 @@
 For each run folder, docs/reprice.py recomputes epsilon from the ledger, and `noisette audit --membership` attacks the
 model. A run whose ledger is not the one that its run.json names, or has another epsilon, is refused. Results are
 appended to results/run-checks.jsonl, where a newer line replaces an older one of the same name; docs/assurance.md gets
-the table. With --check nothing is run or written, and the exit code is 1 if the page is out of date. The attacks are not
-private; use public data sets.
+the table. With --check nothing is run or written, and the exit code is 1 if the page is out of date. The attacks are
+not private; use public data sets.
 """
 
 from __future__ import annotations
