@@ -55,11 +55,12 @@ def fixed_views(images: Tensor, views: int, *, flip: bool, shift: int) -> Tensor
         shift: by how many pixels the others are shifted; 0 for none.
 
     Raises:
-        ValueError: there are fewer views than asked for.
+        ValueError: ``views`` is not a positive integer, or there are fewer.
 
     >>> fixed_views(torch.tensor([[[[1.0, 2.0]]]]), 2, flip=True, shift=0).squeeze().tolist()
     [[1.0, 2.0], [2.0, 1.0]]
     """
+    checks.count(views=views)
     _check(flip, shift)
     places = sorted(product(sorted({0, -shift, shift}), repeat=2), key=lambda place: (sum(map(abs, place)), place))
     offered = [(*place, mirrored) for place in places for mirrored in ([False, True] if flip else [False])]
