@@ -13,7 +13,8 @@ from noisette._internal import checks
 class MirrorAndShift:
     """Random views of images (b, c, h, w): each is mirrored with probability one half and shifted by some pixels.
 
-    Each row has random numbers of its own. They come from the generator of PyTorch, since no privacy depends on them.
+    Each row has random numbers of its own, from the generator of PyTorch. A private run seeds it secretly for each
+    batch: if others knew the views, one record more would move those of all records behind it.
     Where a shift leaves pixels without a value, they take that of the nearest pixel of the border.
 
     Args:
