@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import html
 import json
 import re
@@ -30,6 +31,7 @@ from noisette.training.recipe import (
     Recipe,
     TrainingSection,
 )
+from noisette.training.report import facts_of
 from noisette.training.saved_model import SavedModel
 
 RECIPE = Recipe(
@@ -125,6 +127,19 @@ def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path
         resume(recipe, data, on_step=pass_by, checkpoint=tmp_path / "other")
     weights.write_bytes(older)
     assert resume(recipe, data, on_step=pass_by, checkpoint=tmp_path / "other").run.steps_taken == 20
+
+
+def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by_then(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
+    read = hashlib.sha256(weights.read_bytes()).hexdigest()
+    recipe = replace(RECIPE, model=ModelSection("linear", str(weights), frozen=()))
+
+    def overwrite(run: PrivateRun, point: Point) -> None:
+        weights.write_bytes(b"another")
+
+    outcome = train(recipe, texts(), ledger_path=None, on_step=overwrite)
+    assert facts_of(outcome).public_weights == read
 
 
 def pass_by(run: PrivateRun, point: Point) -> None:

@@ -77,7 +77,7 @@ def train(
             setup.noise_multiplier = noise_multiplier
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
         with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
-            outcome = Outcome(with_rate(recipe, run), data, setup.published, run)
+            outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
 
 
@@ -136,6 +136,7 @@ def resume(
             run,
             points=[Point(**point) for point in saved["points"]],
             resumed=saved["resumed"] + 1,
+            public_weights=setup.public_weights,
         )
         training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"], ranks)
         return training.finish(on_step)
