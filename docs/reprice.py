@@ -45,6 +45,8 @@ def lines_of(path: str) -> list[dict]:
                 sys.exit(f"line {number} does not follow from the line before it")
             if hashlib.sha256(json.dumps(line).encode()).hexdigest() != digest or not text.endswith("\n"):
                 sys.exit(f"line {number} was altered")
+            if line["steps"] < 0:
+                sys.exit(f"line {number} has fewer than no steps")
             lines.append(line)
             head = digest
     return lines
@@ -57,6 +59,8 @@ def releases_of(lines: list[dict]) -> list[tuple[dict, int]]:
         names = ("sequence", "kind", "dataset", "steps", "mark", "previous", "run_id", "dimensions", "parts", "tool")
         facts = {name: value for name, value in line.items() if name not in names}
         times[json.dumps(facts, sort_keys=True)] += WEIGHT[line["kind"]] * line["steps"]
+    if min(times.values(), default=0) < 0:
+        sys.exit("more steps were given back than were reserved")
     found = [(json.loads(facts), number) for facts, number in times.items() if number]
     if len(relations := {facts["neighbouring"] for facts, _ in found}) > 1:
         sys.exit(f"releases of different neighbouring relations have no common epsilon: {', '.join(sorted(relations))}")

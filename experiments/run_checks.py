@@ -4,9 +4,10 @@
     python -m experiments.run_checks --check
 
 For each run folder, docs/reprice.py recomputes epsilon from the ledger, and `noisette audit --membership` attacks the
-model. Results are appended to results/run-checks.jsonl, where a newer line replaces an older one of the same name;
-docs/assurance.md gets the table. With --check nothing is run or written, and the exit code is 1 if the page is out of
-date. The attacks are not private; use public data sets.
+model. A run whose ledger is not the one that its run.json names, or has another epsilon, is refused. Results are
+appended to results/run-checks.jsonl, where a newer line replaces an older one of the same name; docs/assurance.md gets
+the table. With --check nothing is run or written, and the exit code is 1 if the page is out of date. The attacks are
+not private; use public data sets.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = Path(__file__).parent / "results" / "run-checks.jsonl", ROOT / "docs" / "assurance.md"
 BEGIN, END = "<!-- made: runs -->", "<!-- end of runs -->"
 RATE = "0.01"  # of false positives, at which the attacks are compared
+APART = 0.01  # the largest relative difference of two upper bounds on the same epsilon
 
 
 def main() -> None:
@@ -46,8 +49,7 @@ def checked(run: Path, shadows: int) -> dict[str, Any]:
     """What the table says of a run."""
     facts = json.loads((run / "run.json").read_text())
     delta = facts["recipe"]["privacy"]["delta"]
-    reprice = [sys.executable, str(ROOT / "docs" / "reprice.py"), str(run / "ledger.jsonl"), str(delta)]
-    repriced = float(subprocess.run(reprice, check=True, capture_output=True, text=True).stdout)
+    repriced = epsilon_of_ledger(run, facts)
     with tempfile.TemporaryDirectory() as out:
         options = ["--steps", "2", "--pairs", "0", "--membership", "--shadows", str(shadows), "--out", out]
         subprocess.run([sys.executable, "-m", "noisette", "audit", str(run), *options], check=True)
@@ -62,6 +64,29 @@ def checked(run: Path, shadows: int) -> dict[str, Any]:
         "test_accuracy": facts["test_accuracy"],
         "membership": attacks,
     }
+
+
+def epsilon_of_ledger(run: Path, facts: Mapping[str, Any]) -> float:
+    """Epsilon from the ledger of a run, whose facts are those of run.json.
+
+    The digests of a ledger show that a line was altered, but not that its end was cut or all of it written anew: the
+    last digest does, which run.json has.
+
+    Raises:
+        SystemExit: the ledger was altered, or its epsilon is not the stated one.
+    """
+    ledger, delta = run / "ledger.jsonl", facts["recipe"]["privacy"]["delta"]
+    command = [sys.executable, str(ROOT / "docs" / "reprice.py"), str(ledger), str(delta)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{ledger}: {done.stderr.strip()}")
+    lines = ledger.read_text().splitlines()
+    if not lines or json.loads(lines[-1])["digest"] != facts["ledger_head"]:
+        sys.exit(f"{ledger} does not end with the digest that run.json has: it is not the whole ledger of the run")
+    repriced = float(done.stdout)
+    if abs(repriced - facts["epsilon"]) > APART * facts["epsilon"]:
+        sys.exit(f"{ledger} has epsilon {repriced:.4f}, and run.json states {facts['epsilon']:.4f}")
+    return repriced
 
 
 def page() -> str:

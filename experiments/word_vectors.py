@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from noisette import models
+from noisette._internal import atomic_files
 from noisette._internal.word_numbers import number_of
 from noisette.data.glove import glove
 from noisette.data.words import Vocabulary
@@ -34,11 +35,19 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--words", type=int, default=32768, help="how many numbers words are hashed to")
     options = parser.parse_args()
-    features = models.word_counts_and_vectors((1,), 2, words=options.words).features
+    try:
+        content = save(state_of(glove(None), options.words))
+        options.file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_files.write(options.file, content)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+def state_of(vocabulary: Vocabulary, words: int) -> dict[str, Tensor]:
+    """The tensors of the fixed features of the model."""
+    features = models.word_counts_and_vectors((1,), 2, words=words).features
     state = {f"features.{name}": value for name, value in features.state_dict().items()}
-    state["features.vectors.vectors"] = vectors_of_numbers(glove(None), options.words)
-    options.file.parent.mkdir(parents=True, exist_ok=True)
-    save_file(state, options.file)
+    return state | {"features.vectors.vectors": vectors_of_numbers(vocabulary, words)}
 
 
 def vectors_of_numbers(vocabulary: Vocabulary, words: int) -> Tensor:

@@ -69,7 +69,7 @@ MUTANTS = [
     Mutant(
         "random generators go on from where the batch left them",
         "their state tells the number of microbatches",
-        replaced("noisette.run.seal.reseed_later", lambda generators: lambda: None),
+        replaced("noisette.run.seal.seed_secretly", lambda generators: lambda: None),
         (f"{_GENERATORS}::test_no_generator_tells_the_batch",),
     ),
 ]

@@ -94,6 +94,8 @@ def test_the_copy_of_the_most_frequent_words(tmp_path: Path) -> None:
         {"words": np.array([1.0]), "vectors": np.ones((1, 2), np.float32)},
         {"words": np.array(["the"]), "vectors": np.ones((1, 2), np.int64)},
         {"words": np.array(["the"]), "vectors": np.full((1, 2), np.nan, np.float32)},
+        {"words": np.array([], dtype="U3"), "vectors": np.ones((0, 2), np.float32)},
+        {"words": np.array(["the"]), "vectors": np.ones((1, 0), np.float32)},
         {"words": np.array(["the"], dtype=object), "vectors": np.ones((1, 2), np.float32)},
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 
 import noisette.data
 from noisette.data import DataError, Declaration, load, names
+from noisette.data.numbering import Numbering
 
 
 def test_built_in_names() -> None:
@@ -43,6 +44,9 @@ def test_built_in_set_takes_no_declaration() -> None:
     with pytest.raises(DataError, match="digits is a built-in set and takes no declaration"):
         load("digits", declaration=Declaration(size=3))
     assert load("digits", declaration=Declaration()).declared_size == 1437
+    for name in ("digits", "imdb-glove"):
+        with pytest.raises(DataError, match=f"tokens and words are for texts whose words are hashed, not for {name}"):
+            load(name, declaration=Declaration(numbering=Numbering(tokens=5)))
 
 
 def test_a_folder_named_as_a_built_in_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

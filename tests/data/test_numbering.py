@@ -133,6 +133,15 @@ def test_imdb_from_the_archive_and_from_a_copy(tmp_path: Path) -> None:
         assert found.test.targets.tolist() == found.train.targets.tolist() == [0, 1]
 
 
+def test_an_open_quote_in_the_copy_of_imdb_is_refused_and_not_quoted(tmp_path: Path) -> None:
+    (tmp_path / "imdb").mkdir()
+    for name in imdb.COPY:
+        (tmp_path / "imdb" / name).write_bytes(lzma.compress(b'label,text\n0,"secret\n'))
+    with pytest.raises(DataError, match=r"in row 1 .* a quote opens a field, and is not closed") as refusal:
+        imdb.imdb(tmp_path, FEW)
+    assert "secret" not in str(refusal.value)
+
+
 @pytest.mark.parametrize(
     ("read", "name", "file"), [(sst2.sst2, "sst2", "SST-2.zip"), (imdb.imdb, "imdb", "aclImdb_v1.tar.gz")]
 )

@@ -92,6 +92,24 @@ def test_an_altered_line_and_a_missing_line_are_refused(tmp_path, epsilon_of):
             epsilon_of(path, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "steps", "said"), [("reserve", -2, "fewer than no steps"), ("release", 9, "given back than were reserved")]
+)
+def test_steps_that_cannot_be_are_refused(tmp_path, epsilon_of, kind, steps, said):
+    path, head, lines = spend(tmp_path / "ledger.jsonl", (RUN, 3, 3, True)), "", []
+    found = [json.loads(text) for text in path.read_text().splitlines()]
+    for number, line in enumerate([*found, {**found[0], "kind": kind, "steps": steps}]):
+        line = {name: value for name, value in line.items() if name != "digest"} | {
+            "previous": head,
+            "sequence": number,
+        }
+        head = hashlib.sha256(json.dumps(line).encode()).hexdigest()
+        lines.append(json.dumps(line | {"digest": head}) + "\n")
+    path.write_text("".join(lines))
+    with pytest.raises(SystemExit, match=said):
+        epsilon_of(path, 1e-5)
+
+
 STEP = PoissonGaussian(0.01, 4.0)
 EVERY_KIND: list[dict[Event, int]] = [  # together every kind of event, each ledger with one neighbouring relation
     {

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from experiments.word_vectors import DIMS, vectors_of_numbers, whitened
+from experiments.word_vectors import DIMS, main, vectors_of_numbers, whitened
+from noisette import models
 from noisette._internal.word_numbers import number_of
 from noisette.data.words import Vocabulary
 
@@ -36,3 +39,43 @@ def test_a_number_has_the_vector_of_its_most_frequent_word(vocabulary: Vocabular
     for number in range(50):
         expected = whitened(vocabulary.vectors)[first[number]] if number in first else np.zeros(DIMS)
         np.testing.assert_allclose(table[number].numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_file_fits_the_model(vocabulary: Vocabulary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.word_vectors.glove", lambda data_dir: vocabulary)
+    monkeypatch.setattr("sys.argv", ["word_vectors", str(tmp_path / "new" / "file.safetensors"), "--words", "50"])
+    main()
+    model = models.pretrained(
+        models.build("word-counts-and-vectors", (6,), 3, 50), tmp_path / "new" / "file.safetensors"
+    )
+    np.testing.assert_array_equal(
+        model.get_buffer("features.vectors.vectors").numpy(), vectors_of_numbers(vocabulary, 50).numpy()
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "words", "said"),
+    [("file", "1", "expected words >= 2"), ("file", "50", "not on this machine"), (".", "50", "")],
+)
+def test_what_cannot_be_made_is_told_and_nothing_is_written(
+    vocabulary: Vocabulary,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    words: str,
+    said: str,
+) -> None:
+    if said != "not on this machine":
+        monkeypatch.setattr("experiments.word_vectors.glove", lambda data_dir: vocabulary)
+    for name in ("NOISETTE_DATA", "XDG_CACHE_HOME"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(name, str(tmp_path / name))
+    place = tmp_path / "made"
+    place.mkdir()
+    monkeypatch.setattr("sys.argv", ["word_vectors", str(place / file), "--words", words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not list(place.iterdir())

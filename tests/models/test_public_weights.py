@@ -100,7 +100,7 @@ def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_loaded(tm
     assert {problem.strip() for problem in problems} == {
         "features.conv1.bias: frozen, but missing in the file",
         "head.fc1.bias: missing, though the file holds other tensors of that layer",
-        "head.fc2.weight: holds values that are not finite",
+        "head.fc2.weight: holds values that are not finite as torch.float32",
         "head.scores.weight: of shape (100, 384) in the file and (10, 384) in the model; leave it out of the file to "
         "train it from initial weights",
         "head.fc3.weight: the model has no such tensor",
@@ -121,3 +121,21 @@ def test_files_that_are_not_tensors_are_refused(tmp_path: Path) -> None:
     save_file({}, tmp_path / "empty.safetensors")
     with pytest.raises(ValueError, match="the file holds no tensors"):
         models.pretrained(model, tmp_path / "empty.safetensors", frozen=())
+    with pytest.raises(ValueError, match=f"{tmp_path} is not a safetensors file"):
+        models.pretrained(model, tmp_path)
+
+
+def test_tensors_of_other_types_are_judged_as_the_model_would_hold_them(tmp_path: Path) -> None:
+    def refusal(weight: torch.Tensor, frozen: tuple[str, ...] = ()) -> str:
+        save_file({"1.weight": weight, "1.bias": torch.zeros(2)}, tmp_path / "weights.safetensors")
+        with pytest.raises(ValueError) as caught:
+            models.pretrained(models.build("linear", (4,), 2), tmp_path / "weights.safetensors", frozen=frozen)
+        return str(caught.value)
+
+    assert "not finite as torch.float32" in refusal(torch.full((2, 4), 1e300, dtype=torch.float64))
+    assert "complex numbers" in refusal(torch.zeros(2, 4, dtype=torch.complex64))
+    assert "leave it out" in refusal(torch.zeros(2, 5))
+    assert "leave it out" not in refusal(torch.zeros(2, 5), frozen=("1",)), "a frozen tensor must be in the file"
+    save_file({"1.weight": torch.ones(2, 4).to(torch.float8_e4m3fn)}, tmp_path / "weights.safetensors")
+    with pytest.raises(ValueError, match=r"1\.bias: missing"):
+        models.pretrained(models.build("linear", (4,), 2), tmp_path / "weights.safetensors", frozen=())

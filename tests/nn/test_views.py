@@ -119,6 +119,9 @@ def test_fixed_views_begin_with_the_image_and_its_mirror_image() -> None:
     assert len({tuple(view.flatten().tolist()) for view in views[0]}) == 18
     with pytest.raises(ValueError, match="there are 2 fixed views"):
         fixed_views(images, 3, flip=True, shift=0)
+    for views in (0, -1):
+        with pytest.raises(ValueError, match=f"expected views >= 1, got views={views}"):
+            fixed_views(images, views, flip=True, shift=2)
 
 
 def test_scores_are_averaged_over_the_mirror_image() -> None:

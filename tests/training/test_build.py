@@ -167,7 +167,7 @@ def stopped(folder: Path) -> None:
 def test_a_run_goes_on_with_the_same_public_examples_and_with_no_others(tmp_path: Path) -> None:
     stopped(tmp_path)
     others = images("others", 3)
-    with pytest.raises(ValueError, match="public examples are not those that the run began with"):
+    with pytest.raises(ValueError, match="public examples, first weights or word vectors are not those that"):
         resume(recipe(), DATA, public=others, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     outcome = resume(recipe(), DATA, public=PUBLIC, on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     assert outcome.run.steps_taken == outcome.run.steps == 4

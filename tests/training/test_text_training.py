@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import html
 import json
 import re
@@ -12,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from noisette import models
 from noisette.cli import app
@@ -29,6 +31,8 @@ from noisette.training.recipe import (
     Recipe,
     TrainingSection,
 )
+from noisette.training.report import facts_of
+from noisette.training.saved_model import SavedModel
 
 RECIPE = Recipe(
     DataSection("ag-news"),
@@ -88,14 +92,14 @@ def test_there_are_no_principal_components_of_words() -> None:
         run(replace(RECIPE, projection=ProjectionSection(3, 4.0)), texts())
 
 
-def stopped(data: DataSet, checkpoint: Path) -> None:
+def stopped(data: DataSet, checkpoint: Path, recipe: Recipe = RECIPE) -> None:
     def stop(run: PrivateRun, point: Point) -> None:
         if point.step == 7:
             raise SystemExit
 
     ledger = checkpoint.with_suffix(".jsonl")
     with pytest.raises(SystemExit):
-        train(RECIPE, data, ledger_path=ledger, on_step=stop, checkpoint=checkpoint)
+        train(recipe, data, ledger_path=ledger, on_step=stop, checkpoint=checkpoint)
 
 
 def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
@@ -105,6 +109,41 @@ def test_a_run_on_texts_goes_on_and_knows_them_again(tmp_path: Path) -> None:
     outcome = resume(RECIPE, texts(), on_step=lambda run, point: None, checkpoint=tmp_path / "saved")
     assert outcome.run.steps_taken == 20
     assert (outcome.points[-1].test_accuracy or 0) > 0.9
+
+
+def test_a_run_does_not_go_on_with_other_word_vectors_or_public_weights(tmp_path: Path) -> None:
+    stopped(texts(), tmp_path / "saved")
+    data = texts()
+    assert data.vectors is not None
+    with pytest.raises(ValueError, match="word vectors are not those"):
+        resume(RECIPE, replace(data, vectors=data.vectors + 1), on_step=pass_by, checkpoint=tmp_path / "saved")
+    weights = tmp_path / "weights.safetensors"
+    recipe = replace(RECIPE, model=ModelSection("linear", str(weights), frozen=()))
+    save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
+    stopped(data, tmp_path / "other", recipe)
+    older = weights.read_bytes()
+    save_file({"1.weight": torch.ones(2, 30), "1.bias": torch.zeros(2)}, weights)
+    with pytest.raises(ValueError, match="first weights or word vectors are not those"):
+        resume(recipe, data, on_step=pass_by, checkpoint=tmp_path / "other")
+    weights.write_bytes(older)
+    assert resume(recipe, data, on_step=pass_by, checkpoint=tmp_path / "other").run.steps_taken == 20
+
+
+def test_the_facts_name_the_weights_that_were_read_though_the_file_is_another_by_then(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.safetensors"
+    save_file({"1.weight": torch.zeros(2, 30), "1.bias": torch.zeros(2)}, weights)
+    read = hashlib.sha256(weights.read_bytes()).hexdigest()
+    recipe = replace(RECIPE, model=ModelSection("linear", str(weights), frozen=()))
+
+    def overwrite(run: PrivateRun, point: Point) -> None:
+        weights.write_bytes(b"another")
+
+    outcome = train(recipe, texts(), ledger_path=None, on_step=overwrite)
+    assert facts_of(outcome).public_weights == read
+
+
+def pass_by(run: PrivateRun, point: Point) -> None:
+    pass
 
 
 @pytest.fixture
@@ -139,3 +178,29 @@ def test_from_articles_to_a_model_that_reads(articles: Path, monkeypatch: pytest
     assert evaluate(names["model"], torch.as_tensor(test.inputs), torch.as_tensor(test.targets)) == pytest.approx(
         facts["test_accuracy"]
     )
+
+
+def test_new_texts_are_numbered_as_those_trained_on(articles: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def command(*words: object) -> Result:
+        return CliRunner().invoke(app, [str(word) for word in words])
+
+    out, rows = articles / "run", articles / "rows.csv"
+    options = ["--data", "ag-news", "--model", "linear", "--epochs", 1, "--batch-size", 6000]
+    assert command("train", *options, "--data-dir", articles, "--out", out).exit_code == 0
+    test = load("ag-news", data_dir=articles).test
+    assert test is not None
+    rows.write_text("article\n" + "".join(f'"The {word}, again."\n' for word in ("minister", "team", "the", "")))
+    monkeypatch.setenv("NOISETTE_DATA", str(articles))
+    saved = SavedModel.of_run(out, text="article")
+    found = saved.read(rows)
+    assert found.shape == (4, *test.inputs.shape[1:])
+    np.testing.assert_array_equal(found[:2], test.inputs[:2])
+    shown = command("predict", out, rows, "--text", "article")
+    assert (shown.exit_code, shown.output.count("\n")) == (0, 5)
+
+    (vectors,) = (articles / "glove").iterdir()
+    words = np.load(vectors)["words"]
+    np.savez(vectors, words=words, vectors=np.ones((6, 4), np.float32))
+    refused = command("predict", out, rows, "--text", "article")
+    assert refused.exit_code == 2
+    assert "the run had 6 of GloVe's words with vectors of 4 numbers" in refused.output

@@ -75,7 +75,8 @@ def read_npz(path: Path) -> Vocabulary:
         DataError: the file is damaged or holds other arrays.
     """
     words, vectors = files.read_npz(path, "words", "vectors")
-    if words.dtype.kind != "U" or vectors.dtype != np.float32 or vectors.ndim != 2 or words.shape != vectors.shape[:1]:
+    fit = words.dtype.kind == "U" and vectors.dtype == np.float32 and vectors.ndim == 2
+    if not fit or not vectors.size or words.shape != vectors.shape[:1]:
         got = f"words {words.dtype} {words.shape} and vectors {vectors.dtype} {vectors.shape}"
         raise DataError(
             f"{path}: expected words, texts (n,), and vectors, float32 (n, dims), got {got}; download it again"

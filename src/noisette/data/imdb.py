@@ -5,6 +5,7 @@ Source: Maas et al. 2011.
 
 from __future__ import annotations
 
+import csv
 import io
 import lzma
 import re
@@ -81,7 +82,10 @@ def _split(path: Path, numbering: AnyNumbering) -> Split:
         content = lzma.decompress(path.read_bytes()).decode()
     except (OSError, EOFError, lzma.LZMAError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is damaged ({error}); copy it again") from error
-    header, *rows = table.fields(io.StringIO(content, newline="")) or [[]]
+    try:
+        header, *rows = table.fields(io.StringIO(content, newline="")) or [[]]
+    except csv.Error as error:
+        raise DataError(f"{path}: {error}") from error
     columns = table.table(path, header=header, rows=rows)
     refuse(str(path), [f"there is no column {name!r}" for name in ("label", "text") if name not in columns])
     targets = codes(columns["label"], ("0", "1"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from noisette.data import csv, folder, npz, table
 from noisette.data.dataset import DataSet
 from noisette.data.declaration import Declaration
 from noisette.data.errors import DataError
-from noisette.data.registry import REGISTRY, names
+from noisette.data.numbering import Numbering
+from noisette.data.registry import REGISTRY, BuiltInTexts, names
 
 FORMATS: dict[str, Callable[[Path, Declaration], DataSet]] = {
     **dict.fromkeys(table.SUFFIXES, csv.read),
@@ -39,6 +41,8 @@ def load(name: str, *, data_dir: Path | None = None, declaration: Declaration | 
     if name in REGISTRY:
         if declaration != Declaration(numbering=declaration.numbering):
             raise DataError(f"{name} is a built-in set and takes no declaration; write ./{name} for files of your own")
+        if not isinstance(REGISTRY[name], BuiltInTexts) and replace(declaration.numbering, folder=None) != Numbering():
+            raise DataError(f"tokens and words are for texts whose words are hashed, not for {name}; leave them out")
         return REGISTRY[name].load(data_dir, declaration.numbering)
     path = Path(name)
     if path.is_dir():

@@ -27,7 +27,7 @@ def word_counts(shape: Shape, classes: int, *, words: int = 4096, ranked: bool =
     Guarantee: the list is a public constant, see :func:`noisette._internal.word_numbers.frequent_words`.
 
     Raises:
-        ValueError: examples are not sequences of words.
+        ValueError: examples are not sequences of words, or there are too few numbers of them.
     """
     need_axes("word-counts", shape, 1, "texts as numbers of words (tokens,)")
     weights = _rank_weights(words) if ranked else torch.ones(words)
@@ -47,7 +47,7 @@ def word_counts_and_vectors(shape: Shape, classes: int, *, words: int = 4096) ->
         words: how many numbers words are hashed to.
 
     Raises:
-        ValueError: examples are not sequences of words.
+        ValueError: examples are not sequences of words, or there are too few numbers of them.
     """
     need_axes("word-counts-and-vectors", shape, 1, "texts as numbers of words (tokens,)")
     vectors = torch.randn(words, _DIMS, generator=torch.Generator().manual_seed(0))
@@ -72,6 +72,8 @@ def _rank_weights(words: int) -> Tensor:
 
     The frequency of a word is about inverse to its rank (Zipf's law), so these are frequencies to the power of -0.3.
     """
+    if words < 2:
+        raise ValueError(f"expected words >= 2, of which 0 is padding, got words={words}")
     common = frequent_words()
     ranks = torch.full((words,), len(common) + 1.0)
     for rank, word in reversed(list(enumerate(common, start=1))):

@@ -55,7 +55,9 @@ def _weights(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except SafetensorError as error:
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
 
@@ -67,18 +69,27 @@ def _misfits(known: Mapping[str, Tensor], weights: Mapping[str, Tensor], frozen:
         if name not in known:
             yield f"{name}: the model has no such tensor"
         elif value.shape != known[name].shape:
+            shapes = f"of shape {tuple(value.shape)} in the file and {tuple(known[name].shape)} in the model"
             yield (
-                f"{name}: of shape {tuple(value.shape)} in the file and {tuple(known[name].shape)} in the model; leave "
-                "it out of the file to train it from initial weights"
+                f"{name}: {shapes}, where it is frozen"
+                if _lies_in(name, frozen)
+                else f"{name}: {shapes}; leave it out of the file to train it from initial weights"
             )
-        elif not value.isfinite().all():
-            yield f"{name}: holds values that are not finite"
+        elif value.is_complex() and not known[name].is_complex():
+            yield f"{name}: holds complex numbers"
+        elif not value.to(known[name].dtype).isfinite().all():
+            yield f"{name}: holds values that are not finite as {known[name].dtype}"
     present = {name.rpartition(".")[0] for name in weights}
     for name in (name for name in known if name not in weights):
-        if any(name.startswith(f"{part}.") for part in frozen):
+        if _lies_in(name, frozen):
             yield f"{name}: frozen, but missing in the file"
         elif name.rpartition(".")[0] in present:
             yield f"{name}: missing, though the file holds other tensors of that layer"
     for part in frozen:
         if not any(name.startswith(f"{part}.") for name in known):
             yield f"{part}: cannot be frozen, since no part of the model with weights has this name"
+
+
+def _lies_in(name: str, parts: Sequence[str]) -> bool:
+    """Whether the tensor of this name belongs to one of these parts of the model."""
+    return any(name.startswith(f"{part}.") for part in parts)

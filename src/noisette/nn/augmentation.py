@@ -13,7 +13,8 @@ from noisette._internal import checks
 class MirrorAndShift:
     """Random views of images (b, c, h, w): each is mirrored with probability one half and shifted by some pixels.
 
-    Each row has random numbers of its own. They come from the generator of PyTorch, since no privacy depends on them.
+    Each row has random numbers of its own, from the generator of PyTorch. A private run seeds it secretly for each
+    batch: if others knew the views, one record more would move those of all records behind it.
     Where a shift leaves pixels without a value, they take that of the nearest pixel of the border.
 
     Args:
@@ -55,11 +56,12 @@ def fixed_views(images: Tensor, views: int, *, flip: bool, shift: int) -> Tensor
         shift: by how many pixels the others are shifted; 0 for none.
 
     Raises:
-        ValueError: there are fewer views than asked for.
+        ValueError: ``views`` is not a positive integer, or there are fewer.
 
     >>> fixed_views(torch.tensor([[[[1.0, 2.0]]]]), 2, flip=True, shift=0).squeeze().tolist()
     [[1.0, 2.0], [2.0, 1.0]]
     """
+    checks.count(views=views)
     _check(flip, shift)
     places = sorted(product(sorted({0, -shift, shift}), repeat=2), key=lambda place: (sum(map(abs, place)), place))
     offered = [(*place, mirrored) for place in places for mirrored in ([False, True] if flip else [False])]

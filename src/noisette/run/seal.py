@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
 from noisette._internal.content_mark import content_mark
-from noisette._internal.random_state import reseed_later
+from noisette._internal.random_state import seed_secretly
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
 from noisette.ranks.shards import local
@@ -32,8 +32,9 @@ class Seal:
     Before each microbatch and at the release, all buffers, tensor attributes and Python attributes are put back to what
     they were before the first microbatch: they serve within one microbatch. So counters, statistics and caches neither
     tell the number of microbatches nor carry anything from one to the next. A spectral norm of torch then makes its
-    power iteration once for each step, by the weights alone. Random generators go on from seeds drawn before the first
-    microbatch. Parameters may not be written at all.
+    power iteration once for each step, by the weights alone. Random generators have secret seeds within the batch: by a
+    known seed, one record more would give those behind it other views and masks, which others could compute. After it
+    they go on from seeds drawn before the first microbatch. Parameters may not be written at all.
 
     Args:
         bound: whose model is sealed, and whose parameters are trained.
@@ -116,7 +117,7 @@ class _ModelState:
             for part in model.modules()
             if type(part).get_extra_state is not nn.Module.get_extra_state
         ]
-        self._reseed = reseed_later(self._snapshot.generators)
+        self._reseed = seed_secretly(self._snapshot.generators)
 
     def put_back(self) -> None:
         """All but the values of parameters and of tensors too large for a copy."""

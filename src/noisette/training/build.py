@@ -22,6 +22,7 @@ from noisette.data import DataSet
 from noisette.lipschitz import is_constrained
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.models.local_folder import is_folder_of_model, sha256_of_weights
 from noisette.nn import Standardise, Whitening, weight_standardised
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap
 from noisette.nn.lipschitz import TauCrossEntropy
@@ -31,7 +32,7 @@ from noisette.sampling.users import Users
 from noisette.training.augmented import Augmentation
 from noisette.training.averages import WeightAverage
 from noisette.training.examples import Examples, features_of
-from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, Recipe
+from noisette.training.recipe import ALLOCATIONS, BATCH_NORMS, BATCHES, COMPILE, OPTIMIZERS, ModelSection, Recipe
 
 _EVALUATED_AT_ONCE = 2000
 
@@ -68,7 +69,8 @@ class TrainingSetup:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
         model.to(device)
         chosen = _public_examples(recipe, data, public)
-        self.public_digest = "" if chosen is None else hashlib.sha256(chosen.numpy().tobytes()).hexdigest()
+        self.public_weights = _sha256(recipe.model)
+        self.public_digest = _public_digest(recipe, data, chosen)
         if recipe.model.standardised:
             assert chosen is not None, "a recipe that standardises names its public examples"
             model = _standardised(model, chosen, data, device)
@@ -102,6 +104,24 @@ class TrainingSetup:
         learned = self.averaged.model if self.averaged else trained
         self.published = augmentation.published(models.FixedFeatures(fixed, learned) if fixed else learned)
         self.tested = augmentation.tested(learned, self.published)
+
+
+def _sha256(model: ModelSection) -> str:
+    """The SHA-256 of the public weights that a run begins with, "" if there are none."""
+    if is_folder_of_model(model.name):
+        return sha256_of_weights(Path(model.name))
+    return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()
+
+
+def _public_digest(recipe: Recipe, data: DataSet, chosen: Tensor | None) -> str:
+    """A digest of the public examples, first weights and word vectors; "" if there are none."""
+    given = [array for array in (None if chosen is None else chosen.numpy(), data.vectors) if array is not None]
+    digest = hashlib.sha256()
+    for array in given:
+        digest.update(array.tobytes())
+    if recipe.model.weights is not None:
+        digest.update(Path(recipe.model.weights).read_bytes())
+    return digest.hexdigest() if given or recipe.model.weights is not None else ""
 
 
 def _users(recipe: Recipe, data: DataSet) -> Users | None:

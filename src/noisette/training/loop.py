@@ -77,7 +77,7 @@ def train(
             setup.noise_multiplier = noise_multiplier
         shared, _ = ledger_on_ranks(ledger if ranks.rank == 0 else None, ranks)
         with start_run(recipe, setup, data.declared_size, shared, ranks) as run:
-            outcome = Outcome(with_rate(recipe, run), data, setup.published, run)
+            outcome = Outcome(with_rate(recipe, run), data, setup.published, run, public_weights=setup.public_weights)
             return _Training(setup, outcome, checkpoint, start, points, ranks).finish(on_step)
 
 
@@ -104,7 +104,7 @@ def resume(
 
     Raises:
         FileNotFoundError: nothing was saved there, or the ledger is missing.
-        ValueError: a file was truncated or altered, or recipe, data or public examples are not those of the run.
+        ValueError: a file was truncated or altered, or recipe, data or what is public are not those of the run.
         PrivacyError: the ledger is not that of the run, or is in use.
     """
     start = time.perf_counter()
@@ -112,7 +112,10 @@ def resume(
     whitening = Whitening(**saved["whitening"]) if recipe.model.whitened else None
     setup = TrainingSetup(recipe, data, public, lambda: saved["principal components"], whitening)
     if setup.public_digest != saved["public examples"]:
-        raise ValueError("the public examples are not those that the run began with; resume it with the same files")
+        raise ValueError(
+            "the public examples, first weights or word vectors are not those that the run began with; resume it with "
+            "the same files"
+        )
     ranks = ranks_of(ranks)
     run = PrivateRun.resume(
         checkpoint,
@@ -133,6 +136,7 @@ def resume(
             run,
             points=[Point(**point) for point in saved["points"]],
             resumed=saved["resumed"] + 1,
+            public_weights=setup.public_weights,
         )
         training = _Training(setup, outcome, checkpoint, start - saved["seconds"], saved["places"], ranks)
         return training.finish(on_step)

@@ -38,6 +38,7 @@ class Outcome:
     seconds: float = 0.0  # for calibration, training and evaluation
     interrupted: bool = False
     resumed: int = 0  # how many times
+    public_weights: str = ""  # the SHA-256 of the file of the first weights, as it was read; "" if they were random
     test: ClassFigures | NumberFigures | None = None  # of the model on its test examples
     certified: list[tuple[float, float]] = field(default_factory=list)  # radii, and the certified test accuracy at each
 

@@ -16,7 +16,9 @@ from torch import nn
 from noisette import models
 from noisette.data import DataError, DataSet, Split, table
 from noisette.data.folder import unlabelled
+from noisette.data.glove import glove
 from noisette.data.image_form import ImageForm
+from noisette.data.numbering import VectorNumbering
 from noisette.models.local_folder import is_folder_of_model
 from noisette.nn import MirrorAverage
 from noisette.training.build import model_of, replace_batch_norm
@@ -36,12 +38,14 @@ class SavedModel:
         model: with its weights, in evaluation.
         features: the columns that are inputs, in their order; () where the recipe declares them or there are none.
         shape: of one input.
+        vectors: of each number of a word, (words, dims), where words have GloVe's vectors.
     """
 
     recipe: Recipe
     model: nn.Module
     features: tuple[str, ...]
     shape: tuple[int, ...]
+    vectors: np.ndarray | None = None
 
     @classmethod
     def of_run(cls, folder: Path, pretrained: Path | None = None, text: str | None = None) -> SavedModel:
@@ -89,7 +93,8 @@ class SavedModel:
             model.load_state_dict(load_file(folder / "model.safetensors"))
         except (OSError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"{folder} does not contain the weights of the run's model: {error}") from error
-        return cls(recipe, model.eval(), tuple(run["features"]), tuple(shape))
+        table_of_words = model.get_submodule("features").get_parameter("weight").numpy() if vectors else None
+        return cls(recipe, model.eval(), tuple(run["features"]), tuple(shape), table_of_words)
 
     def read(self, path: Path) -> np.ndarray:
         """The inputs in a CSV with the columns of the run, with or without its label.
@@ -108,6 +113,8 @@ class SavedModel:
         absent = features.absent(found) if declared.text is None else []
         if declared.text is not None and declared.text not in found:
             absent = [f"there is no column {declared.text!r}"]
+        if self.vectors is not None and declared.text is not None and not absent:
+            return _numbering(self.vectors, *self.shape).number(found[declared.text])
         inputs, problems = (np.zeros(0), absent) if absent else table.inputs_of(found, declared, features)
         if problems:
             raise DataError("\n  ".join([f"{path.name} (row 1 is the first below the header):", *problems]))
@@ -138,6 +145,21 @@ class SavedModel:
             return [declared.label], declared.target.unscaled(scores)
         names = declared.class_names or tuple(map(str, range(scores.shape[1])))
         return names, torch.as_tensor(scores, dtype=torch.float64).softmax(1).numpy()
+
+
+def _numbering(vectors: np.ndarray, tokens: int) -> VectorNumbering:
+    """How words were numbered whose vectors are these, by GloVe's list on this machine.
+
+    Raises:
+        DataError: it is absent, or is not the list that the run had.
+    """
+    numbering = VectorNumbering(glove(None), tokens)
+    if not np.array_equal(numbering.vectors, vectors):
+        raise DataError(
+            f"the run had {len(vectors) - 2:,} of GloVe's words with vectors of {vectors.shape[1]} numbers, and the "
+            "file on this machine holds others, so words cannot be numbered as they were; put that file in its place"
+        )
+    return numbering
 
 
 def _check_can_be_built(recipe: Recipe) -> None:

@@ -142,3 +142,11 @@ def test_another_optimizer_has_another_rate_and_no_momentum() -> None:
     assert adam.lr < 0.01
     assert default_recipe({"name": "sst2"}, "transformer", optimizer="sgd").training.lr == 1.0
     assert default_recipe({"name": "mnist"}, optimizer="sgd") == default_recipe({"name": "mnist"})
+
+
+@pytest.mark.parametrize("model", ["word-counts", "ranked-word-counts", "word-counts-and-vectors"])
+def test_every_linear_layer_on_counts_has_their_settings(model: str) -> None:
+    for data in ({"name": "sst2"}, {"name": "own.csv", "text": "review", "size": 67_349}):
+        recipe = default_recipe(data, model)
+        assert (recipe.training.optimizer, recipe.training.lr, recipe.privacy.max_grad_norm) == ("sgd", 10.0, 0.7)
+        assert recipe.training.batch_size == 16_838

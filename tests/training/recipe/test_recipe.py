@@ -58,10 +58,23 @@ def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["not toml", "data = 3\n", "[training]\nseed = true\n", "[training]\nbatch_size = 2.5\n"]
+    "text",
+    [
+        "not toml",
+        "data = 3\n",
+        "[training]\nseed = true\n",
+        "[training]\nbatch_size = 2.5\n",
+        '[model]\nweights = "public"\nfrozen = "features"\n',
+        '[data]\ncolumns = "schema"\n',
+        '[data]\ncategories = {ward = "AB"}\n',
+        "[data]\nranges = {age = 100}\n",
+        "[data]\nclasses = [0, 1]\n",
+        "[data]\nmean = 0.5\ndeviation = 0.5\n",
+    ],
 )
 def test_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ValueError):
+    expected = "is not a TOML file|is a table|of the expected type"
+    with pytest.raises(ValueError, match=expected):
         read(tmp_path, text)
 
 

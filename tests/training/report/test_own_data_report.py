@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from finished_runs import with_recipe
 from noisette.training.outcome import Point
 from noisette.training.predictions import ClassFigures, NumberFigures
@@ -80,8 +82,19 @@ def test_the_statement_says_what_was_declared(facts: Facts) -> None:
     assert "Inputs: 2, made from 1 columns by a declaration" in own
     number = words(as_text(statement(regression(facts)), title="x"))
     assert "Target: the number in the column 'hours', clipped to its declared bounds, 0 to 60 h." in number
-    text = words(as_text(statement(with_recipe(facts, data={"text": "review", "tokens": 9})), title="x"))
-    assert "the first 9 words of a text are numbered by a fixed hash of the word to one of 4,096 numbers" in text
+
+
+@pytest.mark.parametrize("text", ["review", None])
+def test_the_statement_says_how_words_are_numbered(facts: Facts, text: str | None) -> None:
+    def said(public_weights: str, weights: str | None) -> str:
+        given = with_recipe(facts, data={"text": text, "tokens": 9}, model={"weights": weights})
+        return words(as_text(statement(replace(given, words=4096, public_weights=public_weights)), title="x"))
+
+    hashed = "the first 9 words of a text are numbered by a fixed hash of the word to one of 4,096 numbers"
+    assert hashed in said("", None)
+    assert hashed in said("a1b2", "vectors.safetensors"), "a file of weights has no tokenizer"
+    assert "numbered by the tokenizer of a public model" in said("a1b2", None)
+    assert "numbered by" not in words(as_text(statement(facts), title="x"))
 
 
 def test_a_number_has_an_error_in_headline_and_figure(facts: Facts) -> None:

@@ -16,6 +16,7 @@ from noisette.training.recipe.suited import suited_model
 _ADAM_RATE = 0.003
 _COUNTS = TrainingSection(epochs=15, lr=10.0, momentum=0.9, cosine=False, average_last=0.5)  # of linear layers
 _COUNTS_NORM = 0.7
+_OF_COUNTS = ("word-counts", "ranked-word-counts", "word-counts-and-vectors")
 _TEXT_SIZES = {"sst2": 67_349, "imdb": 25_000, "ag-news-words": 18_349}
 _TEXTS = TrainingSection(epochs=10, batch_size=1024, lr=0.01, optimizer="adam")
 _VECTORS = TrainingSection(epochs=20, batch_size=1024, lr=2.0, momentum=0.9)
@@ -81,6 +82,6 @@ def _of_own_data(data: DataSection, model: str) -> tuple[PrivacySection, Trainin
 
 def _of_texts(privacy: PrivacySection, records: int, model: str) -> tuple[PrivacySection, TrainingSection]:
     """60 steps of a quarter of the texts for their counts; other models cost more, and take smaller batches."""
-    if model in ("word-counts", "ranked-word-counts"):
+    if model in _OF_COUNTS:
         return replace(privacy, max_grad_norm=_COUNTS_NORM), replace(_COUNTS, batch_size=math.ceil(records / 4))
     return privacy, replace(_TEXTS, batch_size=min(_TEXTS.batch_size, math.ceil(records / 10)))

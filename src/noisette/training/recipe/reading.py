@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def read_fields(owner: type, table: Mapping[str, Any], where: str, problems: list[str]) -> dict[str, Any]:
@@ -37,12 +38,28 @@ def _typed(value: Any, expected: Any, known: Field[Any], where: str, problems: l
         value = tuple(tuple(item) if isinstance(item, list) else item for item in value)
     if isinstance(value, dict):
         value = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
-    plain = {kind for kind in (*get_args(expected), expected) if isinstance(kind, type)}
-    kinds = {getattr(kind, "__origin__", kind) for kind in (*get_args(expected), expected)}
-    if float in plain and isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int and float in (expected, *_choices(expected)):
         return float(value)
-    wanted = tuple(kind for kind in kinds if isinstance(kind, type))
-    if (isinstance(value, bool) and bool not in wanted) or not isinstance(value, wanted):
+    if not _fits(value, expected):
         default = "" if known.default is MISSING else f", like {known.default!r}"
         problems.append(f"{where} = {value!r} is not of the expected type{default}")
     return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a plain value, with all that it holds, is of a type; whole numbers pass for floats, and bools do not."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, parts[0]) for item in value)
+    if origin is Mapping:
+        return isinstance(value, dict) and all(_fits(item, parts[1]) for item in value.values())
+    if choices := _choices(kind):
+        return any(_fits(value, choice) for choice in choices)
+    return type(value) is kind or (type(value) is int and kind is float)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The types of which a union is; none if it is not one."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else ()

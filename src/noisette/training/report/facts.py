@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -16,14 +15,14 @@ from noisette.accounting import RdpAccountant
 from noisette.accounting.events import UserLevel
 from noisette.accounting.serialization import event_of
 from noisette.accounting.serialization import facts_of as event_facts
-from noisette.models.local_folder import is_folder_of_model, sha256_of_weights
+from noisette.models.local_folder import is_folder_of_model
 from noisette.training.report.searched import SearchFacts
 
 if TYPE_CHECKING:
     from noisette.run.private import PrivateRun
     from noisette.training.outcome import Outcome, Point
     from noisette.training.predictions import ClassFigures, NumberFigures
-    from noisette.training.recipe import ModelSection, Recipe
+    from noisette.training.recipe import Recipe
 
 
 def _computed_by(accountant: str, own: str) -> str:
@@ -169,7 +168,7 @@ def facts_of(outcome: Outcome) -> Facts:
         word_vectors=() if data.vectors is None else data.vectors.shape,
         classes=data.classes,
         parameters=outcome.parameters,
-        public_weights=_sha256(recipe.model),
+        public_weights=outcome.public_weights,
         epsilon=outcome.epsilon,
         neighbouring=run.event.neighbouring.value,
         accountant_version=_computed_by(recipe.privacy.accountant, noisette.__version__),
@@ -226,10 +225,3 @@ def _layer_bounds(run: PrivateRun) -> LayerBounds:
             for name in part.names
         },
     )
-
-
-def _sha256(model: ModelSection) -> str:
-    """The SHA-256 of the public weights that a run began with, "" if there are none."""
-    if is_folder_of_model(model.name):
-        return sha256_of_weights(Path(model.name))
-    return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from noisette.data.columns import Columns
-from noisette.training.recipe import DataSection
 from noisette.training.report.facts import Facts
 
 
@@ -33,8 +32,9 @@ def except_held_out(facts: Facts) -> str:
     return ", which stays private" if facts.recipe.data.holdout is None else ", except the figures on records held out"
 
 
-def inputs(data: DataSection, public_weights: str) -> Iterator[str]:
+def inputs(facts: Facts) -> Iterator[str]:
     """How the values of declared columns, texts and targets become numbers, each record by itself."""
+    data = facts.recipe.data
     if data.columns:
         columns = Columns.of(data.columns)
         yield (
@@ -54,11 +54,12 @@ def inputs(data: DataSection, public_weights: str) -> Iterator[str]:
             f"Records: the rows with a value in the column {data.label!r}. Rows without one were left out, each for "
             "itself, and nothing was computed from them."
         )
-    if data.text is not None:
-        hashed = f"by a fixed hash of the word to one of {data.words:,} numbers"
+    if facts.words:
+        tokenized = facts.public_weights and facts.recipe.model.weights is None
+        hashed = f"by a fixed hash of the word to one of {facts.words:,} numbers"
         yield (
             f"Words: the first {data.tokens} words of a text are numbered "
-            f"{'by the tokenizer of a public model' if public_weights else hashed}; no vocabulary was learned from the "
+            f"{'by the tokenizer of a public model' if tokenized else hashed}; no vocabulary was learned from the "
             "records. One record is one whole text: a single word of it has no guarantee of its own, and neither have "
             "all texts of one author together."
         )

@@ -299,7 +299,7 @@ def _before_training(facts: Facts) -> Iterator[str]:
             "public and are not trained. One record is one whole text: a single word of it has no guarantee of its "
             "own, and neither have all texts of one author together."
         )
-    yield from inputs(facts.recipe.data, facts.public_weights)
+    yield from inputs(facts)
     if facts.recipe.data.mean:
         yield (
             "Inputs: standardised by declared constants, which are taken to be known and not computed from the records."

@@ -1,0 +1,95 @@
+"""The check of a finished run refuses a ledger that is not that of the run, also one whose digests follow."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.marked import replaced
+from experiments.run_checks import RESULTS, epsilon_of_ledger
+from noisette.accounting import Ledger, PldAccountant, PoissonGaussian
+
+STEP = PoissonGaussian(0.1, 2.0)
+Lines = list[dict[str, Any]]
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> dict[str, Any]:
+    """A run folder with a ledger of 40 steps; returns what its run.json says."""
+    with Ledger(tmp_path / "ledger.jsonl", dataset="records") as ledger:
+        for steps in (30, 10):
+            ledger.reserve(STEP, steps)
+            for _ in range(steps):
+                ledger.commit()
+    epsilon = PldAccountant().compose({STEP: 40}).epsilon(delta=1e-5)
+    head = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[-1])["digest"]
+    return {"recipe": {"privacy": {"delta": 1e-5}}, "epsilon": epsilon, "ledger_head": head}
+
+
+def altered(folder: Path, change: Callable[[Lines], Lines]) -> str:
+    """Change the ledger and write all its digests anew; returns the last one."""
+    head, lines = "", []
+    for number, line in enumerate(change([json.loads(x) for x in (folder / "ledger.jsonl").read_text().splitlines()])):
+        line = {name: value for name, value in line.items() if name != "digest"}
+        line |= {"previous": head, "sequence": number}
+        head = hashlib.sha256(json.dumps(line).encode()).hexdigest()
+        lines.append(json.dumps(line | {"digest": head}) + "\n")
+    (folder / "ledger.jsonl").write_text("".join(lines))
+    return head
+
+
+def changed(name: str, value: object) -> Callable[[Lines], Lines]:
+    return lambda lines: [{**line, name: value} if name in line else line for line in lines]
+
+
+ALTERED: dict[str, Callable[[Lines], Lines]] = {
+    "more noise": changed("noise_multiplier", 2.2),
+    "another rate": changed("sampling_rate", 0.09),
+    "another sampling": changed("mechanism", "Gaussian"),
+    "a step less": lambda lines: [{**lines[0], "steps": 29}, *lines[1:]],
+    "the end cut off": lambda lines: lines[:31],
+    "nothing": lambda lines: [],
+}
+
+
+def test_the_ledger_of_a_run_has_the_epsilon_of_its_facts(tmp_path: Path, facts: dict[str, Any]) -> None:
+    assert epsilon_of_ledger(tmp_path, facts) == pytest.approx(facts["epsilon"], rel=1e-3)
+
+
+@pytest.mark.parametrize("change", ALTERED.values(), ids=ALTERED)
+def test_another_ledger_is_refused_though_its_digests_follow(
+    tmp_path: Path, facts: dict[str, Any], change: Callable[[Lines], Lines]
+) -> None:
+    altered(tmp_path, change)
+    with pytest.raises(SystemExit, match="does not end with the digest"):
+        epsilon_of_ledger(tmp_path, facts)
+
+
+@pytest.mark.parametrize("noise", [1.9, 2.1])
+def test_another_epsilon_is_refused(tmp_path: Path, facts: dict[str, Any], noise: float) -> None:
+    facts["ledger_head"] = altered(tmp_path, changed("noise_multiplier", noise))
+    with pytest.raises(SystemExit, match=r"has epsilon .* and run\.json states"):
+        epsilon_of_ledger(tmp_path, facts)
+
+
+def test_a_changed_line_is_named(tmp_path: Path, facts: dict[str, Any]) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(path.read_text().replace('"noise_multiplier": 2.0', '"noise_multiplier": 2.1', 1))
+    with pytest.raises(SystemExit, match="line 1 was altered"):
+        epsilon_of_ledger(tmp_path, facts)
+
+
+def test_committed_lines_agree() -> None:
+    for line in map(json.loads, RESULTS.read_text().splitlines()):
+        assert line["repriced"] == pytest.approx(line["epsilon"], rel=1e-3), line["run"]
+
+
+@pytest.mark.parametrize("text", ["no marks", "<b>only one", "<e>turned<b>", "<b>one<e><b>two<e>"])
+def test_a_document_without_its_marks_is_not_written(text: str) -> None:
+    with pytest.raises(ValueError, match="once each"):
+        replaced(text, "<b>", "<e>", "part")
