@@ -38,6 +38,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.check:
         sys.exit(page() != PAGE.read_text())
+    if absent := [str(run) for run in options.runs if not (run / "run.json").exists()]:
+        parser.error(f"these folders hold no finished run: {', '.join(absent)}")
     for run in options.runs:
         line = {"run": run.name, **checked(run, options.shadows)}
         with RESULTS.open("a") as file:

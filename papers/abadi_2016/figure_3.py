@@ -24,7 +24,7 @@ _ABOUT = (
     "layers use the same lot and are accounted as one Gaussian mechanism with noise multiplier sigma / sqrt(2), "
     'composed with the principal components. It is not known which accounting the paper used. The column "epochs if '
     'flat" shows the epochs that the moments accountant would allow if the noise were on one gradient clipped as a '
-    "whole; no run is that long.",
+    "whole; no run is that long. Where a seed was run more than once, its longest run counts.",
 )
 
 

@@ -9,6 +9,7 @@ pictures that are distorted copies of one image. Everything is drawn from one se
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -88,6 +89,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path, help="a safetensors file for --figure 6 --weights FILE")
     options = parser.parse_args()
+    if not os.access(options.file.parent, os.W_OK):
+        parser.error(f"{options.file.parent} is no folder that can be written to")
     keep_freed_memory()
     save_file(learnt(torch.from_numpy(shaded_leaves(IMAGES, seed=0))), options.file)
 

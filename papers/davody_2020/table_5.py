@@ -50,7 +50,8 @@ GRID = networks_against_noise(
         "and no guarantee. The row public-bn-lenet-5 has statistics of the 128 public images alone (Kuzushiji-MNIST, "
         "training images drawn with seed 0), whose gradient follows each layer's own weight; its epsilon holds. In the "
         "row moved-public-bn-lenet-5 each training image is also moved at random by up to one pixel along each axis, "
-        "anew whenever it is drawn, which is one view of one record and costs nothing.",
+        "anew whenever it is drawn, which is one view of one record and costs nothing. Its runs took these moves from "
+        "the seed of the run, so their epsilon holds for those who do not know them; by now their seeds are secret.",
         "The mixture's gradients cost a pass over a whole lot and the public images for each example, so it has rows "
         "of its own in which it and the sound norm have one epoch of lots of 32, which is the paper's lot, and again "
         "the same noise; their learning rate was not searched.",

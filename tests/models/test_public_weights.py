@@ -113,7 +113,7 @@ def test_everything_that_does_not_fit_is_listed_at_once_and_nothing_is_loaded(tm
 
 def test_files_that_are_not_tensors_are_refused(tmp_path: Path) -> None:
     model = models.build("linear", (4,), 2)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=f"no file {tmp_path}.* make it first"):
         models.pretrained(model, tmp_path / "absent.safetensors")
     torch.save(model.state_dict(), tmp_path / "pickle.safetensors")
     with pytest.raises(ValueError, match="is not a safetensors file"):

@@ -55,8 +55,8 @@ def _weights(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"there is no file {path} of public weights; make it first, or leave it out") from error
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a safetensors file: {error}") from error
 
