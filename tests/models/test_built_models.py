@@ -25,6 +25,7 @@ NETWORKS = {
     "scattering-cnn": (IMAGE, 10, 81 * 16 * 9 + 16 + 16 * 32 * 9 + 32 + 512 * 32 + 32 + 32 * 10 + 10),
     "patches": (COLOUR, 10, 2 * 400 * 4 * 10 + 10),
     "multi-scale-patches": (COLOUR, 10, 2 * 2 * 400 * 4 * 10 + 10),
+    "patches-and-scattering": (COLOUR, 10, (2 * 2 * 400 * 4 + 3 * 81 * 4 * 4) * 10 + 10),
     "lenet-300-100": (IMAGE, 10, 266_610),
     "bn-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),
     "ln-lenet-300-100": (IMAGE, 10, 266_610 + 2 * (300 + 100 + 10)),

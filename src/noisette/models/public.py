@@ -27,6 +27,7 @@ from noisette.models.lipschitz import scattering_lipschitz_linear as scattering_
 from noisette.models.patch_features import patches as patches
 from noisette.models.patch_scales import PatchScale as PatchScale
 from noisette.models.patch_scales import multi_scale_patches as multi_scale_patches
+from noisette.models.patch_scales import patches_and_scattering as patches_and_scattering
 from noisette.models.public_weights import pretrained as pretrained
 from noisette.models.resnets import resnet as resnet
 from noisette.models.shapes import Shape as Shape

@@ -44,6 +44,9 @@ REGISTRY: dict[str, BuiltIn] = {
     "multi-scale-patches": BuiltIn(
         "patch_scales:multi_scale_patches", "the same for patches of two sizes, averaged over mirror images"
     ),
+    "patches-and-scattering": BuiltIn(
+        "patch_scales:patches_and_scattering", "the same beside fixed wavelet features, averaged over mirror images"
+    ),
     "lenet-300-100": BuiltIn("lenet:lenet_300_100", "two hidden layers of 300 and 100 units"),
     "bn-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with batch norm", _BATCH_NORM),
     "ln-lenet-300-100": BuiltIn("lenet:lenet_300_100", "lenet-300-100 with layer norm", _LAYER_NORM),
