@@ -51,6 +51,10 @@ _PUBLIC = (
     "statistics of the public images alone, so that ε holds, which it does not for the printed numbers; training "
     "images move by a pixel at random"
 )
+_CONVOLUTIONS = (
+    "convolutions from images of a random process, without labels, in the place of CIFAR-100; images recompressed as "
+    "JPEG"
+)
 _NOISE_ON_WEIGHTS = (
     Shown(table_2.GRID, "lenet-5", (0.1, 1.0), _RATES),
     Shown(table_2.GRID, "bn-lenet-5", (0.1, 2.0), _RATES),
@@ -64,7 +68,7 @@ _OTHERS = (
     Shown(table_5.GRID, PLAIN.name, (7.0, 1.0, 0.1), _PRIVATE),
     Shown(table_5.GRID, LAYER.name, (7.0, 1.0, 0.1), _PRIVATE),
     Shown(table_5.GRID, MOVED.name, table_5.EPSILONS, f"{_PRIVATE}; {_PUBLIC}", MIXTURE.name),
-    Shown(table_6.GRID, "tf-tutorial", table_6.EPSILONS, "needs a file of public convolutions"),
+    Shown(table_6.GRID, "tf-tutorial", table_6.EPSILONS, _CONVOLUTIONS),
     Shown(table_7.GRID, "bilstm-dl", (7.0, 0.1), _ARTICLES),
     Shown(table_7.GRID, "ln-bilstm-dl", (7.0, 0.1), _ARTICLES),
 )
