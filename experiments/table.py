@@ -64,7 +64,6 @@ MODELS = {
     "cnn": "small CNN",
     "scattering": "linear layer on fixed scattering features",
     "patches": "linear layer on resemblances to patches of synthetic images",
-    "multi-scale-patches": "linear layer on resemblances to patches of synthetic images, at two scales",
     "patches-and-scattering": "linear layer on resemblances to patches of synthetic images and on scattering features",
     "word-counts": "linear layer on counts of words",
     "ranked-word-counts": "linear layer on counts of words, weighted by public ranks",
