@@ -54,7 +54,10 @@ def checked(run: Path, shadows: int) -> dict[str, Any]:
     repriced = epsilon_of_ledger(run, facts)
     with tempfile.TemporaryDirectory() as out:
         options = ["--steps", "2", "--pairs", "0", "--membership", "--shadows", str(shadows), "--out", out]
-        subprocess.run([sys.executable, "-m", "noisette", "audit", str(run), *options], check=True)
+        if code := subprocess.run(
+            [sys.executable, "-m", "noisette", "audit", str(run), *options], check=False
+        ).returncode:
+            sys.exit(code)  # it has said why
         attacks = json.loads((Path(out) / "membership.json").read_text())
     return {
         "data": facts["data"],
