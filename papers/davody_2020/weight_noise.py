@@ -136,10 +136,17 @@ def _optimizer(model: nn.Module, setting: NoisyWeights) -> tuple[torch.optim.Ada
 
 @torch.no_grad()
 def accuracy_under_noise(model: nn.Module, examples: Examples, *, draws: int) -> float:
-    """Share of examples whose highest score is their class; noise is drawn for each 1000 of them, ``draws`` times."""
+    """Share of examples whose highest score is their class; noise is drawn for each 1000 of them, ``draws`` times.
+
+    These thousands are the same random ones at every call: a data set may have its classes one after the other, and
+    then batch statistics would be those of a single class.
+    """
     model.eval()
     right = 0
+    order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(_SPLIT_SEED)).to(
+        examples.targets.device
+    )
     for _ in range(draws):
-        for inputs, targets in zip(examples.inputs.split(_AT_ONCE), examples.targets.split(_AT_ONCE), strict=True):
-            right += int((model(inputs).argmax(1) == targets).sum())
+        for chosen in order.split(_AT_ONCE):
+            right += int((model(examples.inputs[chosen]).argmax(1) == examples.targets[chosen]).sum())
     return right / (draws * len(examples))

@@ -119,6 +119,20 @@ def test_accuracy_is_the_share_over_all_draws() -> None:
     assert accuracy_under_noise(Alternating(), examples, draws=3) == pytest.approx(0.5 + 0.5 / 3)
 
 
+def test_examples_sorted_by_class_are_tested_in_mixed_batches() -> None:
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(1, affine=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x) * torch.tensor([-1.0, 1.0])
+
+    classes = torch.arange(2).repeat_interleave(1000)
+    examples = Examples(classes.unsqueeze(1).float(), classes)
+    assert accuracy_under_noise(with_fresh_statistics(Scores()), examples, draws=1) == 1.0
+
+
 def test_images_are_shifted_by_up_to_four_pixels_and_mirrored() -> None:
     image = 1 + np.arange(3 * 6 * 6).reshape(3, 6, 6)
     framed = np.pad(image, ((0, 0), (4, 4), (4, 4)))
