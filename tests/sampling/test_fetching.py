@@ -220,3 +220,18 @@ def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> N
         assert len(list(source.microbatches(parts(2, 2)))) == 2
     assert torch.equal(torch.get_rng_state(), state)
     source.close()
+
+
+class TellsItsSeed(Decoded):
+    """Its records are whether torch's generator has the state that torch makes of a seed, of which it uses 32 bits."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        plain = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+        return torch.tensor(torch.equal(plain, torch.get_rng_state()))
+
+
+def test_processes_have_seeds_that_are_too_many_to_be_tried() -> None:
+    source = Processes(records_of(TellsItsSeed()).gather, workers=1)
+    [told] = list(source.microbatches(iter([np.arange(2)])))
+    source.close()
+    assert told.tolist() == [False, False]

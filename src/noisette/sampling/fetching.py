@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from noisette._internal.random_state import generator_apart
+from noisette._internal.random_state import generator_apart, seed_worker_secretly
 from noisette._internal.tensor_tree import map_leaves
 from noisette.sampling.loading import Gather
 
@@ -85,6 +85,7 @@ class Processes:
             # The loader draws a seed for each plan, and the number of plans depends on private batches: from the global
             # generator, which is saved and goes on, it would show.
             generator=generator_apart(),
+            worker_init_fn=seed_worker_secretly,
         )
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
