@@ -345,6 +345,8 @@ class DpSgdRun(ABC):
             batch.check_bounded(len(batch.indices))
             if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
                 check_coverage(optimizer, self.bound)
+            if batch.fetch is not None:
+                batch.fetch.settle()
             self._seal.before_release()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
             self._commit_step()
