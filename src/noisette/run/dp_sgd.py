@@ -228,7 +228,11 @@ class DpSgdRun(ABC):
 
     def _batch_of(self, drawn: np.ndarray) -> Batch:
         """The batch with these records."""
-        before_each = self._seal.before_microbatch
+
+        def before_each() -> None:
+            self._seal.before_microbatch()
+            self._seal.before_random_numbers()
+
         if self._is_sharded:
             batch = JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
         else:
@@ -262,6 +266,7 @@ class DpSgdRun(ABC):
         if isinstance(self._batch, JointBatch) and self._batch.is_blank:
             self._add(self.bound.accumulate_nothing)
             return
+        self._seal.before_random_numbers()
         self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
         if (
             not self._compared and not self._is_sharded

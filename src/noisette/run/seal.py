@@ -63,6 +63,14 @@ class Seal:
         self._before = _ModelState(self._bound.model, self._trained, self._copies)
         self._copies = self._before.copies
 
+    def before_random_numbers(self) -> None:
+        """Called where records are read and where losses are computed: seeds are secret there.
+
+        Within a batch, the caller may seed torch's generator, or another run that ends a batch does so.
+        """
+        if self._before is not None:
+            self._before.keep_secret()
+
     def before_release(self) -> None:
         """Put everything back before sums of the batch are released.
 
@@ -118,6 +126,13 @@ class _ModelState:
             if type(part).get_extra_state is not nn.Module.get_extra_state
         ]
         self._reseed = seed_secretly(self._snapshot.generators)
+        self._seed = torch.initial_seed()
+
+    def keep_secret(self) -> None:
+        """Seed generators secretly once more if torch's was seeded since."""
+        if torch.initial_seed() != self._seed:
+            seed_secretly(self._snapshot.generators)
+            self._seed = torch.initial_seed()
 
     def put_back(self) -> None:
         """All but the values of parameters and of tensors too large for a copy."""
