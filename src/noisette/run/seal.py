@@ -20,6 +20,7 @@ from noisette._internal.content_mark import content_mark
 from noisette._internal.random_state import seed_secretly
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
+from noisette.nn.weight_noise import hold_noise
 from noisette.ranks.shards import local
 from noisette.run.model_snapshot import ModelSnapshot
 
@@ -32,7 +33,7 @@ class Seal:
     Before each microbatch and at the release, all buffers, tensor attributes and Python attributes are put back to what
     they were before the first microbatch: they serve within one microbatch. So counters, statistics and caches neither
     tell the number of microbatches nor carry anything from one to the next. A spectral norm of torch then makes its
-    power iteration once for each step, by the weights alone. Random generators have secret seeds within the batch: by a
+    power iteration once for each step, by the weights alone. Noise on weights is drawn once for all microbatches. Random generators have secret seeds within the batch: by a
     known seed, one record more would give those behind it other views and masks, which others could compute. After it
     they go on from seeds drawn before the first microbatch. Parameters may not be written at all.
 
@@ -104,6 +105,7 @@ class _ModelState:
     """The state of a model before the first microbatch of a batch."""
 
     def __init__(self, model: nn.Module, trained: set[int], copies: dict[int, _Kept]) -> None:
+        self._let_go_of_noise = hold_noise(model)
         self._snapshot = ModelSnapshot(model)
         self._names = {id(local(p)): name for name, p in model.named_parameters()} | {
             id(b): name for name, b in model.named_buffers()
@@ -154,6 +156,7 @@ class _ModelState:
                 part.set_extra_state(state)
                 if not _is_equal(part.get_extra_state(), state):
                     changed.append(f"the extra state of {type(part).__name__}")
+        self._let_go_of_noise()
         self._reseed()
         return changed
 
