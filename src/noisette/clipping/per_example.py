@@ -66,7 +66,9 @@ class PerExampleClip:
             ``"auto"`` as the quickest of these, where enough microbatches are to be expected to repay the work.
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
-    one, of bound C), provided that no operation of the model mixes examples (the preflight checks that).
+    one, of bound C), provided that no operation of the model mixes examples (the preflight checks that), and for given
+    random numbers of each example: without a run, which seeds generators secretly, one example more gives those behind
+    it other masks, and who knows the seed knows them.
     Source: Abadi et al. 2016, algorithm 1; Lee & Kifer 2020, eq. 2.
 
     Raises:

@@ -33,7 +33,7 @@ class Seal:
     Before each microbatch and at the release, all buffers, tensor attributes and Python attributes are put back to what
     they were before the first microbatch: they serve within one microbatch. So counters, statistics and caches neither
     tell the number of microbatches nor carry anything from one to the next. A spectral norm of torch then makes its
-    power iteration once for each step, by the weights alone. Noise on weights is drawn once for all microbatches. Random
+    power iteration once for each step, by the weights alone. Noise on weights is drawn once for a whole batch. Random
     generators have secret seeds within the batch: by a known seed, one record more would give those behind it other
     views and masks, which others could compute. After it they go on from seeds drawn before the first microbatch.
     Parameters may not be written at all.
