@@ -152,3 +152,44 @@ def test_the_release_of_another_run_within_a_batch_leaves_secret_seeds() -> None
             other.optimizer.step()
     assert len(between) == STEPS
     assert not between & seeds
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+def test_records_of_a_microbatch_share_no_number(
+    monkeypatch: pytest.MonkeyPatch, draw: Callable[[], float], columns: bool
+) -> None:
+    """Which ones share it would depend on how many come before, so one record more would move all behind it."""
+    rows = torch.eye(SIZE, dtype=torch.float64)
+    model = nn.Linear(SIZE, 1, bias=False, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    run = noisette.privatize(
+        noisette.PerExampleClip(model, 10.0),
+        optimizer,
+        (rows,) if columns else [(row,) for row in rows],
+        sampling_rate=1.0,
+        expected_batch_size=1,
+        noise_multiplier=1.0,
+        steps=1,
+        accountant=noisette.RdpAccountant(),
+    )
+    sums: list[Tensor] = []
+    pop_sums = run.bound.pop_sums
+
+    def popped() -> Any:
+        [found] = pop_sums()
+        sums.append(found.grads[0].flatten().clone())
+        return [found]
+
+    monkeypatch.setattr(run.bound, "pop_sums", popped)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).sum() * (1 + draw())
+
+    for batch in run.batches():
+        for (x,) in batch.microbatches(4):
+            run.accumulate(loss, x)
+        optimizer.step()
+    run.close()
+    assert len(set(sums[0].tolist())) == SIZE

@@ -51,6 +51,15 @@ def seed_worker_secretly(worker: int) -> None:
     seed_secretly(())
 
 
+def of_python_and_numpy() -> tuple[object, ...]:
+    """The states of Python's and NumPy's global generators, to be compared with later ones."""
+    numpy: Any = np.random.get_state(legacy=False)
+    if "key" not in numpy["state"]:
+        return random.getstate(), repr(numpy)
+    twister = numpy["state"]
+    return random.getstate(), twister["key"].tobytes(), twister["pos"], numpy["has_gauss"], numpy["gauss"]
+
+
 _Seeded = tuple[Callable[[], int], Callable[[int], Any]]  # draws a seed, and sets one
 
 _default: _Seeded = (lambda: _drawn(torch.default_generator), lambda seed: _seed_torch(torch.default_generator, seed))

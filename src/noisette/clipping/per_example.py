@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
+from noisette._internal.random_state import of_python_and_numpy
 from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.captured_step import CapturedSteps
@@ -48,6 +49,11 @@ from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped
+
+_SHARES_NUMBERS = (
+    "The loss draws from Python's or NumPy's random generator: in one call for a whole microbatch, its records would "
+    "share the numbers, and which ones share them would depend on other records; draw them by torch."
+)
 
 
 class PerExampleClip:
@@ -126,6 +132,7 @@ class PerExampleClip:
         self._one_by_one = OneByOne(self._tape, self._outside)
         self._is_one_by_one = False  # the loss cannot be vectorised
         self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
+        self.loads_meanwhile: Callable[[], bool] = lambda: False  # whether other code may draw numbers; a run sets it
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -278,7 +285,10 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
+        before = of_python_and_numpy() if recompute and not self.loads_meanwhile() else None
         found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
+        if before is not None and of_python_and_numpy() != before:
+            raise NotVectorizedError(_SHARES_NUMBERS)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)

@@ -32,6 +32,10 @@ class Source(Protocol):
         """Wait until nothing is being loaded that may draw from the random generators of this process."""
         ...
 
+    def is_idle(self) -> bool:
+        """Whether nothing of that kind is being loaded now."""
+        ...
+
     def close(self) -> None:
         """End the thread or the processes."""
         ...
@@ -69,6 +73,10 @@ class Thread:
         """Wait for all that was asked for, unless it is rows of columns."""
         if self._draws:
             wait(self._under_way)
+
+    def is_idle(self) -> bool:
+        """Whether all that was asked for is there, or is rows of columns."""
+        return not self._draws or all(future.done() for future in self._under_way)
 
     def close(self) -> None:
         """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
@@ -122,6 +130,10 @@ class Processes:
     def settle(self) -> None:
         """Nothing to do: these processes have generators of their own."""
 
+    def is_idle(self) -> bool:
+        """Always, as far as the generators of this process go."""
+        return True
+
     def close(self) -> None:
         running = self._loader._iterator
         if running is not None:
@@ -165,6 +177,10 @@ class Fetch:
         Called before they go on from states that others can compute: what is loaded ahead never draws from those.
         """
         self._source.settle()
+
+    def is_idle(self) -> bool:
+        """Whether nothing is being loaded now that may draw from them."""
+        return self._source.is_idle()
 
     def close(self) -> None:
         """End the thread or the processes."""
