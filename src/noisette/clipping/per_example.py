@@ -131,6 +131,7 @@ class PerExampleClip:
         )
         self._one_by_one = OneByOne(self._tape, self._outside)
         self._is_one_by_one = False  # the loss cannot be vectorised
+        self.sees_examples_alone = False  # while it is called with one example at a time
         self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
         self.loads_meanwhile: Callable[[], bool] = lambda: False  # whether other code may draw numbers; a run sets it
         self._sums = Accumulator()
@@ -260,7 +261,11 @@ class PerExampleClip:
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
         if self._is_one_by_one and not clipping.are_finite:
-            return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
+            self.sees_examples_alone = True
+            try:
+                return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
+            finally:
+                self.sees_examples_alone = False
         try:
             return self._vectorized_sum(loss, microbatch, clipping, public)
         except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
