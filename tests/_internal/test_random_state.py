@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import torch
 
-from noisette._internal.random_state import generator_apart, reseed_later, seed_secretly
+from noisette._internal.random_state import generator_apart, reseed_later, seed_secretly, seed_worker_secretly
 
 
 def known() -> list[object]:
@@ -56,3 +57,32 @@ def test_a_generator_apart_has_a_secret_seed_and_uses_no_other() -> None:
         seeds.add(generator_apart().initial_seed())
         assert torch.equal(torch.get_rng_state(), state)
     assert len(seeds) == 2
+
+
+def has_a_seed_of_32_bits(generator: torch.Generator) -> bool:
+    """Whether its state is one that torch itself makes of a seed, of which it uses 32 bits."""
+    return torch.equal(torch.Generator().manual_seed(generator.initial_seed()).get_state(), generator.get_state())
+
+
+def test_secret_seeds_are_too_many_to_be_tried() -> None:
+    own = torch.Generator().manual_seed(2)
+    assert has_a_seed_of_32_bits(own)
+    go_on = seed_secretly([own])
+    assert not has_a_seed_of_32_bits(own)
+    assert not has_a_seed_of_32_bits(torch.default_generator)
+    assert not has_a_seed_of_32_bits(generator_apart())
+    go_on()
+    assert has_a_seed_of_32_bits(own)
+    seed_worker_secretly(0)
+    assert not has_a_seed_of_32_bits(torch.default_generator)
+
+
+def test_a_long_seed_becomes_the_whole_state_of_a_mersenne_twister() -> None:
+    """Judged by that of NumPy: the words of the state are where they are expected, and all of them are used."""
+    own = torch.Generator()
+    seed_secretly([own])
+    key = own.get_state().view(torch.int64)[3:627].numpy().astype(np.uint32)
+    twister: Any = np.random.MT19937()
+    twister.state = twister.state | {"state": {"key": key, "pos": 624}}
+    expected = (twister.random_raw(2000) % 2**24).tolist()
+    assert torch.empty(2000, dtype=torch.int64).random_(0, 2**24, generator=own).tolist() == expected

@@ -7,7 +7,7 @@ import gc
 import math
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import Captured
 from noisette.clipping.captured_step import CaptureWarning
+from noisette.clipping.one_by_one import OneByOneWarning
 from oracle import clipped_sum
 
 C = 0.5
@@ -141,16 +142,23 @@ def test_counters_do_not_hinder() -> None:
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])
-def test_a_loss_that_draws_from_other_generators_runs_eagerly_in_words(draw: object) -> None:
+@pytest.mark.parametrize("loads_meanwhile", [False, True])
+def test_a_loss_that_draws_from_other_generators_is_not_captured(
+    draw: Callable[[], float], loads_meanwhile: bool
+) -> None:
+    """Its examples are computed one by one; or eagerly, where records that are loaded may have drawn the numbers."""
     clip = PerExampleClip(mlp(), C, capture="graph")
+    clip.loads_meanwhile = lambda: loads_meanwhile
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        return (1 + draw()) * cross_entropy(model, x, y)  # type: ignore[operator]
+        return (1 + draw()) * cross_entropy(model, x, y)
 
-    clip.accumulate(loss, *batch())
-    with pytest.warns(CaptureWarning, match="random generator"):
-        clip.accumulate(loss, *batch())
-    clip.accumulate(loss, *batch())
+    def three_times() -> None:
+        for _ in range(3):
+            clip.accumulate(loss, *batch())
+
+    with pytest.warns(CaptureWarning if loads_meanwhile else OneByOneWarning, match="random generator"):
+        three_times()
     assert graph_calls(clip) == 0
 
 

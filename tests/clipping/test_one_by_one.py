@@ -387,3 +387,26 @@ def test_a_run_puts_the_model_back_after_each_example() -> None:
     assert (model.last, model.list, float(model.seen)) == (1.0, [], 0.0)
     run.close()
     clip.close()
+
+
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning", "ignore:the loss of 3 public examples")
+def test_separability_that_is_asserted_all_the_same_changes_nothing() -> None:
+    model, x = net(), rows(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = noisette.privatize(
+        PerExampleClip(model, 0.5),
+        optimizer,
+        x,
+        noise_multiplier=1.0,
+        sampling_rate=1.0,
+        expected_batch_size=4,
+        steps=1,
+        ledger=Ledger(),
+        separability="asserted",
+    )
+    for batch in run.batches():
+        for part in batch.microbatches(3):
+            run.accumulate(lambda m, x: m(x).square().sum() * (1 if float(x[0, 0]) > 0 else 2), part)
+        optimizer.step()
+    assert run.steps_taken == 1
+    run.close()

@@ -366,13 +366,9 @@ def test_an_engine_that_repeats_calls_refuses_noise() -> None:
         measured(model, squares, (torch.randn(4, 6),), 1.0, Vmap())
 
 
-@pytest.mark.parametrize("each_time_step", [False, True])
-def test_a_noisy_model_trains_privately(each_time_step: bool) -> None:
-    model = Text()
-    WeightNoise(model, 0.5, each_time_step=each_time_step)
+def train_privately(model: nn.Module, data: tuple[Tensor, ...], loss: Callable[..., Tensor], size: int = 8) -> None:
+    """Three steps."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.TensorDataset(torch.randn(20, 5, 4), torch.randint(0, 2, (20,)))
-    before = [p.detach().clone() for p in model.parameters()]
     with privatize(
         PerExampleClip(model, 1.0),
         optimizer,
@@ -385,10 +381,41 @@ def test_a_noisy_model_trains_privately(each_time_step: bool) -> None:
         separability="asserted",
     ) as run:
         for batch in run.batches():
-            for x, y in batch.microbatches(8):
-                run.backward(cross_entropy(model, x, y))
+            for parts in batch.microbatches(size):
+                run.backward(loss(model, *parts))
             optimizer.step()
+
+
+def test_a_noisy_model_trains_privately() -> None:
+    model = Text()
+    WeightNoise(model, 0.5)
+    before = [p.detach().clone() for p in model.parameters()]
+    train_privately(model, (torch.randn(20, 5, 4), torch.randint(0, 2, (20,))), cross_entropy)
     assert all((p != old).any() for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_noise_at_each_time_step_is_not_private() -> None:
+    model = Text()
+    WeightNoise(model, 0.5, each_time_step=True)
+    with pytest.raises(PrivacyError, match="leave each_time_step out"):
+        train_privately(model, (torch.randn(20, 5, 4), torch.randint(0, 2, (20,))), cross_entropy)
+
+
+@pytest.mark.parametrize("each_time_step", [False, True])
+def test_all_microbatches_of_a_private_batch_have_one_draw(each_time_step: bool) -> None:
+    """Otherwise one record more moves those behind it to other draws, and the sum by more than the clipping norm."""
+    model, found = mlp(), list[float]()
+    WeightNoise(model, 0.5, each_time_step=each_time_step)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        found.append(model(torch.ones(1, 6))[0, 0].item())
+        return model(x).square().sum(1)
+
+    train_privately(model, (torch.randn(20, 6),), loss, size=1)
+    assert len(found) > 3
+    assert len(set(found)) == 3, "one in each of three steps"
+    with torch.no_grad():
+        assert model(torch.ones(1, 6))[0, 0] != model(torch.ones(1, 6))[0, 0], "each call has its own afterwards"
 
 
 def test_mixing_is_refused_under_noise_too() -> None:

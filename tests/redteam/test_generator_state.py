@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from published_runs import CLASSES, FEATURES, SIZE, STEPS, differences, known_release, published, train
+import noisette
+from published_runs import CLASSES, FEATURES, SIZE, STEPS, X, differences, known_release, published, train
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +106,90 @@ def test_who_knows_the_seeds_does_not_know_the_masks() -> None:
 def test_a_seed_still_repeats_what_is_drawn_between_steps() -> None:
     first, second = ([state["torch"] for state in after_each_step(DRAWS["dropout"])] for _ in range(2))
     assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+
+
+def run_of(model: nn.Module, data: Tensor) -> noisette.PrivateRun:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    clip = noisette.PerExampleClip(model, 1.0, capture="eager")
+    declared = {"sampling_rate": 1.0, "expected_batch_size": 8, "noise_multiplier": 1.0}
+    return noisette.privatize(clip, optimizer, (data,), **declared, steps=STEPS, accountant=noisette.RdpAccountant())
+
+
+def test_a_loop_that_seeds_each_microbatch_has_secret_masks_all_the_same() -> None:
+    seeds: set[int] = set()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        seeds.add(torch.initial_seed())
+        return model(x).sum()
+
+    model = nn.Linear(FEATURES, 1)
+    with run_of(model, X) as run:
+        for batch in run.batches():
+            for (x,) in batch.microbatches(4):
+                torch.manual_seed(5)
+                run.accumulate(loss, x)
+            run.optimizer.step()
+    assert seeds
+    assert 5 not in seeds
+
+
+def test_the_release_of_another_run_within_a_batch_leaves_secret_seeds() -> None:
+    seeds, between = set[int](), set[int]()
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        seeds.add(torch.initial_seed())
+        return model(x).sum()
+
+    with run_of(nn.Linear(FEATURES, 1), X) as one, run_of(nn.Linear(FEATURES, 1), X) as other:
+        for batch, second in zip(one.batches(), other.batches(), strict=True):
+            for (x,) in batch.microbatches(4):
+                one.accumulate(loss, x)
+            for k, (x,) in enumerate(second.microbatches(4)):
+                if k == 1:
+                    one.optimizer.step()
+                    between.add(torch.initial_seed())
+                other.accumulate(loss, x)
+            other.optimizer.step()
+    assert len(between) == STEPS
+    assert not between & seeds
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+@pytest.mark.parametrize("columns", [True, False])
+@pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
+def test_records_of_a_microbatch_share_no_number(
+    monkeypatch: pytest.MonkeyPatch, draw: Callable[[], float], columns: bool
+) -> None:
+    """Which ones share it would depend on how many come before, so one record more would move all behind it."""
+    rows = torch.eye(SIZE, dtype=torch.float64)
+    model = nn.Linear(SIZE, 1, bias=False, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    run = noisette.privatize(
+        noisette.PerExampleClip(model, 10.0),
+        optimizer,
+        (rows,) if columns else [(row,) for row in rows],
+        sampling_rate=1.0,
+        expected_batch_size=1,
+        noise_multiplier=1.0,
+        steps=1,
+        accountant=noisette.RdpAccountant(),
+    )
+    sums: list[Tensor] = []
+    pop_sums = run.bound.pop_sums
+
+    def popped() -> Any:
+        [found] = pop_sums()
+        sums.append(found.grads[0].flatten().clone())
+        return [found]
+
+    monkeypatch.setattr(run.bound, "pop_sums", popped)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).sum() * (1 + draw())
+
+    for batch in run.batches():
+        for (x,) in batch.microbatches(4):
+            run.accumulate(loss, x)
+        optimizer.step()
+    run.close()
+    assert len(set(sums[0].tolist())) == SIZE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,3 +221,47 @@ def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> N
         assert len(list(source.microbatches(parts(2, 2)))) == 2
     assert torch.equal(torch.get_rng_state(), state)
     source.close()
+
+
+class Augmented(Decoded):
+    """Records that take a while in the thread, and then draw random numbers."""
+
+    def __init__(self) -> None:
+        self.seeds: set[int] = set()  # of the generator that they draw from
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.002)
+        self.seeds.add(torch.initial_seed())
+        return X[index] + torch.rand(())
+
+
+def test_nothing_is_drawn_ahead_between_steps(tmp_path: Path) -> None:
+    """There the generators have states that others can compute, and what is drawn would tell how much is ahead."""
+    records, between = Augmented(), set[int]()
+    with Ledger(tmp_path / "ledger") as ledger, run_on(records, ledger, steps=40) as run:
+        for batch in run.batches():
+            for x in batch.microbatches(30):
+                run.accumulate(loss, x)
+            run.optimizer.step()
+            between.add(torch.initial_seed())
+            state = torch.get_rng_state()
+            time.sleep(0.01)
+            assert torch.equal(torch.get_rng_state(), state)
+    assert len(between) == 40
+    assert not between & records.seeds
+
+
+class TellsItsSeed(Decoded):
+    """Its records are whether torch's generator has the state that torch makes of a seed, of which it uses 32 bits."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        plain = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+        return torch.tensor(torch.equal(plain, torch.get_rng_state()))
+
+
+def test_processes_have_seeds_that_are_too_many_to_be_tried() -> None:
+    source = Processes(records_of(TellsItsSeed()).gather, workers=1)
+    [told] = list(source.microbatches(iter([np.arange(2)])))
+    source.close()
+    assert told.tolist() == [False, False]

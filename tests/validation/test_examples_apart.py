@@ -86,3 +86,11 @@ def test_no_trace_is_left() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert random.getstate() == states[1]
     assert (np.random.get_state()[1] == states[2]).all()
+
+
+def test_no_device_gets_a_seed_that_others_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss may move its inputs to another device, whose generator has the secret seed of the batch."""
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    warn_if_examples_meet(APART["mean"], model(), batch())
+    assert seeds == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import secrets
 from collections.abc import Callable, Iterable
@@ -12,6 +13,8 @@ import torch
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _BITS = 2**63 - 1
+_SECRET_BITS = 256  # nobody can try all of them
+_WORDS_OF_TORCH = slice(3, 3 + 624)  # of the state of its generators on the processor, as whole numbers of 64 bits
 
 
 def reseed_later(generators: Iterable[object]) -> Callable[[], None]:
@@ -31,20 +34,35 @@ def reseed_later(generators: Iterable[object]) -> Callable[[], None]:
 
 
 def seed_secretly(generators: Iterable[object]) -> Callable[[], None]:
-    """Give each global generator and each of these a seed from the operating system, which nobody knows.
+    """Give each global generator and each of these a seed from the operating system, which nobody knows or can guess.
 
-    The function that is returned is that of :func:`reseed_later`.
+    It has 256 bits, and 63 on accelerators. Of 32 bits, which is all that ``torch.manual_seed`` uses on a processor,
+    others could try each one. The function that is returned is that of :func:`reseed_later`.
     """
     generators = list(generators)
     reseed = reseed_later(generators)
     for _, seed in _all(generators):
-        seed(secrets.randbits(63))
+        seed(secrets.randbits(_SECRET_BITS))
     return reseed
+
+
+def seed_worker_secretly(worker: int) -> None:
+    """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
+    seed_secretly(())
+
+
+def of_python_and_numpy() -> tuple[object, ...]:
+    """The states of Python's and NumPy's global generators, to be compared with later ones."""
+    numpy: Any = np.random.get_state(legacy=False)
+    if "key" not in numpy["state"]:
+        return random.getstate(), repr(numpy)
+    twister = numpy["state"]
+    return random.getstate(), twister["key"].tobytes(), twister["pos"], numpy["has_gauss"], numpy["gauss"]
 
 
 _Seeded = tuple[Callable[[], int], Callable[[int], Any]]  # draws a seed, and sets one
 
-_default: _Seeded = (lambda: _drawn(torch.default_generator), torch.manual_seed)
+_default: _Seeded = (lambda: _drawn(torch.default_generator), lambda seed: _seed_torch(torch.default_generator, seed))
 _numpy: _Seeded = (lambda: int(np.random.randint(2**32, dtype=np.uint32)), lambda seed: np.random.seed(_words(seed)))
 _python: _Seeded = (lambda: random.getrandbits(63), lambda seed: random.seed(seed))
 
@@ -54,13 +72,34 @@ def _all(generators: Iterable[object]) -> list[_Seeded]:
 
 
 def _words(seed: int) -> list[int]:
-    """A seed of 64 bits as NumPy's older generators take it."""
-    return [seed % 2**32, seed >> 32]
+    """A seed of 64 bits or more as NumPy's older generators take it."""
+    return [seed >> shift & (2**32 - 1) for shift in range(0, max(64, seed.bit_length()), 32)]
+
+
+def _seed_torch(generator: torch.Generator, seed: int) -> None:
+    """Seed a generator of torch; through the global one, those of accelerators too.
+
+    On the processor torch uses the lower 32 bits of a seed alone. Where a seed is longer than torch takes it, all of it
+    is brought into the state.
+    """
+    short = seed % 2**63
+    if generator is torch.default_generator:
+        torch.manual_seed(short)
+    else:
+        generator.manual_seed(short)
+    if seed != short and generator.device.type == "cpu":
+        state = generator.get_state()
+        words = state.view(torch.int64)[_WORDS_OF_TORCH]
+        if int(words[0]) != short % 2**32:
+            raise RuntimeError("this version of torch keeps the state of a generator in a form that is not known here")
+        longer = hashlib.shake_256(seed.to_bytes(seed.bit_length() // 8 + 1, "little")).digest(4 * len(words))
+        words.copy_(torch.from_numpy(np.frombuffer(longer, np.uint32).astype(np.int64)))
+        generator.set_state(state)
 
 
 def _of(generator: Any) -> _Seeded:
     if isinstance(generator, torch.Generator):
-        return lambda: _drawn(generator), generator.manual_seed
+        return lambda: _drawn(generator), lambda seed: _seed_torch(generator, seed)
     if isinstance(generator, random.Random):
         return lambda: generator.getrandbits(63), lambda seed: generator.seed(seed)
     if isinstance(generator, np.random.RandomState):
@@ -80,4 +119,6 @@ def _drawn(generator: torch.Generator) -> int:
 
 def generator_apart() -> torch.Generator:
     """A generator with a secret seed, which leaves torch's global one alone."""
-    return torch.Generator().manual_seed(secrets.randbits(63))
+    generator = torch.Generator()
+    _seed_torch(generator, secrets.randbits(_SECRET_BITS))
+    return generator

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from noisette._internal.random_state import of_python_and_numpy
 from noisette._internal.waiting import wait_for
 from noisette.capture.comparison import COMPILED_TOLERANCE, relative_difference, undone
 from noisette.capture.compiler import Compilation, is_free
@@ -171,11 +170,11 @@ class Captured:
 
     def _trace(self, function: Function, inputs: Sequence[Tensor]) -> None:
         try:
-            before = _random_states()
+            before = of_python_and_numpy()
             with undone(self._buffers(), inputs[-1].device):
                 function(*inputs)  # chooses plans and fills caches, which a trace must not do
                 self._graph = trace(function, inputs)
-            if _random_states() != before:
+            if of_python_and_numpy() != before:
                 self._graph = None
                 raise CaptureError("the loss draws from Python's or NumPy's random generator")
             self._ways = [_Way("graph", self._graph)]
@@ -246,9 +245,3 @@ class Captured:
         self.close()
         self._graph, self._compilation, self._ways = None, None, []  # nothing is kept for it
         self._warn(f"the step is not captured: {problem}")
-
-
-def _random_states() -> tuple[object, ...]:
-    """The states of Python's and NumPy's generators."""
-    numpy = np.random.get_state(legacy=False)
-    return random.getstate(), str(numpy)

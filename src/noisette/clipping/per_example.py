@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
+from noisette._internal.random_state import of_python_and_numpy
 from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.captured_step import CapturedSteps
@@ -49,6 +50,11 @@ from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped
 
+_SHARES_NUMBERS = (
+    "The loss draws from Python's or NumPy's random generator: in one call for a whole microbatch, its records would "
+    "share the numbers, and which ones share them would depend on other records; draw them by torch."
+)
+
 
 class PerExampleClip:
     """Bounds each example by scaling its gradient, over all trainable parameters jointly unless ``clipping`` is given.
@@ -66,7 +72,9 @@ class PerExampleClip:
             ``"auto"`` as the quickest of these, where enough microbatches are to be expected to repay the work.
 
     Guarantee: adding or removing one example changes each sum by at most its bound (with ``max_grad_norm`` there is
-    one, of bound C), provided that no operation of the model mixes examples (the preflight checks that).
+    one, of bound C), provided that no operation of the model mixes examples (the preflight checks that), and for given
+    random numbers of each example: without a run, which seeds generators secretly, one example more gives those behind
+    it other masks, and who knows the seed knows them.
     Source: Abadi et al. 2016, algorithm 1; Lee & Kifer 2020, eq. 2.
 
     Raises:
@@ -123,7 +131,9 @@ class PerExampleClip:
         )
         self._one_by_one = OneByOne(self._tape, self._outside)
         self._is_one_by_one = False  # the loss cannot be vectorised
+        self.sees_examples_alone = False  # while it is called with one example at a time
         self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
+        self.loads_meanwhile: Callable[[], bool] = lambda: False  # whether other code may draw numbers; a run sets it
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -251,7 +261,11 @@ class PerExampleClip:
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
         if self._is_one_by_one and not clipping.are_finite:
-            return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
+            self.sees_examples_alone = True
+            try:
+                return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
+            finally:
+                self.sees_examples_alone = False
         try:
             return self._vectorized_sum(loss, microbatch, clipping, public)
         except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
@@ -276,7 +290,10 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
+        before = of_python_and_numpy() if recompute and not self.loads_meanwhile() else None
         found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
+        if before is not None and of_python_and_numpy() != before:
+            raise NotVectorizedError(_SHARES_NUMBERS)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from noisette.errors import PrivacyError
 from noisette.gradients.vmap_internals import outside
 from noisette.nn._time_steps import TimeSteps
 
@@ -35,7 +36,8 @@ class WeightNoise:
     Linear, bilinear and convolutional layers, recurrent layers and cells, and the projections of attention have noise;
     norms, embeddings and the model's own parameters have none. Parameters, optimizers and the keys of the state dict do
     not change. A deep copy of the model draws its own noise. Noise depends on torch's random state
-    (``torch.manual_seed``).
+    (``torch.manual_seed``). In a private run all microbatches of a batch have one draw, which the run makes before it
+    reads them, and recurrent layers have none at each time step.
 
     The noise is drawn before any other hook on the model runs, so the statistics of a public batch before a call
     (:class:`PublicBatchNorm`) are those of the weights of that call. Running averages of batch norm mix the statistics
@@ -78,7 +80,7 @@ class WeightNoise:
         self._in_steps: list[nn.Module] = []
         if not sigma:
             return
-        draw = partial(_draw, sigma=sigma)
+        draw = Draw(sigma)
         for layer in layers.values():
             if each_time_step and isinstance(layer, nn.RNNBase):
                 layer.forward = TimeSteps(layer, sigma)
@@ -128,16 +130,57 @@ def _noise_name(name: str) -> str:
     return f"{name}_noise"
 
 
-def _draw(module: nn.Module, args: Any, *, sigma: float) -> None:
-    """Draw new noise for the module; a parameter that is shared by several layers gets one draw."""
-    drawn: dict[int, Tensor] = {}
-    # Outside of a vectorised loss, in which each example would have a draw of its own.
-    with torch._C.DisableTorchFunction(), outside():
-        for _, _, mean, noise in _noised(module):
-            if (known := drawn.setdefault(id(mean), noise)) is noise:
-                noise.normal_(0.0, sigma)
-            else:
-                noise.copy_(known)
+@dataclass(eq=False)
+class Draw:
+    """A hook before a forward pass, which draws new noise for the module unless that of a batch is held."""
+
+    sigma: float
+    is_held: bool = field(default=False, init=False)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Draw:
+        return Draw(self.sigma)  # a copy belongs to no batch
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not self.is_held:
+            self.draw(module)
+
+    def draw(self, module: nn.Module) -> None:
+        """Draw new noise; a parameter that is shared by several layers gets one draw."""
+        drawn: dict[int, Tensor] = {}
+        # Outside of a vectorised loss, in which each example would have a draw of its own.
+        with torch._C.DisableTorchFunction(), outside():
+            for _, _, mean, noise in _noised(module):
+                if (known := drawn.setdefault(id(mean), noise)) is noise:
+                    noise.normal_(0.0, self.sigma)
+                else:
+                    noise.copy_(known)
+
+
+def hold_noise(model: nn.Module) -> Callable[[], None]:
+    """Draw the noise of a batch: all forward passes have it until the function that is returned is called.
+
+    Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
+    depend on how many come before them, and one record more would move all those behind it to other draws.
+
+    Raises:
+        PrivacyError: noise is drawn within a forward pass, at each time step.
+    """
+    if any(isinstance(vars(part).get("forward"), TimeSteps) for part in model.modules()):
+        raise PrivacyError(
+            "WeightNoise(each_time_step=True) of a recurrent layer draws noise for each microbatch anew, and which "
+            "records share it depends on the others; leave each_time_step out, and the noise is that of the whole batch"
+        )
+    found = [(part, hook) for part in model.modules() for hook in part._forward_pre_hooks.values()]
+    draws = [(part, hook) for part, hook in found if isinstance(hook, Draw)]
+    for part, hook in draws:
+        hook.draw(part)
+        hook.is_held = True
+
+    def let_go() -> None:
+        for _, hook in draws:
+            hook.is_held = False
+
+    return let_go
 
 
 def _set_noisy(layer: nn.Module, args: Any) -> None:

@@ -118,6 +118,7 @@ class DpSgdRun(ABC):
         self._seal = Seal(bound)
         if isinstance(bound, PerExampleClip):
             bound.put_back = self._seal.before_microbatch
+            bound.loads_meanwhile = self._loads_meanwhile
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
         # The ranks of a sharded model take every microbatch together; others meet once a step.
@@ -221,6 +222,11 @@ class DpSgdRun(ABC):
                 stacklevel=3,
             )
 
+    def _loads_meanwhile(self) -> bool:
+        """Whether records are being loaded by code that may draw random numbers."""
+        fetch = None if self._batch is None else self._batch.fetch
+        return fetch is not None and not fetch.is_idle()
+
     def _drawn(self, step: int) -> np.ndarray:
         """Indices of the records of a step's batch that this process loads."""
         whole = self._sampler.indices(step=step)
@@ -228,7 +234,11 @@ class DpSgdRun(ABC):
 
     def _batch_of(self, drawn: np.ndarray) -> Batch:
         """The batch with these records."""
-        before_each = self._seal.before_microbatch
+
+        def before_each() -> None:
+            self._seal.before_microbatch()
+            self._seal.before_random_numbers()
+
         if self._is_sharded:
             batch = JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
         else:
@@ -262,6 +272,9 @@ class DpSgdRun(ABC):
         if isinstance(self._batch, JointBatch) and self._batch.is_blank:
             self._add(self.bound.accumulate_nothing)
             return
+        self._seal.before_random_numbers()
+        if not self._compared and self._batch is not None and self._batch.fetch is not None:
+            self._batch.fetch.settle()  # so that the numbers that the loss draws are seen at least once
         self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
         if (
             not self._compared and not self._is_sharded
@@ -345,6 +358,8 @@ class DpSgdRun(ABC):
             batch.check_bounded(len(batch.indices))
             if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
                 check_coverage(optimizer, self.bound)
+            if batch.fetch is not None:
+                batch.fetch.settle()
             self._seal.before_release()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
             self._commit_step()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisette.clipping.per_example import PerExampleClip
 from noisette.gradients.vmap_internals import current_level
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.validation import Call, checks
@@ -39,7 +40,8 @@ class ValidateOnFirstCall:
         bound = self._bound
         if bound is None or module is not bound.model or not torch.is_grad_enabled() or self._checking:
             return
-        if current_level() is not None:  # a vectorised loss needs no check
+        alone = isinstance(bound, PerExampleClip) and bound.sees_examples_alone
+        if alone or current_level() is not None:  # a vectorised loss needs no check
             return
         mark = _plain_mark(module, args, kwargs)
         if mark is not None and mark == self._mark:

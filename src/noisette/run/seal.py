@@ -20,6 +20,7 @@ from noisette._internal.content_mark import content_mark
 from noisette._internal.random_state import seed_secretly
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
+from noisette.nn.weight_noise import hold_noise
 from noisette.ranks.shards import local
 from noisette.run.model_snapshot import ModelSnapshot
 
@@ -32,9 +33,10 @@ class Seal:
     Before each microbatch and at the release, all buffers, tensor attributes and Python attributes are put back to what
     they were before the first microbatch: they serve within one microbatch. So counters, statistics and caches neither
     tell the number of microbatches nor carry anything from one to the next. A spectral norm of torch then makes its
-    power iteration once for each step, by the weights alone. Random generators have secret seeds within the batch: by a
-    known seed, one record more would give those behind it other views and masks, which others could compute. After it
-    they go on from seeds drawn before the first microbatch. Parameters may not be written at all.
+    power iteration once for each step, by the weights alone. Noise on weights is drawn once for a whole batch. Random
+    generators have secret seeds within the batch: by a known seed, one record more would give those behind it other
+    views and masks, which others could compute. After it they go on from seeds drawn before the first microbatch.
+    Parameters may not be written at all.
 
     Args:
         bound: whose model is sealed, and whose parameters are trained.
@@ -62,6 +64,14 @@ class Seal:
             self._bound.before_batch()
         self._before = _ModelState(self._bound.model, self._trained, self._copies)
         self._copies = self._before.copies
+
+    def before_random_numbers(self) -> None:
+        """Called where records are read and where losses are computed: seeds are secret there.
+
+        Within a batch, the caller may seed torch's generator, or another run that ends a batch does so.
+        """
+        if self._before is not None:
+            self._before.keep_secret()
 
     def before_release(self) -> None:
         """Put everything back before sums of the batch are released.
@@ -96,6 +106,7 @@ class _ModelState:
     """The state of a model before the first microbatch of a batch."""
 
     def __init__(self, model: nn.Module, trained: set[int], copies: dict[int, _Kept]) -> None:
+        self._let_go_of_noise = hold_noise(model)
         self._snapshot = ModelSnapshot(model)
         self._names = {id(local(p)): name for name, p in model.named_parameters()} | {
             id(b): name for name, b in model.named_buffers()
@@ -118,6 +129,13 @@ class _ModelState:
             if type(part).get_extra_state is not nn.Module.get_extra_state
         ]
         self._reseed = seed_secretly(self._snapshot.generators)
+        self._seed = torch.initial_seed()
+
+    def keep_secret(self) -> None:
+        """Seed generators secretly once more if torch's was seeded since."""
+        if torch.initial_seed() != self._seed:
+            seed_secretly(self._snapshot.generators)
+            self._seed = torch.initial_seed()
 
     def put_back(self) -> None:
         """All but the values of parameters and of tensors too large for a copy."""
@@ -139,6 +157,7 @@ class _ModelState:
                 part.set_extra_state(state)
                 if not _is_equal(part.get_extra_state(), state):
                     changed.append(f"the extra state of {type(part).__name__}")
+        self._let_go_of_noise()
         self._reseed()
         return changed
 

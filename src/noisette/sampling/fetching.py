@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import islice
 from typing import Any, Protocol
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from noisette._internal.random_state import generator_apart
+from noisette._internal.random_state import generator_apart, seed_worker_secretly
 from noisette._internal.tensor_tree import map_leaves
-from noisette.sampling.loading import Gather
+from noisette.sampling.loading import Gather, may_draw
 
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
 
@@ -26,6 +26,14 @@ class Source(Protocol):
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
         """The microbatch of each part, in order. A plan may be left early, and then another one begins."""
+        ...
+
+    def settle(self) -> None:
+        """Wait until nothing is being loaded that may draw from the random generators of this process."""
+        ...
+
+    def is_idle(self) -> bool:
+        """Whether nothing of that kind is being loaded now."""
         ...
 
     def close(self) -> None:
@@ -39,6 +47,8 @@ class Thread:
     def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
         self._gather = gather if to is None else _Moved(gather, to)
         self._ahead = ahead
+        self._draws = may_draw(gather)
+        self._under_way: list[Future[Any]] = []  # also of a plan that was left
         self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
@@ -55,7 +65,18 @@ class Thread:
             asked.extend(map(self._ask, islice(parts, 1)))
 
     def _ask(self, part: np.ndarray) -> Future[Any]:
-        return self._helper.submit(self._gather, part)
+        asked = self._helper.submit(self._gather, part)
+        self._under_way = [*(future for future in self._under_way if not future.done()), asked]
+        return asked
+
+    def settle(self) -> None:
+        """Wait for all that was asked for, unless it is rows of columns."""
+        if self._draws:
+            wait(self._under_way)
+
+    def is_idle(self) -> bool:
+        """Whether all that was asked for is there, or is rows of columns."""
+        return not self._draws or all(future.done() for future in self._under_way)
 
     def close(self) -> None:
         """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
@@ -85,6 +106,7 @@ class Processes:
             # The loader draws a seed for each plan, and the number of plans depends on private batches: from the global
             # generator, which is saved and goes on, it would show.
             generator=generator_apart(),
+            worker_init_fn=seed_worker_secretly,
         )
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
@@ -104,6 +126,13 @@ class Processes:
                     "from its checkpoint, with fewer workers or batches(workers=0)"
                 ) from error
             yield microbatch if self._to is None else _arrived(_Copied(microbatch, self._to))
+
+    def settle(self) -> None:
+        """Nothing to do: these processes have generators of their own."""
+
+    def is_idle(self) -> bool:
+        """Always, as far as the generators of this process go."""
+        return True
 
     def close(self) -> None:
         running = self._loader._iterator
@@ -141,6 +170,17 @@ class Fetch:
             raise
         self._planned.popleft()
         return microbatch
+
+    def settle(self) -> None:
+        """Wait until nothing is being loaded that may draw from the random generators of this process.
+
+        Called before they go on from states that others can compute: what is loaded ahead never draws from those.
+        """
+        self._source.settle()
+
+    def is_idle(self) -> bool:
+        """Whether nothing is being loaded now that may draw from them."""
+        return self._source.is_idle()
 
     def close(self) -> None:
         """End the thread or the processes."""

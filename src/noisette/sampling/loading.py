@@ -209,6 +209,11 @@ class _Rows:
         return _each(self._columns, lambda column: _rows(column, at))
 
 
+def may_draw(gather: Gather) -> bool:
+    """Whether loading records runs code of the user, which may draw random numbers; rows of columns draw none."""
+    return not isinstance(gather, _Rows)
+
+
 def _each(columns: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(columns, dict):
         return {name: change(column) for name, column in columns.items()}

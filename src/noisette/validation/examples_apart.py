@@ -90,12 +90,18 @@ def _agree(together: Tensor, alone: Tensor) -> bool:
 
 @contextmanager
 def _generators_restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Within it random generators start from a fixed seed; afterwards they are as they were."""
+    """Within it the generators of the processor and of the tensors' devices start from a fixed seed.
+
+    Afterwards they are as they were. No other device is seeded, since a secret seed of a batch could not be put back.
+    """
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=list(devices)):
-            torch.manual_seed(SEED)
+            torch.default_generator.manual_seed(SEED)
+            for device in devices:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(SEED)
             yield
     finally:
         random.setstate(of_python)
