@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from noisette.errors import PrivacyError
 from noisette.gradients.vmap_internals import outside
 
 F = nn.functional
@@ -37,6 +38,20 @@ class TimeSteps:
     def fit(layer: nn.RNNBase) -> bool:
         """Whether the layer can be computed step by step: it has no projection and no forward method of its own."""
         return not layer.proj_size and type(layer).forward in (nn.LSTM.forward, nn.GRU.forward, nn.RNN.forward)
+
+    def hold(self, module: nn.Module) -> None:
+        """Called where a private batch begins.
+
+        Raises:
+            PrivacyError: always, since which records share a draw would depend on how many come before them.
+        """
+        raise PrivacyError(
+            "WeightNoise(each_time_step=True) of a recurrent layer draws noise for each microbatch anew, and which "
+            "records share it depends on the others; leave each_time_step out, and the noise is that of the whole batch"
+        )
+
+    def let_go(self) -> None:
+        """Nothing is held."""
 
     def __call__(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """What the layer returns for these arguments."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from noisette.errors import PrivacyError
 from noisette.gradients.vmap_internals import outside
 from noisette.nn._time_steps import TimeSteps
 
@@ -144,6 +143,15 @@ class Draw:
         if not self.is_held:
             self.draw(module)
 
+    def hold(self, module: nn.Module) -> None:
+        """Draw noise that all forward passes have until it is let go."""
+        self.draw(module)
+        self.is_held = True
+
+    def let_go(self) -> None:
+        """Draw for each forward pass again."""
+        self.is_held = False
+
     def draw(self, module: nn.Module) -> None:
         """Draw new noise; a parameter that is shared by several layers gets one draw."""
         drawn: dict[int, Tensor] = {}
@@ -154,33 +162,6 @@ class Draw:
                     noise.normal_(0.0, self.sigma)
                 else:
                     noise.copy_(known)
-
-
-def hold_noise(model: nn.Module) -> Callable[[], None]:
-    """Draw the noise of a batch: all forward passes have it until the function that is returned is called.
-
-    Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
-    depend on how many come before them, and one record more would move all those behind it to other draws.
-
-    Raises:
-        PrivacyError: noise is drawn within a forward pass, at each time step.
-    """
-    if any(isinstance(vars(part).get("forward"), TimeSteps) for part in model.modules()):
-        raise PrivacyError(
-            "WeightNoise(each_time_step=True) of a recurrent layer draws noise for each microbatch anew, and which "
-            "records share it depends on the others; leave each_time_step out, and the noise is that of the whole batch"
-        )
-    found = [(part, hook) for part in model.modules() for hook in part._forward_pre_hooks.values()]
-    draws = [(part, hook) for part, hook in found if isinstance(hook, Draw)]
-    for part, hook in draws:
-        hook.draw(part)
-        hook.is_held = True
-
-    def let_go() -> None:
-        for _, hook in draws:
-            hook.is_held = False
-
-    return let_go
 
 
 def _set_noisy(layer: nn.Module, args: Any) -> None:

@@ -20,8 +20,8 @@ from noisette._internal.content_mark import content_mark
 from noisette._internal.random_state import seed_secretly
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
-from noisette.nn.weight_noise import hold_noise
 from noisette.ranks.shards import local
+from noisette.run.held_noise import hold_noise
 from noisette.run.model_snapshot import ModelSnapshot
 
 _KEPT_BYTES = 2**24  # tensors that are not trained are copied up to this size; of larger ones the mark is kept
