@@ -39,8 +39,8 @@ def weight_standardised(model: nn.Module) -> nn.Module:
         ValueError: the model has no convolution that is trained, or the weights of one are derived already.
 
     >>> model = weight_standardised(nn.Sequential(nn.Conv2d(1, 4, 3)))
-    >>> model[0].weight.flatten(1).norm(dim=1).detach()
-    tensor([1.0000, 1.0000, 1.0000, 1.0000])
+    >>> model[0].weight.flatten(1).norm(dim=1).detach().round(decimals=4)
+    tensor([1., 1., 1., 1.])
     """
     layers = {
         name: part

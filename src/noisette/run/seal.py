@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import compress
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from noisette._internal.random_state import seed_secretly
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
 from noisette.ranks.shards import local
-from noisette.run.held_noise import hold_noise
 from noisette.run.model_snapshot import ModelSnapshot
 
 _KEPT_BYTES = 2**24  # tensors that are not trained are copied up to this size; of larger ones the mark is kept
@@ -282,3 +282,49 @@ def _refusal(changed: list[str]) -> PrivacyError:
         "Change weights before the batch's first microbatch or after optimizer.step(); give an embedding max_norm=None "
         "and rescale its weight there; keep what a call of the model computes in a buffer, which is put back after it"
     )
+
+
+@runtime_checkable
+class HoldsNoise(Protocol):
+    """A hook before a module's forward pass, or what takes the place of its forward method, that draws noise for it."""
+
+    def hold(self, module: nn.Module) -> None:
+        """Draw noise now, which all forward passes have until it is let go.
+
+        Raises:
+            PrivacyError: noise is drawn within a forward pass.
+        """
+        ...
+
+    def let_go(self) -> None:
+        """Draw for each forward pass again."""
+        ...
+
+
+def hold_noise(model: nn.Module) -> Callable[[], None]:
+    """Draw the noise of a batch: all forward passes have it until the function that is returned is called.
+
+    Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
+    depend on how many come before them, and one record more would move all those behind it to other draws.
+
+    Raises:
+        PrivacyError: noise is drawn within a forward pass, at each time step.
+    """
+    candidates = [
+        (part, each)
+        for part in model.modules()
+        for each in (*part._forward_pre_hooks.values(), vars(part).get("forward"))
+    ]
+    found = [(part, each) for part, each in candidates if isinstance(each, HoldsNoise)]
+
+    def let_go() -> None:
+        for _, each in found:
+            each.let_go()
+
+    try:
+        for part, each in found:
+            each.hold(part)
+    except BaseException:
+        let_go()
+        raise
+    return let_go
