@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -118,7 +119,9 @@ class DpSgdRun(ABC):
         self._seal = Seal(bound)
         if isinstance(bound, PerExampleClip):
             bound.put_back = self._seal.before_microbatch
-            bound.loads_meanwhile = self._loads_meanwhile
+            # Not a reference to the run itself: the connections of its ranks would live until the interpreter ends.
+            loads = WeakMethod(self._loads_meanwhile)
+            bound.loads_meanwhile = lambda: (call := loads()) is not None and call()
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
         # The ranks of a sharded model take every microbatch together; others meet once a step.
@@ -234,11 +237,7 @@ class DpSgdRun(ABC):
 
     def _batch_of(self, drawn: np.ndarray) -> Batch:
         """The batch with these records."""
-
-        def before_each() -> None:
-            self._seal.before_microbatch()
-            self._seal.before_random_numbers()
-
+        before_each = self._seal.before_reading
         if self._is_sharded:
             batch = JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
         else:

@@ -65,6 +65,11 @@ class Seal:
         self._before = _ModelState(self._bound.model, self._trained, self._copies)
         self._copies = self._before.copies
 
+    def before_reading(self) -> None:
+        """Called before the records of a microbatch are read."""
+        self.before_microbatch()
+        self.before_random_numbers()
+
     def before_random_numbers(self) -> None:
         """Called where records are read and where losses are computed: seeds are secret there.
 
