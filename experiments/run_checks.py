@@ -54,10 +54,9 @@ def checked(run: Path, shadows: int) -> dict[str, Any]:
     repriced = epsilon_of_ledger(run, facts)
     with tempfile.TemporaryDirectory() as out:
         options = ["--steps", "2", "--pairs", "0", "--membership", "--shadows", str(shadows), "--out", out]
-        if code := subprocess.run(
-            [sys.executable, "-m", "noisette", "audit", str(run), *options], check=False
-        ).returncode:
-            sys.exit(code)  # it has said why
+        audit = subprocess.run([sys.executable, "-m", "noisette", "audit", str(run), *options], check=False)
+        if audit.returncode:
+            sys.exit(audit.returncode)  # it has said why
         attacks = json.loads((Path(out) / "membership.json").read_text())
     return {
         "data": facts["data"],

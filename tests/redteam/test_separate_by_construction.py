@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import noisette
-from noisette._internal.random_state import reseed_later
 from noisette.errors import PrivacyError
 
 # That a loss means something else for each example alone is said in a warning, which is not in question here.
@@ -26,17 +23,9 @@ FORGED = [X[:1], X[:1] * 1e8, X[:1] * 1e-8, torch.full((1, 6), torch.nan), torch
 Loss = Callable[..., Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _known_coins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps that are compared draw the same random numbers, which are secret otherwise."""
-    monkeypatch.setattr("noisette.run.seal.seed_secretly", reseed_later)
-
-
 def released(model: nn.Module, loss: Loss, x: Tensor, y: Tensor, *, microbatch: int = 7) -> Tensor:
     """What one step of the public loop releases, with hardly any noise, times the divisor."""
     torch.manual_seed(0)
-    random.seed(0)
-    np.random.seed(0)
     model.zero_grad()
     clip = noisette.PerExampleClip(model, C)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -43,6 +43,14 @@ class OneByOneWarning(UserWarning):
     """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
 
 
+def says_one_by_one(cause: str) -> str:
+    """The warning, given why the loss cannot be vectorised."""
+    return (
+        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
+        "so many microbatches of one example."
+    )
+
+
 class OneByOne:
     """Computes clipped sums by one call of the loss for each example.
 
@@ -55,6 +63,7 @@ class OneByOne:
         self._tape = tape
         self._outside = outside
         self._state = PythonState(tape.root, _WIDEST)
+        self.is_running = False  # while the loss is called with one example at a time
 
     def clipped_sum(
         self,
@@ -76,7 +85,20 @@ class OneByOne:
         Raises:
             PrivacyError: something of an example is left for the next one.
         """
-        public = tuple(public)
+        self.is_running = True
+        try:
+            return self._sum_of_each(loss, microbatch, clipping, tuple(public), put_back)
+        finally:
+            self.is_running = False
+
+    def _sum_of_each(
+        self,
+        loss: Loss,
+        microbatch: Microbatch,
+        clipping: Clipping,
+        public: tuple[Tensor, ...],
+        put_back: PutBack | None,
+    ) -> ClippedSum:
         # Drawn before any example is seen: what one draws, or seeds, does not reach the random numbers of the next.
         reseeds = iter([reseed_later(()) for _ in range(microbatch.count + 1)])
         call_with_zeros(self._tape, loss, microbatch, self._outside, public)

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette._internal.random_state import of_python_and_numpy
 from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
-from noisette.clipping.loss_checks import check_independent, check_one_per_example
+from noisette.clipping.loss_checks import check_independent, check_one_per_example, numbers_apart
 from noisette.clipping.norms import (
     EXAMPLES,
     AdaptiveRule,
@@ -32,7 +31,7 @@ from noisette.clipping.norms import (
     check_real,
     clipping_of,
 )
-from noisette.clipping.one_by_one import OneByOne, OneByOneWarning
+from noisette.clipping.one_by_one import OneByOne, OneByOneWarning, says_one_by_one
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
@@ -49,11 +48,6 @@ from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped
-
-_SHARES_NUMBERS = (
-    "The loss draws from Python's or NumPy's random generator: in one call for a whole microbatch, its records would "
-    "share the numbers, and which ones share them would depend on other records; draw them by torch."
-)
 
 
 class PerExampleClip:
@@ -131,7 +125,6 @@ class PerExampleClip:
         )
         self._one_by_one = OneByOne(self._tape, self._outside)
         self._is_one_by_one = False  # the loss cannot be vectorised
-        self.sees_examples_alone = False  # while it is called with one example at a time
         self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
         self.loads_meanwhile: Callable[[], bool] = lambda: False  # whether other code may draw numbers; a run sets it
         self._sums = Accumulator()
@@ -179,6 +172,11 @@ class PerExampleClip:
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
         self._add(self._by_engine(forward, clipping_of(self._trained_groups(), self.examples)))
+
+    @property
+    def sees_examples_alone(self) -> bool:
+        """Whether the loss is being called with one example at a time."""
+        return self._one_by_one.is_running
 
     @property
     def capture_problems(self) -> tuple[str, ...]:
@@ -261,11 +259,7 @@ class PerExampleClip:
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
         if self._is_one_by_one and not clipping.are_finite:
-            self.sees_examples_alone = True
-            try:
-                return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
-            finally:
-                self.sees_examples_alone = False
+            return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
         try:
             return self._vectorized_sum(loss, microbatch, clipping, public)
         except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
@@ -273,7 +267,7 @@ class PerExampleClip:
                 raise
             fact = str(error).splitlines()[0].partition(". ")[0]
             cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
-            warnings.warn(_says_one_by_one(cause), OneByOneWarning, stacklevel=3)
+            warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=3)
             self._is_one_by_one = True
         return self._clipped_sum(loss, microbatch, clipping, public)
 
@@ -290,10 +284,8 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
-        before = of_python_and_numpy() if recompute and not self.loads_meanwhile() else None
-        found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
-        if before is not None and of_python_and_numpy() != before:
-            raise NotVectorizedError(_SHARES_NUMBERS)
+        with numbers_apart(watched=recompute and not self.loads_meanwhile()):
+            found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)
@@ -398,13 +390,6 @@ class PerExampleClip:
             self._captured.close()
         self._tape.close()
         self._unwrapped.close()
-
-
-def _says_one_by_one(cause: str) -> str:
-    return (
-        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
-        "so many microbatches of one example."
-    )
 
 
 def _without_autocast(device: str) -> AbstractContextManager[object]:

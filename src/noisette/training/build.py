@@ -70,7 +70,7 @@ class TrainingSetup:
         model.to(device)
         chosen = _public_examples(recipe, data, public)
         self.public_weights = _sha256(recipe.model)
-        self.public_digest = _public_digest(recipe, data, chosen)
+        self.public_digest = _public_digest(data, chosen, self.public_weights)
         if recipe.model.standardised:
             assert chosen is not None, "a recipe that standardises names its public examples"
             model = _standardised(model, chosen, data, device)
@@ -113,15 +113,13 @@ def _sha256(model: ModelSection) -> str:
     return "" if model.weights is None else hashlib.sha256(Path(model.weights).read_bytes()).hexdigest()
 
 
-def _public_digest(recipe: Recipe, data: DataSet, chosen: Tensor | None) -> str:
+def _public_digest(data: DataSet, chosen: Tensor | None, public_weights: str) -> str:
     """A digest of the public examples, first weights and word vectors; "" if there are none."""
     given = [array for array in (None if chosen is None else chosen.numpy(), data.vectors) if array is not None]
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(public_weights.encode())
     for array in given:
         digest.update(array.tobytes())
-    if recipe.model.weights is not None:
-        digest.update(Path(recipe.model.weights).read_bytes())
-    return digest.hexdigest() if given or recipe.model.weights is not None else ""
+    return digest.hexdigest() if given or public_weights else ""
 
 
 def _users(recipe: Recipe, data: DataSet) -> Users | None:
