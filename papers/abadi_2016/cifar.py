@@ -22,7 +22,7 @@ class Cifar(Setting):
     lot: int = 2000
     noise: float = 6.0
     clip: float = 3.0
-    lr: float = 0.05
+    lr: float = 0.2
 
     @property
     def seconds_a_step(self) -> float:
