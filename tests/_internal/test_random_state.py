@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
-from noisette._internal.random_state import generator_apart, reseed_later, seed_secretly, seed_worker_secretly
+from noisette._internal.random_state import (
+    generator_apart,
+    of_python_and_numpy,
+    reseed_later,
+    seed_secretly,
+    seed_worker_secretly,
+)
 
 
 def known() -> list[object]:
@@ -47,6 +55,42 @@ def test_generators_go_on_as_without_secret_seeds() -> None:
     own = known()
     reseed_later(own)()
     assert drawn(own) == expected
+
+
+@pytest.fixture
+def _other_bits() -> Iterator[None]:
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(1))
+    yield
+    np.random.set_bit_generator(before)
+
+
+@pytest.mark.usefixtures("_other_bits")
+def test_older_generators_of_numpy_may_have_other_bits() -> None:
+    drawn, after = list[float](), list[list[float]]()
+    for _ in range(2):
+        own = np.random.RandomState(np.random.PCG64(1))
+        np.random.set_bit_generator(np.random.PCG64(1))
+        for generator in (own, np.random):
+            generator.standard_normal()  # keeps a second number for the next call
+        before = of_python_and_numpy([own])
+        go_on = seed_secretly([own])
+        assert of_python_and_numpy([own]) != before
+        drawn += [own.standard_normal(), np.random.standard_normal()]
+        go_on()
+        after.append([own.standard_normal(), np.random.standard_normal()])
+    assert len(set(drawn)) == 4
+    assert after[0] == after[1]
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+def test_each_generator_is_seen_to_draw(number: int) -> None:
+    own = known()
+    before = of_python_and_numpy(own)
+    assert of_python_and_numpy(own) == before
+    generator: Any = own[number]
+    generator.random()
+    assert of_python_and_numpy(own) != before
 
 
 def test_a_generator_apart_has_a_secret_seed_and_uses_no_other() -> None:

@@ -17,6 +17,7 @@ import lightning_faults
 import loop_faults
 import memory_faults
 import noise_faults
+import numbers_faults
 import one_by_one_faults
 import oracle_faults
 import preflight_faults
@@ -44,6 +45,7 @@ GROUPS = {
     "Examples kept apart": vectorized_faults.MUTANTS + coupling_faults.MUTANTS + one_by_one_faults.MUTANTS,
     "Bounds without clipping": clipless_faults.MUTANTS + clipless_call_faults.MUTANTS,
     "State that is published with the weights": seal_faults.MUTANTS,
+    "Random numbers within a batch": numbers_faults.MUTANTS,
     "Noise": noise_faults.MUTANTS,
     "Noise that is correlated over steps": banded_faults.MUTANTS,
     "Prices": price_faults.MUTANTS + oracle_faults.MUTANTS + attack_faults.MUTANTS,

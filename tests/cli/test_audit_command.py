@@ -6,12 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import Result
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from noisette.audit.audited_run import AuditedRun
 from noisette.cli import app
 from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.models import build
 from noisette.training.recipe import Recipe
 
 RECIPE = """
@@ -228,3 +231,25 @@ def test_truncated_files_are_refused(run: Path, tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "does not contain the weights of the run's model" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_from_public_weights_is_attacked_where_their_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "first.safetensors"
+    linear = build("linear", (1, 8, 8), 10)
+    save_file({name: torch.ones_like(value) for name, value in linear.state_dict().items()}, first)
+    recipe = RECIPE.replace('name = "linear"', f'name = "linear"\nweights = {str(first)!r}\nfrozen = []')
+    (tmp_path / "from.toml").write_text(recipe)
+    place = tmp_path / "run"
+    done = CliRunner().invoke(app, ["train", str(tmp_path / "from.toml"), "--out", str(place)])
+    assert done.exit_code == 0, done.output
+    quickly = ("--pairs", "0", "--steps", "2", "--membership", "--shadows", "0")
+    monkeypatch.chdir(tmp_path)
+    done = audit(place, *quickly, out=tmp_path / "audit")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "audit" / "membership.json").exists()
+    save_file({name: torch.zeros_like(value) for name, value in linear.state_dict().items()}, first)
+    done = audit(place, *quickly, out=tmp_path / "other")
+    assert done.exit_code == 2
+    assert "does not contain its public weights" in " ".join(done.stderr.split())

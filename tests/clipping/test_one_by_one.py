@@ -308,6 +308,15 @@ def seeds_others(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).sum() * noise
 
 
+_OWN = random.Random(1)
+
+
+def seeds_its_own(model: nn.Module, x: Tensor) -> Tensor:
+    noise = _OWN.random()
+    _OWN.seed(int(x[0, 0] * 1000))
+    return model(x).sum() * noise
+
+
 def draws_as_often(model: nn.Module, x: Tensor) -> Tensor:
     noise = torch.rand(2, dtype=x.dtype)
     torch.rand(int(x[0, 0].abs() * 1000))
@@ -315,7 +324,7 @@ def draws_as_often(model: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
-@pytest.mark.parametrize("loss", [seeds_torch, seeds_others, draws_as_often])
+@pytest.mark.parametrize("loss", [seeds_torch, seeds_others, seeds_its_own, draws_as_often])
 def test_random_numbers_of_an_example_do_not_depend_on_another(loss: Loss) -> None:
     x = rows(3)
     x[0, 2] = 100.0  # the first record is not finite, so the sum is that of the others, whatever the first has seeded
@@ -327,6 +336,7 @@ def test_random_numbers_of_an_example_do_not_depend_on_another(loss: Loss) -> No
         torch.manual_seed(3)
         random.seed(3)
         np.random.seed(3)
+        _OWN.seed(3)
         found.append(summed(model, lambda m, x: loss(m, x) * (torch.inf if x[0, 2] > 50 else 1.0), records))
         found[-1]["next"] = torch.rand(1)
     for name, value in found[0].items():

@@ -154,7 +154,33 @@ def test_the_release_of_another_run_within_a_batch_leaves_secret_seeds() -> None
     assert not between & seeds
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand])
+def take_by_backward(model: nn.Module, seeds: Callable[[], object]) -> None:
+    clip = noisette.PerExampleClip(model, 1.0)
+    declared = {"sampling_rate": 1.0, "expected_batch_size": 8, "noise_multiplier": 1.0, "separability": "asserted"}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = {"steps": 2, "accountant": noisette.RdpAccountant()}
+    with noisette.privatize(clip, optimizer, (X,), **declared, **settings) as run:
+        for batch in run.batches():
+            for (x,) in batch.microbatches(4):
+                seeds()
+                run.backward(model(x).sum(1))
+            optimizer.step()
+
+
+def test_masks_by_a_known_seed_are_refused_by_backward() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Dropout())
+    take_by_backward(model, lambda: None)
+    with pytest.raises(noisette.PrivacyError, match="was seeded between"):
+        take_by_backward(model, lambda: torch.manual_seed(5))
+    with torch.random.fork_rng():
+        take_by_backward(nn.Linear(FEATURES, 1), lambda: torch.manual_seed(5))  # it gives no numbers
+
+
+_OWN = {"NumPy": np.random.default_rng(1), "older": np.random.RandomState(1), "Python": random.Random(1)}
+_DRAW = {f"{name}, held": generator.random for name, generator in _OWN.items()}
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, *_DRAW.values()])
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.filterwarnings("ignore::noisette.OneByOneWarning")
 def test_records_of_a_microbatch_share_no_number(
@@ -193,3 +219,15 @@ def test_records_of_a_microbatch_share_no_number(
         optimizer.step()
     run.close()
     assert len(set(sums[0].tolist())) == SIZE
+
+
+def test_records_share_no_number_of_a_generator_in_the_model() -> None:
+    def loss(model: Draws, x: Tensor) -> Tensor:
+        return model(x).sum() * (1 + model.of_numpy.random())
+
+    with run_of(Draws(lambda m, x: None), X) as run:
+        for batch in run.batches():
+            (x,) = next(iter(batch.microbatches(len(batch.indices))))
+            with pytest.warns(noisette.OneByOneWarning, match="share the numbers"):
+                run.accumulate(loss, x)
+            return

@@ -34,6 +34,14 @@ def test_the_key_comes_from_rank_0_however_a_group_is_ordered() -> None:
     assert keys != {bytes(32)}
 
 
+def test_ranks_have_one_noise_on_the_weights() -> None:
+    """Which records a rank computes depends on the others: with noises of its own, one more moves those behind it."""
+    first, second = (outcome.value for outcome in on_ranks(2, ranks_attacks.noises_of_batches))
+    assert first == second
+    assert len(first) == STEPS
+    assert len({str(noise) for noise in first}) == STEPS
+
+
 def test_an_error_in_a_release_keeps_nobody_waiting() -> None:
     for outcome in on_ranks(2, ranks_attacks.error_in_a_release):
         assert outcome.value < PATIENCE

@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from noisette import AdaptiveClip, GroupwiseClipping, PerExampleClip, PrivateRun, Ranks, Users, privatize
 from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.nn import WeightNoise
 from ranks_loop import RECORDS, TERMS, loss, network, records
 from ranks_loop import STEPS as STEPS
 
@@ -46,6 +47,21 @@ def take(run: PrivateRun, model: nn.Module | None = None) -> None:
 def order_of_records() -> None:
     x, y = records()
     take(start(PerExampleClip(network(), 0.5), data=(x.flip(0), y.flip(0)) if other() else (x, y)))
+
+
+def noises_of_batches() -> list[list[float]]:
+    """The noise on the weights of each batch, on a rank whose generator has a seed of its own."""
+    model, found = network(), list[list[float]]()
+    WeightNoise(model, 0.5)
+    run = start(PerExampleClip(model, 0.5))
+    torch.manual_seed(dist.get_rank())
+    for batch in run.batches():
+        for x, y in batch.microbatches(5):
+            run.accumulate(loss, x, y)
+            if len(found) == run.steps_taken:
+                found.append(torch.cat([noise.flatten() for noise in model.buffers()]).tolist())
+        run.optimizer.step()
+    return found
 
 
 def a_shard_for_each() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,24 +47,53 @@ def seed_secretly(generators: Iterable[object]) -> Callable[[], None]:
     return reseed
 
 
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Within it torch's global generators have this seed; then they go on as by :func:`reseed_later`."""
+    reseed = reseed_later(())
+    _seed_torch(torch.default_generator, seed)
+    try:
+        yield
+    finally:
+        reseed()
+
+
+def is_drawn_since_seeded() -> bool:
+    """Whether torch's global generators have given numbers since ``torch.manual_seed`` was called."""
+    fresh = torch.Generator().manual_seed(torch.initial_seed())
+    on_devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return not torch.equal(torch.get_rng_state(), fresh.get_state()) or any(g.get_offset() for g in on_devices)
+
+
 def seed_worker_secretly(worker: int) -> None:
     """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
     seed_secretly(())
 
 
-def of_python_and_numpy() -> tuple[object, ...]:
-    """The states of Python's and NumPy's global generators, to be compared with later ones."""
-    numpy: Any = np.random.get_state(legacy=False)
-    if "key" not in numpy["state"]:
-        return random.getstate(), repr(numpy)
-    twister = numpy["state"]
-    return random.getstate(), twister["key"].tobytes(), twister["pos"], numpy["has_gauss"], numpy["gauss"]
+def of_python_and_numpy(generators: Iterable[object] = ()) -> tuple[object, ...]:
+    """The states of Python's and NumPy's global generators and of these, to be compared with later ones."""
+    return random.getstate(), _of_numpy(np.random.get_state(legacy=False)), *map(_state_of, generators)
+
+
+def _state_of(generator: object) -> object:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return _of_numpy(generator.get_state(legacy=False))
+    return _of_numpy(generator.bit_generator.state) if isinstance(generator, np.random.Generator) else None
+
+
+def _of_numpy(state: Any) -> object:
+    if "key" not in state["state"]:
+        return repr(state)
+    twister = state["state"]
+    return twister["key"].tobytes(), twister["pos"], state.get("has_gauss"), state.get("gauss")
 
 
 _Seeded = tuple[Callable[[], int], Callable[[int], Any]]  # draws a seed, and sets one
 
 _default: _Seeded = (lambda: _drawn(torch.default_generator), lambda seed: _seed_torch(torch.default_generator, seed))
-_numpy: _Seeded = (lambda: int(np.random.randint(2**32, dtype=np.uint32)), lambda seed: np.random.seed(_words(seed)))
+_numpy: _Seeded = (lambda: int(np.random.randint(2**32, dtype=np.uint32)), lambda seed: _seed_older(np.random, seed))
 _python: _Seeded = (lambda: random.getrandbits(63), lambda seed: random.seed(seed))
 
 
@@ -71,9 +101,14 @@ def _all(generators: Iterable[object]) -> list[_Seeded]:
     return [_default, _numpy, _python, *(_of(generator) for generator in generators)]
 
 
-def _words(seed: int) -> list[int]:
-    """A seed of 64 bits or more as NumPy's older generators take it."""
-    return [seed >> shift & (2**32 - 1) for shift in range(0, max(64, seed.bit_length()), 32)]
+def _seed_older(generator: Any, seed: int) -> None:
+    """Seed a ``RandomState``, or NumPy's global one."""
+    state = generator.get_state(legacy=False)
+    if state["bit_generator"] == "MT19937":
+        generator.seed([seed >> shift & (2**32 - 1) for shift in range(0, max(64, seed.bit_length()), 32)])
+    else:
+        bits = getattr(np.random, state["bit_generator"])
+        generator.set_state({**bits(seed).state, "has_gauss": 0, "gauss": 0.0})
 
 
 def _seed_torch(generator: torch.Generator, seed: int) -> None:
@@ -103,7 +138,7 @@ def _of(generator: Any) -> _Seeded:
     if isinstance(generator, random.Random):
         return lambda: generator.getrandbits(63), lambda seed: generator.seed(seed)
     if isinstance(generator, np.random.RandomState):
-        return lambda: int(generator.randint(2**32, dtype=np.uint32)), lambda seed: generator.seed(_words(seed))
+        return lambda: int(generator.randint(2**32, dtype=np.uint32)), lambda seed: _seed_older(generator, seed)
     bits = generator.bit_generator
 
     def seed(value: int) -> None:

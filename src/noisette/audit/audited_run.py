@@ -28,7 +28,7 @@ from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
-from noisette.training.build import TrainingSetup, principal_components_of
+from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights
 from noisette.training.cost import start_run
 from noisette.training.recipe import Recipe
 
@@ -304,11 +304,15 @@ def _check_ledger(event: PoissonGaussian, steps: int, path: Path) -> None:
 
 def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
     """The recipe of a run; or ``None``, and the parts that its facts do not contain."""
-    public = facts["recipe"]["public"]["data"]
+    recipe = Recipe.of(facts["recipe"], RUN_FILE)
+    public = recipe.public.data
     lacking = [
         what
         for what, lacks in (
-            ("the file of its public weights", facts["public_weights"]),
+            (
+                "its public weights, and their file is not in the working folder",
+                not _are_known(facts["public_weights"], recipe),
+            ),
             ("the declaration of its data", facts["data"] not in names()),
             ("its public data", public and public not in names()),
         )
@@ -316,4 +320,15 @@ def _recipe(facts: Mapping[str, Any]) -> tuple[Recipe | None, str]:
     ]
     if lacking:
         return None, " and ".join(lacking)
-    return Recipe.of(facts["recipe"], RUN_FILE), ""
+    return recipe, ""
+
+
+def _are_known(public_weights: str, recipe: Recipe) -> bool:
+    """Whether the file of the weights that a run began with is in the working folder, if it began with a file.
+
+    Of its path, a run folder contains the name alone.
+    """
+    try:
+        return not public_weights or sha256_of_first_weights(recipe.model) == public_weights
+    except (OSError, ValueError):
+        return False

@@ -39,6 +39,7 @@ class PythonState:
 
     Attributes:
         meets_generator: whether the last call of :meth:`of` has met a generator that is not at its end.
+        generators: those of random numbers that it has met.
     """
 
     def __init__(self, model: nn.Module, widest: int = WIDEST) -> None:
@@ -48,6 +49,7 @@ class PythonState:
         self._counted: set[str] = set()
         self._walks: dict[int, Walk] = {}  # of modules
         self.meets_generator = False
+        self.generators: list[object] = []
 
     def of(self, *reached: Any) -> Hashable:
         """What stands there now, given the functions that are called and the other values that they get."""
@@ -59,6 +61,7 @@ class PythonState:
                 break
             self._walks.clear()  # they have looked for fewer names
         self.meets_generator = any(walk.meets_generator for walk in walks)
+        self.generators = [generator for walk in walks for generator in walk.generators]
         return tuple([part for walk in walks for part in (walk.found, _of_tensors(walk), _of_arrays(walk))])
 
     def _all_walks(self, reached: tuple[Any, ...]) -> list[Walk]:

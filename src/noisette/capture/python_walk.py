@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from noisette._internal.random_state import GENERATORS
 from noisette.capture.code_names import names_counted, names_read
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
@@ -69,6 +70,7 @@ class Walk:
 
     Attributes:
         tensors, arrays: met, whose state is read at each call.
+        generators: met, which draw random numbers.
         modules: met, which are not walked through.
         meets_generator: whether there is one that goes on with what it has left in its variables.
     """
@@ -79,6 +81,7 @@ class Walk:
         self.counted = counted
         self.tensors: list[Tensor] = []
         self.arrays: list[np.ndarray] = []
+        self.generators: list[object] = []
         self.modules: list[nn.Module] = []
         self.meets_generator = False
         self._values: list[Hashable] = []
@@ -114,6 +117,9 @@ class Walk:
             self.tensors.append(value)
         elif isinstance(value, np.ndarray):
             self.arrays.append(value)
+        elif isinstance(value, GENERATORS):
+            self.generators.append(value)
+            self._values.append(id(value))
         elif isinstance(value, _BYTES):
             self._values.append(_content_of(value))
             self._is_watchable = False  # they change without another object in their place

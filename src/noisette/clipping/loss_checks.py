@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from noisette._internal.random_state import of_python_and_numpy
 from noisette.errors import PrivacyError
 from noisette.gradients.batch_axis import secret_order
-from noisette.gradients.vectorized_errors import NotVectorizedError
 
 # Signed powers of two, which are exact in floating point: independent gradients are scaled by them to the last bit.
 _WEIGHTS = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.25, -0.25, 0.125, -0.125])
 # Of the largest gradient of a row; covers sums that a graphics card adds up in another order each time.
 _TOLERANCE = 1e-6
-_SHARES_NUMBERS = (
-    "The loss draws from Python's or NumPy's random generator: in one call for a whole microbatch, its records would "
-    "share the numbers, and which ones share them would depend on other records; draw them by torch."
-)
-
-
-@contextmanager
-def numbers_apart(*, watched: bool) -> Iterator[None]:
-    """Within it a loss is called for a whole microbatch; ``watched`` is whether no other code draws numbers meanwhile.
-
-    Raises:
-        NotVectorizedError: it was watched, and has drawn from Python's or NumPy's global generator.
-    """
-    before = of_python_and_numpy() if watched else None
-    yield
-    if before is not None and of_python_and_numpy() != before:
-        raise NotVectorizedError(_SHARES_NUMBERS)
 
 
 def check_one_per_example(losses: Tensor) -> None:

@@ -4,7 +4,8 @@ Guarantee: an example's gradient is computed from that example and the weights, 
 example is left in what the loss reads. Tensors are followed, the model is put back after each example where a run does
 so, and what else Python keeps is compared: the attributes of modules and objects, closures, globals, and containers.
 Generators are refused. Not seen are other objects of Python's own library, files, and containers of more than a million
-entries. Random numbers of an example start from a seed that was drawn before the first one.
+entries. Random numbers of an example start from a seed that was drawn before the first one, also those of generators
+that the model and the loss hold.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class OneByOne:
         put_back: PutBack | None,
     ) -> ClippedSum:
         # Drawn before any example is seen: what one draws, or seeds, does not reach the random numbers of the next.
-        reseeds = iter([reseed_later(()) for _ in range(microbatch.count + 1)])
+        self._state.of(loss)
+        held = self._state.generators
+        reseeds = iter([reseed_later(held) for _ in range(microbatch.count + 1)])
         call_with_zeros(self._tape, loss, microbatch, self._outside, public)
         if put_back is not None:
             put_back()

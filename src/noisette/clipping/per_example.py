@@ -18,7 +18,7 @@ from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
-from noisette.clipping.loss_checks import check_independent, check_one_per_example, numbers_apart
+from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.norms import (
     EXAMPLES,
     AdaptiveRule,
@@ -33,6 +33,7 @@ from noisette.clipping.norms import (
 )
 from noisette.clipping.one_by_one import OneByOne, OneByOneWarning, says_one_by_one
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
@@ -124,6 +125,7 @@ class PerExampleClip:
             lambda: None if self.put_back is None else self.put_back(),
         )
         self._one_by_one = OneByOne(self._tape, self._outside)
+        self._shared_numbers = SharedNumbers(self.model)
         self._is_one_by_one = False  # the loss cannot be vectorised
         self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
         self.loads_meanwhile: Callable[[], bool] = lambda: False  # whether other code may draw numbers; a run sets it
@@ -284,7 +286,7 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
-        with numbers_apart(watched=recompute and not self.loads_meanwhile()):
+        with self._shared_numbers.refused(loss, watched=recompute and not self.loads_meanwhile()):
             found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)

@@ -116,7 +116,7 @@ class DpSgdRun(ABC):
             correlation_of(event, steps - steps_taken - steps_lost),
         )
         self._names = {id(p): name for name, p in bound.parameters.items()}
-        self._seal = Seal(bound)
+        self._seal = Seal(bound, key)
         if isinstance(bound, PerExampleClip):
             bound.put_back = self._seal.before_microbatch
             # Not a reference to the run itself: the connections of its ranks would live until the interpreter ends.
@@ -298,6 +298,7 @@ class DpSgdRun(ABC):
         if self.separability != "asserted":
             raise PrivacyError(_NOT_ASSERTED)
         self._check_microbatch("backward", losses.shape[0] if losses.dim() == 1 else None, "losses")
+        self._seal.check_numbers_are_secret()
         if not self._add(lambda: self.bound.backward(losses)) and not losses._is_view():
             losses.detach_()  # the caller's reference to the losses would keep all activations alive
 

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
 from noisette._internal.content_mark import content_mark
-from noisette._internal.random_state import seed_secretly
+from noisette._internal.keystream import SecretKey
+from noisette._internal.random_state import is_drawn_since_seeded, seed_secretly, torch_seeded
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
 from noisette.ranks.shards import local
@@ -40,14 +41,17 @@ class Seal:
 
     Args:
         bound: whose model is sealed, and whose parameters are trained.
+        key: of the run, the same on all ranks.
 
     Guarantee: after the release, what ``state_dict`` and a pickle of the model contain does not depend on the batch
     beside the released sums. Not seen: closures, hooks and globals, and objects that are no part of the model
     (:class:`noisette.run.model_snapshot.ModelSnapshot`).
     """
 
-    def __init__(self, bound: GradientBound) -> None:
+    def __init__(self, bound: GradientBound, key: SecretKey) -> None:
         self._bound = bound
+        self._key = key
+        self._batches = 0
         self._trained = {id(local(p)) for p in bound.parameters.values()}
         self._before: _ModelState | None = None  # the first microbatch; None between batches
         self._copies: dict[int, _Kept] = {}  # of parameters at the last batch, by id
@@ -62,7 +66,7 @@ class Seal:
             raise self._refusal
         if isinstance(self._bound, PreparesBatch):
             self._bound.before_batch()
-        self._before = _ModelState(self._bound.model, self._trained, self._copies)
+        self._before = _ModelState(self._bound.model, self._trained, self._copies, self._seed_of_all_ranks())
         self._copies = self._before.copies
 
     def before_reading(self) -> None:
@@ -77,6 +81,15 @@ class Seal:
         """
         if self._before is not None:
             self._before.keep_secret()
+
+    def check_numbers_are_secret(self) -> None:
+        """Check that torch's generator had a secret seed where losses were computed, unless it has given no numbers.
+
+        Raises:
+            PrivacyError: it was seeded within the batch, and has given numbers since.
+        """
+        if self._before is not None and self._before.is_seeded_since() and is_drawn_since_seeded():
+            raise PrivacyError(_KNOWN_NUMBERS)
 
     def before_release(self) -> None:
         """Put everything back before sums of the batch are released.
@@ -97,6 +110,13 @@ class Seal:
         if self._before is not None:
             self._before.put_back()
 
+    def _seed_of_all_ranks(self) -> int:
+        """For numbers that all records of a batch share, on whichever rank they are."""
+        words = np.empty(4, np.uint64)
+        self._key.fill(words, purpose="numbers of a batch", name="torch", step=self._batches)
+        self._batches += 1
+        return int.from_bytes(words.tobytes(), "little")
+
     def open_again(self) -> list[str]:
         """Put everything back, and end the batch.
 
@@ -110,8 +130,8 @@ class Seal:
 class _ModelState:
     """The state of a model before the first microbatch of a batch."""
 
-    def __init__(self, model: nn.Module, trained: set[int], copies: dict[int, _Kept]) -> None:
-        self._let_go_of_noise = hold_noise(model)
+    def __init__(self, model: nn.Module, trained: set[int], copies: dict[int, _Kept], seed: int) -> None:
+        self._let_go_of_noise = hold_noise(model, seed)
         self._snapshot = ModelSnapshot(model)
         self._names = {id(local(p)): name for name, p in model.named_parameters()} | {
             id(b): name for name, b in model.named_buffers()
@@ -138,9 +158,13 @@ class _ModelState:
 
     def keep_secret(self) -> None:
         """Seed generators secretly once more if torch's was seeded since."""
-        if torch.initial_seed() != self._seed:
+        if self.is_seeded_since():
             seed_secretly(self._snapshot.generators)
             self._seed = torch.initial_seed()
+
+    def is_seeded_since(self) -> bool:
+        """Whether torch's generator has another seed than it was given."""
+        return torch.initial_seed() != self._seed
 
     def put_back(self) -> None:
         """All but the values of parameters and of tensors too large for a copy."""
@@ -278,6 +302,14 @@ def _advance_spectral_norms(model: nn.Module) -> None:
                 hook.compute_weight(module, do_power_iteration=module.training)
 
 
+_KNOWN_NUMBERS = (
+    "torch's random generator was seeded between the reading of this microbatch and run.backward(), and has given "
+    "numbers since: by a seed that others know, one record more would give those behind it other masks, which others "
+    "could compute. Seed torch before the first microbatch of a batch or after optimizer.step(); of "
+    "several runs, end the batch of one before that of another begins"
+)
+
+
 def _refusal(changed: list[str]) -> PrivacyError:
     names = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
     return PrivacyError(
@@ -306,11 +338,16 @@ class HoldsNoise(Protocol):
         ...
 
 
-def hold_noise(model: nn.Module) -> Callable[[], None]:
+def hold_noise(model: nn.Module, seed: int) -> Callable[[], None]:
     """Draw the noise of a batch: all forward passes have it until the function that is returned is called.
 
     Records of one forward pass share a draw. With another draw for each microbatch, which records share one would
-    depend on how many come before them, and one record more would move all those behind it to other draws.
+    depend on how many come before them, and one record more would move all those behind it to other draws. Likewise
+    for each rank: which records a rank computes depends on the others of the batch.
+
+    Args:
+        model: whose parts may draw noise.
+        seed: the same on all ranks.
 
     Raises:
         PrivacyError: noise is drawn within a forward pass, at each time step.
@@ -326,9 +363,12 @@ def hold_noise(model: nn.Module) -> Callable[[], None]:
         for _, each in found:
             each.let_go()
 
+    if not found:
+        return let_go
     try:
-        for part, each in found:
-            each.hold(part)
+        with torch_seeded(seed):
+            for part, each in found:
+                each.hold(part)
     except BaseException:
         let_go()
         raise

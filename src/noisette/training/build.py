@@ -69,7 +69,7 @@ class TrainingSetup:
             model.get_submodule("features").load_state_dict({"1.weight": self.components})
         model.to(device)
         chosen = _public_examples(recipe, data, public)
-        self.public_weights = _sha256(recipe.model)
+        self.public_weights = sha256_of_first_weights(recipe.model)
         self.public_digest = _public_digest(data, chosen, self.public_weights)
         if recipe.model.standardised:
             assert chosen is not None, "a recipe that standardises names its public examples"
@@ -106,7 +106,7 @@ class TrainingSetup:
         self.tested = augmentation.tested(learned, self.published)
 
 
-def _sha256(model: ModelSection) -> str:
+def sha256_of_first_weights(model: ModelSection) -> str:
     """The SHA-256 of the public weights that a run begins with, "" if there are none."""
     if is_folder_of_model(model.name):
         return sha256_of_weights(Path(model.name))

@@ -68,6 +68,8 @@ def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> N
         '[data]\ncolumns = "schema"\n',
         '[data]\ncategories = {ward = "AB"}\n',
         "[data]\nranges = {age = 100}\n",
+        "[data]\nranges = {age = [0]}\n",
+        "[data]\nranges = {age = [0, 1, 2]}\n",
         "[data]\nclasses = [0, 1]\n",
         "[data]\nmean = 0.5\ndeviation = 0.5\n",
     ],

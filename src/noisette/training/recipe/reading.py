@@ -52,7 +52,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind is Any:
         return True
     if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(item, parts[0]) for item in value)
+        kinds = parts[:1] * len(value) if parts[-1] is Ellipsis and isinstance(value, tuple) else parts
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
     if origin is Mapping:
         return isinstance(value, dict) and all(_fits(item, parts[1]) for item in value.values())
     if choices := _choices(kind):

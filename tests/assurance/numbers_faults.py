@@ -1,0 +1,132 @@
+"""Faults of random numbers within a batch: others know their seeds, or records share them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from noisette._internal import random_state
+from noisette.clipping.shared_numbers import SharedNumbers
+from noisette.run import seal
+from noisette.run.seal import Seal
+from noisette.sampling import fetching
+from planted import Mutant
+from ranks_faults import on_each_rank
+
+_GENERATORS = "redteam/test_generator_state.py"
+_FETCHING = "sampling/test_fetching.py"
+_SHARED = f"{_GENERATORS}::test_records_of_a_microbatch_share_no_number"
+_HELD = f"{_GENERATORS}::test_records_share_no_number_of_a_generator_in_the_model"
+
+
+def known_seeds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seal, "seed_secretly", random_state.reseed_later)
+
+
+def seeds_of_the_loop(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Seal, "before_random_numbers", lambda self: None)
+
+
+def trusting_backward(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Seal, "check_numbers_are_secret", lambda self: None)
+
+
+def impatient_release(patch: pytest.MonkeyPatch) -> None:
+    """The release does not wait for records that a thread loads."""
+    patch.setattr(fetching.Fetch, "settle", lambda self: None)
+
+
+def short_seeds(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(random_state, "_SECRET_BITS", 31)
+
+
+def worker_seeds_of_torch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fetching, "seed_worker_secretly", None)
+
+
+def noise_of_each_microbatch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seal, "hold_noise", lambda model, seed: lambda: None)
+
+
+def noise_of_each_rank(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seal, "torch_seeded", lambda seed: nullcontext())
+
+
+def unwatched(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SharedNumbers, "refused", lambda self, loss, watched: nullcontext())
+
+
+def global_generators_alone(patch: pytest.MonkeyPatch) -> None:
+    def held_by(self: SharedNumbers, loss: Any) -> list[object]:
+        return []
+
+    patch.setattr(SharedNumbers, "_held_by", held_by)
+
+
+MUTANTS = [
+    Mutant(
+        "random numbers within a batch have known seeds",
+        "one record more gives those behind it other masks and views, which others can compute",
+        known_seeds,
+        (f"{_GENERATORS}::test_who_knows_the_seeds_does_not_know_the_masks",),
+    ),
+    Mutant(
+        "a loop that seeds torch within a batch makes its seeds known",
+        "masks by a known seed, in a loop or beside another run",
+        seeds_of_the_loop,
+        (
+            f"{_GENERATORS}::test_a_loop_that_seeds_each_microbatch_has_secret_masks_all_the_same",
+            f"{_GENERATORS}::test_the_release_of_another_run_within_a_batch_leaves_secret_seeds",
+        ),
+    ),
+    Mutant(
+        "losses for backward may be computed by a known seed",
+        "masks by a known seed, where the caller computes the losses",
+        trusting_backward,
+        (f"{_GENERATORS}::test_masks_by_a_known_seed_are_refused_by_backward",),
+    ),
+    Mutant(
+        "records are loaded while generators have known seeds",
+        "views by a known seed, and generators that tell how many records were loaded",
+        impatient_release,
+        (f"{_FETCHING}::test_nothing_is_drawn_ahead_between_steps",),
+    ),
+    Mutant(
+        "secret seeds have 31 bits",
+        "all of them can be tried",
+        short_seeds,
+        ("_internal/test_random_state.py::test_secret_seeds_are_too_many_to_be_tried",),
+    ),
+    Mutant(
+        "loading processes have the seeds of torch's loader",
+        "32 bits, which can be tried",
+        worker_seeds_of_torch,
+        (f"{_FETCHING}::test_processes_have_seeds_that_are_too_many_to_be_tried",),
+    ),
+    Mutant(
+        "weight noise is drawn for each microbatch",
+        "which records share a draw depends on how many come before them",
+        noise_of_each_microbatch,
+        ("nn/test_weight_noise.py::test_all_microbatches_of_a_private_batch_have_one_draw",),
+    ),
+    Mutant(
+        "each rank draws its own weight noise",
+        "which records share a draw depends on how many come before them",
+        on_each_rank(noise_of_each_rank),
+        ("redteam/test_ranks_apart.py::test_ranks_have_one_noise_on_the_weights",),
+    ),
+    Mutant(
+        "numbers of Python and NumPy are drawn once for a microbatch",
+        "which records share them depends on how many come before them",
+        unwatched,
+        (_SHARED, _HELD),
+    ),
+    Mutant(
+        "generators that the loss or the model holds are not watched",
+        "the same by numbers of their own",
+        global_generators_alone,
+        (_SHARED, _HELD),
+    ),
+]
