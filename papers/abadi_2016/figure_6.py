@@ -28,10 +28,10 @@ _ABOUT = (
     "the file from a seed in minutes. And our copy of CIFAR-10 is recompressed as JPEG. So our accuracies are not "
     "comparable with the printed ones.",
     "Further differences: the paper also tried two layers alone, gave the last layer twice the clipping norm of the "
-    "others, and distorted its training images at random; it does not print its learning rate. Ours, 0.2, is the best "
-    "of five on EMNIST letters (81.5 % there; half of it 78.6 %, twice 74.7 %), with the noise and the steps of epsilon "
-    "2. A first rate of 0.05, which nothing had chosen, had reached 40.1 % and 37.0 % on CIFAR-10 at epsilon 2 and 4. "
-    "The command without --full leaves out epsilon 8.",
+    "others, and distorted its training images at random; it does not print its learning rate. Ours, 0.2, is the "
+    "best of five on EMNIST letters (81.5 % there; half of it 78.6 %, twice 74.7 %), with the noise and the steps of "
+    "epsilon 2. A first rate of 0.05, which nothing had chosen, had reached 40.1 % and 37.0 % on CIFAR-10 at epsilon 2 "
+    "and 4. The command without --full leaves out epsilon 8.",
 )
 
 

@@ -53,9 +53,11 @@ GRID: Grid[Method, Setting, Cell, Run] = Grid(
         "46.9). Mean, deviation and range of yeast's training columns were then looked at, which no epsilon covers: "
         "they are standardised. The breadth was chosen again on standardised columns of the public sets.",
         "The paper's split is not known, only its sizes: 80 % for training; the 297 test rows of yeast fix an area "
-        "only within about three points. Its census set is too large to be distributed with these sets. ADBench has "
+        "only within about three points, the 975 anomalies among those of celeba within 0.4 (one standard error). On "
+        "our split of yeast a support vector machine reaches 74.8 without privacy, below the printed 75.1; on that of "
+        "celeba a logistic regression 97.1. Its census set is too large to be distributed with these sets. ADBench has "
         "scaled the columns of most sets by statistics of all rows, which no epsilon here covers; except for yeast as "
-        "said, nothing else was computed from the rows.",
+        "said, nothing else was computed from the rows when these settings were chosen.",
     ),
     of="set",
     columns=METHODS,

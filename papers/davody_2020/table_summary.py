@@ -61,8 +61,8 @@ _NOISE_ON_WEIGHTS = (
     Shown(table_2.GRID, "ln-lenet-5", (0.1, 2.0), _RATES),
 )
 _OTHERS = (
-    Shown(table_3.GRID, "vgg-16", (1.0,), "needs a GPU"),
-    Shown(table_3.GRID, "bn-vgg-16", (1.0,), "needs a GPU"),
+    Shown(table_3.GRID, "vgg-16", (1.0,), "needs a GPU; the table below has networks of an eighth of the width"),
+    Shown(table_3.GRID, "bn-vgg-16", (1.0,), "needs a GPU; the table below has networks of an eighth of the width"),
     Shown(table_4.GRID, "bilstm-dl", (2.0,), _ARTICLES),
     Shown(table_4.GRID, "ln-bilstm-dl", (2.0,), _ARTICLES),
     Shown(table_5.GRID, PLAIN.name, (7.0, 1.0, 0.1), _PRIVATE),
