@@ -57,20 +57,23 @@ def test_generators_go_on_as_without_secret_seeds() -> None:
     assert drawn(own) == expected
 
 
+_NUMPY: Any = np.random
+
+
 @pytest.fixture
 def _other_bits() -> Iterator[None]:
-    before = np.random.get_bit_generator()
-    np.random.set_bit_generator(np.random.PCG64(1))
+    before = _NUMPY.get_bit_generator()
     yield
-    np.random.set_bit_generator(before)
+    _NUMPY.set_bit_generator(before)
 
 
 @pytest.mark.usefixtures("_other_bits")
-def test_older_generators_of_numpy_may_have_other_bits() -> None:
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.Philox, np.random.SFC64])
+def test_older_generators_of_numpy_may_have_other_bits(bits: Any) -> None:
     drawn, after = list[float](), list[list[float]]()
     for _ in range(2):
-        own = np.random.RandomState(np.random.PCG64(1))
-        np.random.set_bit_generator(np.random.PCG64(1))
+        own = np.random.RandomState(bits(1))
+        _NUMPY.set_bit_generator(bits(1))
         for generator in (own, np.random):
             generator.standard_normal()  # keeps a second number for the next call
         before = of_python_and_numpy([own])

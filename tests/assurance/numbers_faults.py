@@ -5,13 +5,17 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import pytest
 
 from noisette._internal import random_state
 from noisette.clipping.shared_numbers import SharedNumbers
-from noisette.run import seal
+from noisette.nn import weight_noise
+from noisette.run import model_snapshot, seal
+from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.seal import Seal
 from noisette.sampling import fetching
+from noisette.sampling.poisson import Batch
 from planted import Mutant
 from ranks_faults import on_each_rank
 
@@ -23,6 +27,7 @@ _HELD = f"{_GENERATORS}::test_records_share_no_number_of_a_generator_in_the_mode
 
 def known_seeds(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(seal, "seed_secretly", random_state.reseed_later)
+    patch.setattr(seal, "seed_secretly_again", lambda generators: None)
 
 
 def seeds_of_the_loop(patch: pytest.MonkeyPatch) -> None:
@@ -30,7 +35,7 @@ def seeds_of_the_loop(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusting_backward(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Seal, "check_numbers_are_secret", lambda self: None)
+    patch.setattr(Seal, "warn_of_known_numbers", lambda self: None)
 
 
 def impatient_release(patch: pytest.MonkeyPatch) -> None:
@@ -52,6 +57,29 @@ def noise_of_each_microbatch(patch: pytest.MonkeyPatch) -> None:
 
 def noise_of_each_rank(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(seal, "torch_seeded", lambda seed: nullcontext())
+
+
+def seeds_of_the_data_set(patch: pytest.MonkeyPatch) -> None:
+    """What the data set seeds while it reads records stays."""
+    whole = DpSgdRun._batch_of
+
+    def batch_of(self: DpSgdRun, drawn: np.ndarray) -> Batch:
+        batch = whole(self, drawn)
+        batch.before_use = lambda: None
+        return batch
+
+    patch.setattr(DpSgdRun, "_batch_of", batch_of)
+
+
+def direct_generators_alone(patch: pytest.MonkeyPatch) -> None:
+    """Generators behind methods and functions that the model holds keep their seeds."""
+    patch.setattr(
+        model_snapshot, "generators_of", lambda value: [value] if isinstance(value, random_state.GENERATORS) else []
+    )
+
+
+def noise_from_around(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(weight_noise._SetNoisy, "hold", lambda self, module: None)
 
 
 def unwatched(patch: pytest.MonkeyPatch) -> None:
@@ -82,10 +110,23 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "losses for backward may be computed by a known seed",
+        "nobody warns of losses for backward that are computed by a known seed",
         "masks by a known seed, where the caller computes the losses",
         trusting_backward,
-        (f"{_GENERATORS}::test_masks_by_a_known_seed_are_refused_by_backward",),
+        (f"{_GENERATORS}::test_backward_warns_of_masks_by_a_known_seed",),
+    ),
+    Mutant(
+        "what a data set seeds stays where losses are computed by the caller",
+        "masks by the seed of a record",
+        seeds_of_the_data_set,
+        (f"{_GENERATORS}::test_a_data_set_that_seeds_generators_leaves_secret_ones",),
+        seen_as=(UserWarning,),
+    ),
+    Mutant(
+        "generators behind methods that the model holds keep their seeds",
+        "numbers that others know, and a state that tells the batch",
+        direct_generators_alone,
+        (f"{_GENERATORS}::test_generators_that_a_model_holds_indirectly_have_secret_seeds",),
     ),
     Mutant(
         "records are loaded while generators have known seeds",
@@ -110,6 +151,12 @@ MUTANTS = [
         "which records share a draw depends on how many come before them",
         noise_of_each_microbatch,
         ("nn/test_weight_noise.py::test_all_microbatches_of_a_private_batch_have_one_draw",),
+    ),
+    Mutant(
+        "weight noise may be drawn by a module around the model",
+        "other noise for each microbatch",
+        noise_from_around,
+        ("nn/test_weight_noise.py::test_noise_that_is_drawn_around_the_model_of_a_run_is_refused",),
     ),
     Mutant(
         "each rank draws its own weight noise",

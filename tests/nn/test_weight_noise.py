@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 from collections.abc import Callable
 from contextlib import closing
 
@@ -416,6 +417,36 @@ def test_all_microbatches_of_a_private_batch_have_one_draw(each_time_step: bool)
     assert len(set(found)) == 3, "one in each of three steps"
     with torch.no_grad():
         assert model(torch.ones(1, 6))[0, 0] != model(torch.ones(1, 6))[0, 0], "each call has its own afterwards"
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_noise_that_is_drawn_around_the_model_of_a_run_is_refused() -> None:
+    inner = mlp()
+    outer = Outer(inner)
+    WeightNoise(outer, 0.5)
+    with pytest.raises(PrivacyError, match="before it is wrapped"):
+        train_privately(inner, (torch.randn(20, 6),), lambda model, x: outer(x).square().sum(1))
+
+
+def test_a_copy_that_is_made_within_a_batch_draws_its_own_noise() -> None:
+    model, copies = mlp(), list[nn.Module]()
+    WeightNoise(model, 0.5)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        copies.append(pickle.loads(pickle.dumps(model)))
+        return model(x).square().sum(1)
+
+    train_privately(model, (torch.randn(20, 6),), loss)
+    x = torch.ones(1, 6)
+    assert (copies[0](x) != copies[0](x)).all()
 
 
 def test_mixing_is_refused_under_noise_too() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsdp_loop import refused, restored, run_out_once, spoilt, start_and_save, take_steps
+from fsdp_loop import refused, restored, run_out_once, shared_numbers, spoilt, start_and_save, take_steps
 from noisette.run import checkpoint_file
 from process_group import alone, on_ranks
 from ranks_loop import Course
@@ -93,3 +93,8 @@ def test_what_cannot_be_done_is_refused_with_the_remedy(what: str, way_out: str)
     for outcome in on_ranks(2, refused, what):
         assert outcome.error == "PrivacyError"
         assert way_out in outcome.text
+
+
+def test_a_loss_whose_texts_would_share_numbers_is_refused() -> None:
+    for outcome in on_ranks(2, shared_numbers):
+        assert "share the numbers" in outcome.text

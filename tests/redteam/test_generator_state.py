@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 import noisette
 from published_runs import CLASSES, FEATURES, SIZE, STEPS, X, differences, known_release, published, train
@@ -29,6 +33,7 @@ class Draws(nn.Module):
         super().__init__()
         self.layer, self.draw = nn.Linear(FEATURES, CLASSES), draw
         self.own = torch.Generator().manual_seed(1)
+        self.held: Any = None
         self.of_numpy, self.older, self.of_python = np.random.default_rng(2), np.random.RandomState(3), random.Random(4)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -154,26 +159,93 @@ def test_the_release_of_another_run_within_a_batch_leaves_secret_seeds() -> None
     assert not between & seeds
 
 
-def take_by_backward(model: nn.Module, seeds: Callable[[], object]) -> None:
+def take_by_backward(model: nn.Module, seeds: Callable[[], object], data: Any = (X,), ahead: int = 1) -> None:
     clip = noisette.PerExampleClip(model, 1.0)
     declared = {"sampling_rate": 1.0, "expected_batch_size": 8, "noise_multiplier": 1.0, "separability": "asserted"}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"steps": 2, "accountant": noisette.RdpAccountant()}
-    with noisette.privatize(clip, optimizer, (X,), **declared, **settings) as run:
-        for batch in run.batches():
+    with noisette.privatize(clip, optimizer, data, **declared, **settings) as run:
+        for batch in run.batches(ahead=ahead):
             for (x,) in batch.microbatches(4):
                 seeds()
                 run.backward(model(x).sum(1))
             optimizer.step()
 
 
-def test_masks_by_a_known_seed_are_refused_by_backward() -> None:
-    model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Dropout())
-    take_by_backward(model, lambda: None)
-    with pytest.raises(noisette.PrivacyError, match="was seeded between"):
-        take_by_backward(model, lambda: torch.manual_seed(5))
+def test_backward_warns_of_masks_by_a_known_seed() -> None:
+    def masked() -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 3), nn.Dropout())
+
+    take_by_backward(masked(), lambda: None)
+    with pytest.warns(UserWarning, match="was seeded between"):
+        take_by_backward(masked(), lambda: torch.manual_seed(5))
     with torch.random.fork_rng():
         take_by_backward(nn.Linear(FEATURES, 1), lambda: torch.manual_seed(5))  # it gives no numbers
+
+
+class Seeding(Dataset[tuple[Tensor]]):
+    """Seeds all global generators for each of its records."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Tensor]:
+        torch.manual_seed(index)
+        np.random.seed(index)
+        random.seed(index)
+        return (X[index] + torch.rand(()),)
+
+
+def test_a_data_set_that_seeds_generators_leaves_secret_ones() -> None:
+    numbers = list[tuple[float, float, float]]()
+    for _ in range(2):
+        take_by_backward(
+            nn.Linear(FEATURES, 1),
+            lambda: numbers.append((torch.rand(()).item(), np.random.rand(), random.random())),
+            Seeding(),
+            ahead=0,
+        )
+    assert numbers
+    assert all(len(set(of_one)) == len(numbers) for of_one in zip(*numbers, strict=True))
+
+
+def test_numbers_are_secret_however_the_loop_seeds_generators() -> None:
+    numbers: list[tuple[float, float]] = []
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        numbers.append((np.random.rand(), random.random()))
+        return model(x).sum()
+
+    with run_of(nn.Linear(FEATURES, 1), X) as run:
+        for batch in run.batches():
+            (x,) = next(iter(batch.microbatches(len(batch.indices))))
+            for seed in (np.random.seed, random.seed):
+                seed(5)
+            with suppress(noisette.PrivacyError), warnings.catch_warnings(action="ignore"):
+                run.accumulate(loss, x)
+            break
+    np.random.seed(5)
+    random.seed(5)
+    assert (np.random.rand(), random.random()) not in numbers
+    assert numbers
+
+
+HOLDERS = {
+    "a method": lambda own: own.random,
+    "a partial function": lambda own: partial(own.random),
+    "a closure": lambda own: lambda: own.random(),
+}
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_generators_that_a_model_holds_indirectly_have_secret_seeds(hold: Callable[[Any], Any]) -> None:
+    drawn: list[float] = []
+    for _ in range(2):
+        own = np.random.default_rng(1)
+        model = Draws(lambda m, x: drawn.append(m.held()))
+        model.held = hold(own)
+        train(model)
+    assert len(set(drawn)) == len(drawn) > 2
 
 
 _OWN = {"NumPy": np.random.default_rng(1), "older": np.random.RandomState(1), "Python": random.Random(1)}
@@ -221,10 +293,18 @@ def test_records_of_a_microbatch_share_no_number(
     assert len(set(sums[0].tolist())) == SIZE
 
 
-def test_records_share_no_number_of_a_generator_in_the_model() -> None:
-    def loss(model: Draws, x: Tensor) -> Tensor:
-        return model(x).sum() * (1 + model.of_numpy.random())
+def makes_its_own(model: Draws, x: Tensor) -> Tensor:
+    if model.held is None:
+        model.held = np.random.default_rng(1)
+    return model(x).sum() * (1 + model.held.random())
 
+
+def draws_from_the_model(model: Draws, x: Tensor) -> Tensor:
+    return model(x).sum() * (1 + model.of_numpy.random())
+
+
+@pytest.mark.parametrize("loss", [draws_from_the_model, makes_its_own])
+def test_records_share_no_number_of_a_generator_in_the_model(loss: Callable[[Any, Tensor], Tensor]) -> None:
     with run_of(Draws(lambda m, x: None), X) as run:
         for batch in run.batches():
             (x,) = next(iter(batch.microbatches(len(batch.indices))))

@@ -279,14 +279,16 @@ class PerExampleClip:
         """The clipped sum of a microbatch, by one call of the loss."""
         # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
         eager = not clipping.are_finite and not self._shards
-        record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
+        record = partial(
+            self._recorded, loss, microbatch, tuple(public), recompute=eager, watched=not clipping.are_finite
+        )
         return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
 
     def _recorded(
-        self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], recompute: bool
+        self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], *, recompute: bool, watched: bool
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
-        with self._shared_numbers.refused(loss, watched=recompute and not self.loads_meanwhile()):
+        with self._shared_numbers.refused(loss, watched=watched and not self.loads_meanwhile()):
             found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from weakref import ReferenceType, ref
+from typing import Any
 
 from torch import nn
 
@@ -23,15 +23,16 @@ class SharedNumbers:
     """Watches the global generators of Python and NumPy, and those that the model and the loss hold.
 
     Numbers of torch are drawn for each example in a vectorised call, those of Python and NumPy once for all of them.
+    What is held is looked for in the first call of each loss, before and after it: what it makes there, it keeps to
+    draw from. Not seen are generators that a call makes for itself or that are made after the first one.
 
     Args:
         model: given to losses.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._state = PythonState(model)
-        self._loss: ReferenceType[Loss] | None = None  # the last one that was looked at
-        self._held: list[object] = []
+        self._model = model
+        self._held: dict[object, list[object]] = {}  # generators, by the code of a loss
 
     @contextmanager
     def refused(self, loss: Loss, *, watched: bool) -> Iterator[None]:
@@ -47,19 +48,26 @@ class SharedNumbers:
         if not watched:
             yield
             return
-        held = self._held_by(loss)
+        code = _code_of(loss)
+        is_first = code not in self._held
+        held = self._held.setdefault(code, self._held_by(loss)) if is_first else self._held[code]
         before = of_python_and_numpy(held)
         yield
-        if of_python_and_numpy(held) != before:
+        if of_python_and_numpy(held) != before or (is_first and not _are_among(self._held_by(loss), held)):
             raise NotVectorizedError(_SHARES_NUMBERS)
 
     def _held_by(self, loss: Loss) -> list[object]:
-        """The generators that the model and the loss hold; they are looked for anew with another loss."""
-        if self._loss is None or self._loss() is not loss:
-            self._state.of(loss)
-            self._held = self._state.generators
-            try:
-                self._loss = ref(loss)
-            except TypeError:  # an object without room for it
-                self._loss = None
-        return self._held
+        """The generators that the model and the loss hold."""
+        state = PythonState(self._model)  # not kept: it holds all that it has met
+        state.of(loss)
+        return state.generators
+
+
+def _code_of(loss: Any) -> object:
+    """What is the same for a loss that is made anew in each step."""
+    function = getattr(loss, "__func__", loss)
+    return getattr(function, "__code__", type(function))
+
+
+def _are_among(found: list[object], known: list[object]) -> bool:
+    return {id(generator) for generator in found} <= {id(generator) for generator in known}

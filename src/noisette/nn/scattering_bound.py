@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_AT_ONCE = 32  # images; a convolution in double precision takes their memory times the pixels of its kernel
 _ROUNDING = 1e-6  # relative; error of kernels in single precision and of eigenvalues
 
 
@@ -40,9 +41,12 @@ def lipschitz_constant(
 def _quadratic_form(pixels: Tensor, kernels: Tensor, stride: int) -> Tensor:
     """M'M of the linear map M from an image to all responses of these kernels."""
     radius = kernels.shape[-1] // 2
-    padded = F.pad(pixels, (radius,) * 4, mode="reflect")
-    responses = (F.conv2d(padded, kernel.double(), stride=stride).flatten(1) for kernel in kernels.split(1))
-    return torch.stack([rows @ rows.T for rows in responses]).sum(0)
+    padded = F.pad(pixels, (radius,) * 4, mode="reflect").split(_AT_ONCE)
+    form = pixels.new_zeros(len(pixels), len(pixels))
+    for kernel in kernels.double().split(1):
+        rows = torch.cat([F.conv2d(part, kernel, stride=stride) for part in padded]).flatten(1)
+        form.addmm_(rows, rows.T)
+    return form
 
 
 def _largest_eigenvalue(form: Tensor) -> float:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from noisette.errors import PrivacyError
 from noisette.gradients.vmap_internals import outside
 from noisette.nn._time_steps import TimeSteps
 
@@ -89,7 +90,7 @@ class WeightNoise:
                 part.register_buffer(_noise_name(name), torch.zeros_like(mean), persistent=False)
             if each_time_step:
                 self._handles.append(layer.register_forward_pre_hook(draw))
-            self._handles.append(layer.register_forward_pre_hook(_set_noisy))
+            self._handles.append(layer.register_forward_pre_hook(_SetNoisy(draw)))
             self._handles.append(layer.register_forward_hook(_unset_noisy, always_call=True))
         if not each_time_step:
             self._handles.append(model.register_forward_pre_hook(draw, prepend=True))
@@ -136,8 +137,8 @@ class Draw:
     sigma: float
     is_held: bool = field(default=False, init=False)
 
-    def __deepcopy__(self, memo: dict[int, object]) -> Draw:
-        return Draw(self.sigma)  # a copy belongs to no batch
+    def __reduce__(self) -> tuple[type[Draw], tuple[float]]:
+        return Draw, (self.sigma,)  # a copy belongs to no batch
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if not self.is_held:
@@ -164,10 +165,31 @@ class Draw:
                     noise.copy_(known)
 
 
-def _set_noisy(layer: nn.Module, args: Any) -> None:
-    """Set the noisy weights as attributes: these take precedence over the parameters, which stay registered."""
-    for part, name, mean, noise in _noised(layer):
-        vars(part)[name] = mean + noise
+@dataclass(eq=False)
+class _SetNoisy:
+    """A hook before a layer's forward pass, which makes its weights noisy."""
+
+    draw: Draw  # of the whole model
+
+    def __call__(self, layer: nn.Module, args: Any) -> None:
+        """Set the noisy weights as attributes: these take precedence over the parameters, which stay registered."""
+        for part, name, mean, noise in _noised(layer):
+            vars(part)[name] = mean + noise
+
+    def hold(self, module: nn.Module) -> None:
+        """Check that the noise of this layer is held.
+
+        Raises:
+            PrivacyError: it is drawn by a module around the model of the run.
+        """
+        if not self.draw.is_held:
+            raise PrivacyError(
+                "the noise on weights is drawn by a module around the one that the run trains, so each of its calls "
+                "would have other noise; call WeightNoise on the model that the bound is given, before it is wrapped"
+            )
+
+    def let_go(self) -> None:
+        """Nothing is held here."""
 
 
 def _unset_noisy(layer: nn.Module, args: Any, output: Any) -> None:

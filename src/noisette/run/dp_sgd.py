@@ -40,7 +40,7 @@ from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
 from noisette.sampling.fetching import fetch_of
 from noisette.sampling.joint_batch import JointBatch
-from noisette.sampling.loading import Collate, records_of
+from noisette.sampling.loading import Collate, may_draw, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.poisson import Batch
 from noisette.sampling.schemes import sampler_of, user_records
@@ -237,12 +237,14 @@ class DpSgdRun(ABC):
 
     def _batch_of(self, drawn: np.ndarray) -> Batch:
         """The batch with these records."""
-        before_each = self._seal.before_reading
+        before_each = self._seal.before_reading if may_draw(self._records.gather) else self._seal.before_microbatch
         if self._is_sharded:
             batch = JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
         else:
             batch = Batch(drawn, self._records, self._measured, before_each)
         batch.expected = self.expected_batch_size
+        if self.separability == "asserted":  # otherwise nothing is drawn before accumulate, where seeds are secret
+            batch.before_use = self._seal.before_random_numbers
         return batch
 
     def accumulate(self, loss: Loss, *batch: Any, public: Iterable[Tensor] = (), **keywords: Any) -> None:
@@ -298,7 +300,7 @@ class DpSgdRun(ABC):
         if self.separability != "asserted":
             raise PrivacyError(_NOT_ASSERTED)
         self._check_microbatch("backward", losses.shape[0] if losses.dim() == 1 else None, "losses")
-        self._seal.check_numbers_are_secret()
+        self._seal.warn_of_known_numbers()
         if not self._add(lambda: self.bound.backward(losses)) and not losses._is_view():
             losses.detach_()  # the caller's reference to the losses would keep all activations alive
 
@@ -427,6 +429,8 @@ class DpSgdRun(ABC):
 
     def _remove_hooks(self) -> None:
         """Remove every hook from model and optimizer, and what a batch that was not released left in the model."""
+        if self._batch is not None and self._batch.fetch is not None:
+            self._batch.fetch.settle()
         self._seal.open_again()
         self._compiled_noise.close()
         for handle in self._hooks:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from noisette._internal.random_state import GENERATORS
+from noisette._internal.random_state import MAY_DRAW, generators_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
 _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
@@ -68,13 +68,13 @@ class ModelSnapshot:
 
     def _visit(self, value: Any, holder: object) -> None:
         """Take down a value that is reached from an attribute of ``holder``."""
+        if isinstance(value, MAY_DRAW):
+            self.generators += generators_of(value)
         if isinstance(value, Tensor):
             self.tensors.append(value)
             self._take(vars(value), _restore_dict, holder)
         elif isinstance(value, nn.Module):
             self._visit_module(value)
-        elif isinstance(value, GENERATORS):
-            self.generators.append(value)
         elif isinstance(value, np.ndarray):
             if value.dtype != object and value.flags.writeable:
                 self._parts.append((value, value.copy(), _restore_array))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 
 from noisette._internal.content_mark import content_mark
 from noisette._internal.keystream import SecretKey
-from noisette._internal.random_state import is_drawn_since_seeded, seed_secretly, torch_seeded
+from noisette._internal.random_state import is_drawn_since_seeded, seed_secretly, seed_secretly_again, torch_seeded
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
 from noisette.ranks.shards import local
@@ -77,19 +78,18 @@ class Seal:
     def before_random_numbers(self) -> None:
         """Called where records are read and where losses are computed: seeds are secret there.
 
-        Within a batch, the caller may seed torch's generator, or another run that ends a batch does so.
+        Within a batch, the caller, the data set or another run that ends a batch may seed generators.
         """
         if self._before is not None:
             self._before.keep_secret()
 
-    def check_numbers_are_secret(self) -> None:
-        """Check that torch's generator had a secret seed where losses were computed, unless it has given no numbers.
+    def warn_of_known_numbers(self) -> None:
+        """Warn if torch's generator was seeded since the records were read, and has given numbers.
 
-        Raises:
-            PrivacyError: it was seeded within the batch, and has given numbers since.
+        It may have given them to something else than the losses, such as public examples.
         """
         if self._before is not None and self._before.is_seeded_since() and is_drawn_since_seeded():
-            raise PrivacyError(_KNOWN_NUMBERS)
+            warnings.warn(_KNOWN_NUMBERS, stacklevel=4)
 
     def before_release(self) -> None:
         """Put everything back before sums of the batch are released.
@@ -157,10 +157,9 @@ class _ModelState:
         self._seed = torch.initial_seed()
 
     def keep_secret(self) -> None:
-        """Seed generators secretly once more if torch's was seeded since."""
-        if self.is_seeded_since():
-            seed_secretly(self._snapshot.generators)
-            self._seed = torch.initial_seed()
+        """Seed generators secretly once more, whatever has seeded them since."""
+        seed_secretly_again(self._snapshot.generators)
+        self._seed = torch.initial_seed()
 
     def is_seeded_since(self) -> bool:
         """Whether torch's generator has another seed than it was given."""
@@ -304,9 +303,9 @@ def _advance_spectral_norms(model: nn.Module) -> None:
 
 _KNOWN_NUMBERS = (
     "torch's random generator was seeded between the reading of this microbatch and run.backward(), and has given "
-    "numbers since: by a seed that others know, one record more would give those behind it other masks, which others "
-    "could compute. Seed torch before the first microbatch of a batch or after optimizer.step(); of "
-    "several runs, end the batch of one before that of another begins"
+    "numbers since. If the losses used them, there is no guarantee: by a seed that others know, one record more gives "
+    "those behind it other masks, which others can compute. Seed torch before the first microbatch of a batch or after "
+    "optimizer.step(); of several runs, end the batch of one before that of another begins"
 )
 
 

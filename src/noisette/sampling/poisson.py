@@ -112,6 +112,7 @@ class Batch:
     records: Records
     measured: MicrobatchSize  # chooses the sizes of ``microbatches("auto")``
     before_each: Callable[[], None] = lambda: None  # called at the start, and before each microbatch is read
+    before_use: Callable[[], None] = lambda: None  # called when a microbatch has been read
     current: int | None = None  # number of examples in the microbatch that awaits its backward pass
     bounded: int = 0  # number of examples that went through backward
     size: MicrobatchSize | None = None  # chooses the size of the microbatch under way
@@ -165,6 +166,7 @@ class Batch:
             self.size = chosen
             chosen.begin()
             self.current = end - start
+            self.before_use()
             yield microbatch
             self.before_each()
             if self.current is None and self.bounded == start:

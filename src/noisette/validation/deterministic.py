@@ -333,7 +333,8 @@ _SEED = 20160721 % 2**32
 
 
 def _has_state(source: object) -> bool:
-    return isinstance(source, random.Random | np.random.Generator | np.random.RandomState | torch.Generator)
+    kinds = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
+    return isinstance(source, kinds) and not isinstance(source, random.SystemRandom)
 
 
 def _state(source: Any) -> Any:
