@@ -66,12 +66,11 @@ _ABOUT = (
     "process. Most of the accuracy of the last two comes from the fixed features.",
     "The paper prints no numbers for MNIST; those shown are from its published notebook (a convolutional network), "
     "which bounds convolutions by less than they can reach, so its epsilon does not hold as stated.",
-    "CIFAR-10 is run with --full, or by rows: `--rows cifar10-frequencies,cifar10-scattering` takes an hour "
-    "(scattering more than 16 GB of memory, since the command keeps freed memory), and `--rows cifar10-mixer` without "
-    "--full trains a narrow mixer in a quarter of an hour. The paper trains a mixer; its printed numbers are read off "
-    "the paper's figure, within a point, and shown beside each of our networks. Settings of the networks without "
-    "mixing are those of MNIST, unchanged: none was chosen on CIFAR-10. CIFAR-10 may come from files of JPEG images, "
-    "which are not lossless, so its accuracies are not comparable with printed ones.",
+    "CIFAR-10 is run with --full, or by rows: `--rows cifar10-frequencies,cifar10-scattering` takes a quarter of an "
+    "hour, and so does `--rows cifar10-mixer` without --full, which trains a narrow mixer. The paper trains a mixer; its "
+    "printed numbers are read off the paper's figure, within a point, and shown beside each of our networks. Settings of "
+    "the networks without mixing are those of MNIST, unchanged: none was chosen on CIFAR-10. CIFAR-10 may come from "
+    "files of JPEG images, which are not lossless, so its accuracies are not comparable with printed ones.",
 )
 
 

@@ -153,7 +153,7 @@ _SECONDS_AN_EXAMPLE = {
     named("narrow_mixer"): 1.5e-4,
 }
 _ROW = 4e-6
-_SECONDS_TO_BEGIN = {"scattering-lipschitz-linear": 60.0, "lipschitz-mixer": 30.0}
+_SECONDS_TO_BEGIN = {"scattering-lipschitz-linear": 20.0, "lipschitz-mixer": 30.0}
 
 
 def seconds(setting: Setting) -> float:
