@@ -67,10 +67,10 @@ _ABOUT = (
     "The paper prints no numbers for MNIST; those shown are from its published notebook (a convolutional network), "
     "which bounds convolutions by less than they can reach, so its epsilon does not hold as stated.",
     "CIFAR-10 is run with --full, or by rows: `--rows cifar10-frequencies,cifar10-scattering` takes a quarter of an "
-    "hour, and so does `--rows cifar10-mixer` without --full, which trains a narrow mixer. The paper trains a mixer; its "
-    "printed numbers are read off the paper's figure, within a point, and shown beside each of our networks. Settings of "
-    "the networks without mixing are those of MNIST, unchanged: none was chosen on CIFAR-10. CIFAR-10 may come from "
-    "files of JPEG images, which are not lossless, so its accuracies are not comparable with printed ones.",
+    "hour, and so does `--rows cifar10-mixer` without --full, which trains a narrow mixer. The paper trains a mixer; "
+    "its printed numbers are read off the paper's figure, within a point, and shown beside each of our networks. "
+    "Settings of the networks without mixing are those of MNIST, unchanged: none was chosen on CIFAR-10. CIFAR-10 may "
+    "come from files of JPEG images, which are not lossless, so its accuracies are not comparable with printed ones.",
 )
 
 
