@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from noisette.gradients.per_example import LocatedRecording
@@ -19,10 +20,11 @@ def repeatable(record: Callable[[], LocatedRecording], model: nn.Module) -> Loca
 
     Args:
         record: runs the forward pass.
-        model: whose buffers the pass may write into.
+        model: whose buffers the pass may write into, and from whose generators it may draw.
     """
     buffers = list(model.buffers())
-    versions, surroundings = _versions(buffers), Surroundings.now(list(model.parameters()))
+    generators = [held for part in model.modules() for held in vars(part).values() if isinstance(held, torch.Generator)]
+    versions, surroundings = _versions(buffers), Surroundings.now(list(model.parameters()), generators)
     forward, after = record(), list(model.buffers())
     if _versions(after) != versions or any(one is not other for one, other in zip(buffers, after, strict=True)):
         return forward

@@ -17,10 +17,11 @@ class Surroundings:
     cpu: Tensor
     cuda: dict[int, Tensor]  # random states by number of the device
     autocast: dict[str, torch.dtype]  # types of devices that compute in lower precision
+    held: list[tuple[torch.Generator, Tensor]]  # generators of a model, and their states
 
     @classmethod
-    def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
-        """Those at this moment, on the processor and on the devices of these tensors."""
+    def now(cls, tensors: Sequence[Tensor], generators: Sequence[torch.Generator] = ()) -> Surroundings:
+        """Those at this moment, on the processor, on the devices of these tensors, and of these generators."""
         devices = {tensor.device for tensor in tensors}
         cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
         kinds = {device.type for device in devices if torch.is_autocast_enabled(device.type)}
@@ -28,6 +29,7 @@ class Surroundings:
             torch.get_rng_state(),
             {number: torch.cuda.get_rng_state(number) for number in cuda},
             {kind: torch.get_autocast_dtype(kind) for kind in kinds},
+            [(generator, generator.get_state()) for generator in generators],
         )
 
     @contextmanager
@@ -41,4 +43,7 @@ class Surroundings:
             torch.set_rng_state(self.cpu)
             for number, state in self.cuda.items():
                 torch.cuda.set_rng_state(state, number)
+            for generator, state in self.held:
+                stack.callback(generator.set_state, generator.get_state())
+                generator.set_state(state)
             yield

@@ -53,6 +53,28 @@ def test_the_second_forward_pass_is_the_first(lower: bool) -> None:
     assert all(sum.isfinite().all() and sum.any() for sum in found[1])
 
 
+class Holding(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.own = nn.Linear(4, 3), torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x * torch.rand(4, generator=self.own))
+
+
+def test_a_generator_of_the_model_draws_the_same_in_the_second_pass() -> None:
+    x, y = torch.randn(9, 4), torch.randint(0, 3, (9,))
+    found: list[list[Tensor]] = []
+    for engine in (BookKeeping(), TwoPasses()):
+        model = Holding()
+        found.append([*summed(model, engine, of_class, x, y), torch.rand(3, generator=model.own)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
 class Changing(nn.Module):
     """A model that multiplies its input by another factor in each forward pass."""
 
