@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
+from noisette._internal.keystream import SecretKey
 from noisette._internal.tensor_tree import tensors
 from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.run.seal import Seal
@@ -162,7 +163,7 @@ def clipped(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> list[Te
 def clipped_and_way(model: nn.Module, batch: Batch, loss: Loss, bound: float) -> tuple[list[Tensor], str]:
     """The clipped sum by noisette, and whether it took the examples one by one."""
     clip = PerExampleClip(model, bound, capture="eager")
-    seal = Seal(clip)  # as in a run, the model is put back after each example
+    seal = Seal(clip, SecretKey())  # as in a run, the model is put back after each example
     clip.put_back = seal.before_microbatch
     try:
         seal.before_microbatch()

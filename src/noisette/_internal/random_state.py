@@ -70,6 +70,11 @@ def generators_of(value: object) -> list[object]:
     return [found for held in given if held is not value for found in generators_of(held)]
 
 
+def held_by_torch(parts: Iterable[object]) -> list[Any]:
+    """The generators of torch among the attributes of these objects."""
+    return [held for part in parts for held in vars(part).values() if isinstance(held, torch.Generator)]
+
+
 def _is_filled(cell: CellType) -> bool:
     try:
         return cell.cell_contents is not cell

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
+from noisette._internal.random_state import held_by_torch
 from noisette.gradients.per_example import LocatedRecording
 from noisette.gradients.surroundings import Surroundings
 
@@ -23,7 +23,7 @@ def repeatable(record: Callable[[], LocatedRecording], model: nn.Module) -> Loca
         model: whose buffers the pass may write into, and from whose generators it may draw.
     """
     buffers = list(model.buffers())
-    generators = [held for part in model.modules() for held in vars(part).values() if isinstance(held, torch.Generator)]
+    generators = held_by_torch(model.modules())
     versions, surroundings = _versions(buffers), Surroundings.now(list(model.parameters()), generators)
     forward, after = record(), list(model.buffers())
     if _versions(after) != versions or any(one is not other for one, other in zip(buffers, after, strict=True)):

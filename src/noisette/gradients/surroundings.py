@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +18,10 @@ class Surroundings:
     cpu: Tensor
     cuda: dict[int, Tensor]  # random states by number of the device
     autocast: dict[str, torch.dtype]  # types of devices that compute in lower precision
-    held: list[tuple[torch.Generator, Tensor]]  # generators of a model, and their states
+    held: list[tuple[Any, Tensor]]  # torch's generators in a model, and their states
 
     @classmethod
-    def now(cls, tensors: Sequence[Tensor], generators: Sequence[torch.Generator] = ()) -> Surroundings:
+    def now(cls, tensors: Sequence[Tensor], generators: Sequence[Any] = ()) -> Surroundings:
         """Those at this moment, on the processor, on the devices of these tensors, and of these generators."""
         devices = {tensor.device for tensor in tensors}
         cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
