@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from noisette._internal.random_state import (
     generator_apart,
+    generators_of,
     of_python_and_numpy,
     reseed_later,
     seed_secretly,
@@ -94,6 +96,20 @@ def test_each_generator_is_seen_to_draw(number: int) -> None:
     generator: Any = own[number]
     generator.random()
     assert of_python_and_numpy(own) != before
+
+
+def test_generators_behind_methods_and_functions_are_found() -> None:
+    own = random.Random(1)
+
+    def first() -> float:
+        return own.random() + second()
+
+    def second() -> float:
+        return first() if later is None else 0.0
+
+    assert generators_of(first) == generators_of(own.random) == generators_of(partial(first)) == [own]
+    assert generators_of(print) == []
+    later = first
 
 
 def test_a_generator_apart_has_a_secret_seed_and_uses_no_other() -> None:

@@ -16,6 +16,7 @@ import torch
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)  # what generators_of looks into
+_WITHOUT_VALUE = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
 _WORDS_OF_TORCH = slice(3, 3 + 624)  # of the state of its generators on the processor, as whole numbers of 64 bits
@@ -57,29 +58,27 @@ def seed_secretly_again(generators: Iterable[object]) -> None:
 
 def generators_of(value: object) -> list[object]:
     """The generators that an object is or draws from: a method of one, a function that is given one or encloses it."""
-    if isinstance(value, GENERATORS):
-        return [value]
-    if isinstance(value, MethodType | BuiltinFunctionType):
-        return [value.__self__] if isinstance(value.__self__, GENERATORS) else []
-    if isinstance(value, partial):
-        given: Iterable[object] = (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, FunctionType):
-        given = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-    else:
-        return []
-    return [found for held in given if held is not value for found in generators_of(held)]
+    found: list[object] = []
+    seen, following = set[int](), [value]
+    while following:
+        held = following.pop()
+        if not isinstance(held, MAY_DRAW) or id(held) in seen:
+            continue
+        seen.add(id(held))
+        if isinstance(held, GENERATORS):
+            found.append(held)
+        elif isinstance(held, MethodType | BuiltinFunctionType):
+            following += [held.__self__] if isinstance(held.__self__, GENERATORS) else []
+        elif isinstance(held, partial):
+            following += [held.func, *held.args, *held.keywords.values()]
+        elif isinstance(held, FunctionType):
+            following += [cell.cell_contents for cell in held.__closure__ or () if cell != _WITHOUT_VALUE]
+    return found
 
 
 def held_by_torch(parts: Iterable[object]) -> list[Any]:
     """The generators of torch among the attributes of these objects."""
     return [held for part in parts for held in vars(part).values() if isinstance(held, torch.Generator)]
-
-
-def _is_filled(cell: CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 @contextmanager

@@ -278,10 +278,9 @@ class PerExampleClip:
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by one call of the loss."""
         # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
-        eager = not clipping.are_finite and not self._shards
-        record = partial(
-            self._recorded, loss, microbatch, tuple(public), recompute=eager, watched=not clipping.are_finite
-        )
+        traced = clipping.are_finite
+        eager = not traced and not self._shards
+        record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager, watched=not traced)
         return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
 
     def _recorded(
