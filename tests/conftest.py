@@ -1,5 +1,6 @@
 """What every test has: one thread, a fixed seed, a marker by its folder, and privacy costs that are computed once."""
 
+import gc
 import random
 import signal
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from noisette._internal.random_state import seed_torch
 from noisette.accounting.accountants.pld import PldCurve
 
 MARKERS = {
@@ -45,6 +47,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _one_thread() -> None:
     """Times and roundings do not depend on the number of cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _collected_tests_are_hidden() -> Iterator[None]:
+    """What pytest has collected is half a million objects, among which each run would look for tensors."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -89,7 +100,7 @@ def _fixed_start(request: pytest.FixtureRequest) -> Iterator[None]:
     No seed reaches the keys of noisette, so the operating system's random bytes are replaced by others that depend on
     the name of the test. Bytes of one test never repeat. Other processes are not affected.
     """
-    torch.manual_seed(20240229)
+    seed_torch(20240229)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.urandom", random.Random(request.node.nodeid).randbytes)
         yield

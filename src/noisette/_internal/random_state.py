@@ -85,7 +85,7 @@ def held_by_torch(parts: Iterable[object]) -> list[Any]:
 def torch_seeded(seed: int) -> Iterator[None]:
     """Within it torch's global generators have this seed; then they go on as by :func:`reseed_later`."""
     reseed = reseed_later(())
-    _seed_torch(torch.default_generator, seed)
+    seed_torch(seed)
     try:
         yield
     finally:
@@ -128,7 +128,7 @@ def _of_numpy(state: Any) -> object:
 
 _Seeded = tuple[Callable[[], int], Callable[[int], Any]]  # draws a seed, and sets one
 
-_default: _Seeded = (lambda: _drawn(torch.default_generator), lambda seed: _seed_torch(torch.default_generator, seed))
+_default: _Seeded = (lambda: _drawn(torch.default_generator), lambda seed: seed_torch(seed))
 _numpy: _Seeded = (lambda: int(np.random.randint(2**32, dtype=np.uint32)), lambda seed: _seed_numpy(seed))
 _python: _Seeded = (lambda: random.getrandbits(63), lambda seed: random.seed(seed))
 
@@ -160,11 +160,12 @@ def _words(seed: int) -> list[int]:
     return [seed >> shift & (2**32 - 1) for shift in range(0, max(64, seed.bit_length()), 32)]
 
 
-def _seed_torch(generator: torch.Generator, seed: int) -> None:
+def seed_torch(seed: int, generator: torch.Generator = torch.default_generator) -> None:
     """Seed a generator of torch; through the global one, those of accelerators too.
 
     On the processor torch uses the lower 32 bits of a seed alone. Where a seed is longer than torch takes it, all of it
-    is brought into the state.
+    is brought into the state. Where there is no accelerator, ``torch.manual_seed`` would keep a list of its calls with
+    their tracebacks for accelerators that may come, which takes up to a millisecond each.
     """
     short = seed % 2**63
     if generator is torch.default_generator and torch.accelerator.is_available():
@@ -183,7 +184,7 @@ def _seed_torch(generator: torch.Generator, seed: int) -> None:
 
 def _of(generator: Any) -> _Seeded:
     if isinstance(generator, torch.Generator):
-        return lambda: _drawn(generator), lambda seed: _seed_torch(generator, seed)
+        return lambda: _drawn(generator), lambda seed: seed_torch(seed, generator)
     if isinstance(generator, random.Random):
         return lambda: generator.getrandbits(63), lambda seed: generator.seed(seed)
     if isinstance(generator, np.random.RandomState):
@@ -204,5 +205,5 @@ def _drawn(generator: torch.Generator) -> int:
 def generator_apart() -> torch.Generator:
     """A generator with a secret seed, which leaves torch's global one alone."""
     generator = torch.Generator()
-    _seed_torch(generator, secrets.randbits(_SECRET_BITS))
+    seed_torch(secrets.randbits(_SECRET_BITS), generator)
     return generator

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -64,7 +66,7 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
         CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
     """
     try:
-        with warnings.catch_warnings(), _NoValues(), _no_kept_casts():
+        with warnings.catch_warnings(), _NoValues(), _no_kept_casts(), _shapes_at_hand():
             warnings.simplefilter("ignore")  # of torch's own code; the function has been called before
             module = make_fx(function, _error_on_data_dependent_ops=True)(*inputs)
     except (torch.OutOfMemoryError, CaptureError):
@@ -94,6 +96,16 @@ class _NoValues(TorchFunctionMode):
         if func in _GIVE_VALUES:
             raise CaptureError(f"code reads the values of a tensor by {func.__name__}")
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _shapes_at_hand() -> Iterator[None]:
+    """Within it the shapes that torch notes for each operation have one mode of fake tensors.
+
+    Otherwise torch makes a mode for each, and with it a list of all calls at the time, in most of the time of a trace.
+    """
+    with tracing(TracingContext(FakeTensorMode(allow_fallback_kernels=True))):
+        yield
 
 
 @contextmanager

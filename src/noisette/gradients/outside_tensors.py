@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from noisette._internal.content_mark import content_mark
 from noisette.errors import PrivacyError
+from noisette.gradients.existing_tensors import existing_tensors
 
 
 @dataclass(frozen=True)
@@ -117,23 +115,6 @@ _WAY_OUT = (
     "If it is computed from records, pass it as an argument with one row per example; if it is not, declare it: "
     "accumulate(..., public=[tensor])"
 )
-
-
-def existing_tensors() -> list[Tensor]:
-    """All tensors of the process, but for parameters that have no shape yet."""
-    return [found for found in _all_objects() if issubclass(type(found), Tensor) and not is_lazy(found)]
-
-
-def _all_objects() -> list[Any]:
-    """All objects that Python's collector knows, also those that ``gc.freeze`` has hidden; they are hidden again."""
-    if not gc.get_freeze_count():
-        return gc.get_objects()
-    gc.collect()  # what is garbage by now would else stay for ever
-    gc.unfreeze()
-    try:
-        return gc.get_objects()
-    finally:
-        gc.freeze()
 
 
 def _version(tensor: Tensor) -> int:

@@ -33,7 +33,7 @@ from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping
 from noisette.errors import PrivacyError
-from noisette.gradients.outside_tensors import existing_tensors
+from noisette.gradients.existing_tensors import existing_tensors
 from noisette.integrations.deferred import Deferred, Trace, plain
 from noisette.integrations.loss_of_one import LengthCheck, LossOfOne
 from noisette.run.private import PrivateRun

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
+from noisette._internal.random_state import seed_torch
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.mechanisms.bounded_sum import BoundedSum, DerivedBound, GradientBound
 from noisette.mechanisms.gaussian import shares_of
@@ -90,7 +91,7 @@ def _untouched(bound: GradientBound) -> Iterator[Any]:
             if not any(map(is_functorch_wrapped_tensor, module.parameters())):
                 restore_buffers()
 
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         with model.register_forward_pre_hook(restore_before, prepend=True):
             yield seed
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisette._internal.random_state import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.deterministic import EXTREME_LEVELS, LEVELS, DisableRandomness, randomness_seeded
@@ -47,7 +48,7 @@ def check_batch_size_independence(
         PrivacyError: the outputs differ.
     """
     with randomness_seeded(model) as seed, buffers_restored(model) as restore_buffers:
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         try:
             with _precision(model, exact=exact):
                 found = _difference(model, example, size, (seed, restore_buffers), exact=exact)

@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_flatten
 
+from noisette._internal.random_state import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, map_batched, public_batch
 
@@ -67,9 +68,9 @@ def _is_advanced(module: nn.Module) -> bool:
 def _state_after(model: nn.Module, example: Call, seed: int, count: int) -> dict[str, Any]:
     """The model's state, without its parameters, after one call with the first ``count`` public inputs of this seed."""
     with torch.random.fork_rng(), buffers_restored(model), torch.no_grad():
-        torch.manual_seed(seed)
+        seed_torch(seed)
         call = map_batched(public_batch(example), lambda tensor: tensor[:count])
-        torch.manual_seed(seed - seed % 10)  # the same random numbers inside the model for both seeds
+        seed_torch(seed - seed % 10)  # the same random numbers inside the model for both seeds
         model(*call.args, **call.kwargs)
         trained = dict(model.named_parameters())
         return {name: deepcopy(value) for name, value in model.state_dict().items() if name not in trained}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from noisette._internal.random_state import seed_torch
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import DerivedBound, GradientBound
 from noisette.validation.additivity import check_additivity
@@ -64,7 +65,7 @@ def check_worst_case(bound: GradientBound, example: Call) -> None:
         PrivacyError: the search found one.
     """
     with torch.random.fork_rng(), buffers_restored(bound.model), DisableRandomness():
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         inputs = public_batch(example).tensors()
         if not isinstance(bound, DerivedBound) or len(inputs) != 1 or not inputs[0].is_floating_point():
             return

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from noisette._internal.random_state import seed_torch
+
 _F = torch.nn.functional
 _DROPOUT = {
     _F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout,
@@ -312,7 +314,7 @@ def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
     before = random.getstate(), np.random.get_state()
 
     def seed() -> None:
-        torch.manual_seed(_SEED)
+        seed_torch(_SEED)
         random.seed(_SEED)
         np.random.seed(_SEED)
         for source, state in states:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from noisette._internal.random_state import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.deterministic import DisableRandomness, randomness_seeded
@@ -74,7 +75,7 @@ def _is_finite(model: nn.Module, example: Call) -> bool:
         Exception: the model fails on the batch.
     """
     with randomness_seeded(model) as seed, buffers_restored(model), torch.no_grad(), DisableRandomness():
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         batch = public_batch(example)
         seed()
         model(*batch.args, **batch.kwargs)
