@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
 
 from noisette._internal import random_state
+from noisette.clipping import shared_numbers
 from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.nn import weight_noise
 from noisette.run import model_snapshot, seal
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.seal import Seal
-from noisette.sampling import fetching
+from noisette.sampling import fetching, loading
 from noisette.sampling.poisson import Batch
 from planted import Mutant
 from ranks_faults import on_each_rank
@@ -87,10 +87,19 @@ def unwatched(patch: pytest.MonkeyPatch) -> None:
 
 
 def global_generators_alone(patch: pytest.MonkeyPatch) -> None:
-    def held_by(self: SharedNumbers, loss: Any) -> list[object]:
-        return []
+    patch.setattr(shared_numbers, "_held_by", lambda loss, state: [])
 
-    patch.setattr(SharedNumbers, "_held_by", held_by)
+
+def generators_of_the_first_loss(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shared_numbers._Known, "is_of", lambda self, objects: True)
+
+
+def always_ahead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(fetching, "of_global_generators", lambda: None)
+
+
+def no_turns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loading, "GLOBAL_GENERATORS", nullcontext())
 
 
 MUTANTS = [
@@ -123,6 +132,12 @@ MUTANTS = [
         seen_as=(UserWarning,),
     ),
     Mutant(
+        "a loss has the generators of an earlier one of the same code",
+        "numbers of a generator that is not watched, shared by the records of a microbatch",
+        generators_of_the_first_loss,
+        (f"{_GENERATORS}::test_losses_of_one_code_have_generators_of_their_own",),
+    ),
+    Mutant(
         "generators behind methods that the model holds keep their seeds",
         "numbers that others know, and a state that tells the batch",
         direct_generators_alone,
@@ -133,6 +148,21 @@ MUTANTS = [
         "views by a known seed, and generators that tell how many records were loaded",
         impatient_release,
         (f"{_FETCHING}::test_nothing_is_drawn_ahead_between_steps",),
+    ),
+    Mutant(
+        "records are read ahead though their code draws",
+        "checks and second passes meanwhile bring generators into states that others can compute, or that were used",
+        always_ahead,
+        (f"{_FETCHING}::test_nothing_is_loaded_ahead_where_loading_draws",),
+    ),
+    Mutant(
+        "records are read while generators are in earlier states",
+        "views by a seed of the checks, or those of other records once more",
+        no_turns,
+        (
+            f"{_FETCHING}::test_no_record_is_read_while_generators_are_in_earlier_states",
+            f"{_GENERATORS}::test_views_of_records_read_during_the_checks_are_secret",
+        ),
     ),
     Mutant(
         "secret seeds have 31 bits",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import noisette
+from noisette.capture.python_state import PythonState
+from noisette.clipping.shared_numbers import SharedNumbers
+from noisette.gradients.vectorized_errors import NotVectorizedError
+from noisette.validation.probe_inputs import SEED
 from published_runs import CLASSES, FEATURES, SIZE, STEPS, X, differences, known_release, published, train
 
 
@@ -159,14 +165,16 @@ def test_the_release_of_another_run_within_a_batch_leaves_secret_seeds() -> None
     assert not between & seeds
 
 
-def take_by_backward(model: nn.Module, seeds: Callable[[], object], data: Any = (X,), ahead: int = 1) -> None:
+def take_by_backward(
+    model: nn.Module, seeds: Callable[[], object], data: Any = (X,), ahead: int = 1, size: int = 4
+) -> None:
     clip = noisette.PerExampleClip(model, 1.0)
     declared = {"sampling_rate": 1.0, "expected_batch_size": 8, "noise_multiplier": 1.0, "separability": "asserted"}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     settings = {"steps": 2, "accountant": noisette.RdpAccountant()}
     with noisette.privatize(clip, optimizer, data, **declared, **settings) as run:
         for batch in run.batches(ahead=ahead):
-            for (x,) in batch.microbatches(4):
+            for (x,) in batch.microbatches(size):
                 seeds()
                 run.backward(model(x).sum(1))
             optimizer.step()
@@ -230,10 +238,124 @@ def test_numbers_are_secret_however_the_loop_seeds_generators() -> None:
     assert numbers
 
 
+class Views(Dataset[tuple[Tensor]]):
+    """Records that take a while to read, and from the first one on draw a number."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.drawn = first, list[float]()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> tuple[Tensor]:
+        time.sleep(0.02)
+        if index >= self.first:
+            self.drawn.append(torch.rand((), dtype=torch.float64).item())
+        return (X[index],)
+
+
+class Slow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.002)
+        return self.layer(x)
+
+
+def test_views_of_records_read_during_the_checks_are_secret() -> None:
+    """The checks of a model have a public seed. They run where an attribute is new, while records are read."""
+    public = torch.Generator().manual_seed(SEED)
+    known = set(torch.rand(10_000, dtype=torch.float64, generator=public).tolist())
+    views, model, temperatures = Views(first=4), Slow(), count()
+    take_by_backward(model, lambda: setattr(model, "temperature", next(temperatures)), views, size=2)
+    assert len(views.drawn) >= SIZE // 2
+    assert not known.intersection(views.drawn)
+
+
+def loss_with(own: np.random.Generator) -> Callable[[nn.Module, Tensor], Tensor]:
+    return lambda model, x: model(x).sum() * (1 + own.random())
+
+
+def scaled(own: np.random.Generator, model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).sum() * (1 + own.random())
+
+
+class LossWith:
+    def __init__(self, own: np.random.Generator) -> None:
+        self.own = own
+
+    def __call__(self, model: nn.Module, x: Tensor) -> Tensor:
+        return scaled(self.own, model, x)
+
+    def method(self, model: nn.Module, x: Tensor) -> Tensor:
+        return scaled(self.own, model, x)
+
+
+LOSSES_OF_ONE_CODE = {
+    "closures": loss_with,
+    "partial": lambda own: partial(scaled, own),
+    "objects": LossWith,
+    "methods": lambda own: LossWith(own).method,
+    "defaults": lambda own: lambda model, x, own=own: scaled(own, model, x),
+}
+
+
+@pytest.mark.parametrize("make", LOSSES_OF_ONE_CODE.values(), ids=LOSSES_OF_ONE_CODE)
+def test_losses_of_one_code_have_generators_of_their_own(make: Callable[[Any], Callable[..., Tensor]]) -> None:
+    """The first loss draws nothing, so that the run does not go record by record because of it."""
+    watch = SharedNumbers(nn.Linear(FEATURES, 1))
+    first, second = (make(np.random.default_rng(seed)) for seed in (1, 2))
+    with watch.refused(first, watched=True):
+        pass
+    with pytest.raises(NotVectorizedError), watch.refused(second, watched=True):
+        second(nn.Linear(FEATURES, 1), X[:2])
+
+
+def test_a_loss_made_anew_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, model = SharedNumbers(nn.Linear(FEATURES, 1)), nn.Linear(FEATURES, 1)
+    looked_through = list[object]()
+    monkeypatch.setattr(PythonState, "of", lambda self, loss: looked_through.append(loss))
+    for step in range(5):
+        weight = torch.ones(3) * step
+        with watch.refused(lambda m, x, w=weight, k=step: model(x).sum() * w.sum() * k, watched=True):
+            pass
+    assert len(looked_through) == 2, "before and after the first call"
+
+
+def test_a_generator_of_torch_that_a_model_makes_is_not_taken_for_one_of_numpy() -> None:
+    def makes_its_own(model: Draws, x: Tensor) -> Tensor:
+        if model.held is None:
+            model.held = torch.Generator()
+        return model(x).sum()
+
+    with run_of(Draws(lambda m, x: None), X) as run:
+        for batch in run.batches():
+            (x,) = next(iter(batch.microbatches(len(batch.indices))))
+            run.accumulate(makes_its_own, x)
+            return
+
+
+class Helper:
+    def __init__(self, own: Any) -> None:
+        self.own = [own]
+
+    def draw(self) -> float:
+        return self.own[0].random()
+
+
+def with_default(own: Any) -> Callable[[], float]:
+    return lambda own=own: own.random()
+
+
 HOLDERS = {
     "a method": lambda own: own.random,
     "a partial function": lambda own: partial(own.random),
     "a closure": lambda own: lambda: own.random(),
+    "a method of an object": lambda own: Helper(own).draw,
+    "an object in a closure": lambda own: (lambda helper: lambda: helper.draw())(Helper(own)),
+    "a default": with_default,
 }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import Dataset
 
 from noisette import Ledger, PerExampleClip, PrivateRun, privatize
 from noisette._internal.keystream import SecretKey
+from noisette._internal.random_state import GLOBAL_GENERATORS
 from noisette.sampling.fetching import Fetch, Processes, Thread, WorkerRecords, fetch_of
 from noisette.sampling.loading import records_of
 
@@ -164,8 +166,45 @@ def test_a_thread_loads_so_many_ahead() -> None:
         source = Thread(gather, ahead)  # pyright: ignore[reportArgumentType]
         arriving = source.microbatches(parts(*[2] * 8))
         next(arriving)
+        assert len(asked) == 1, "the first of all is loaded alone"
+        next(arriving)
         source._helper.shutdown(wait=True)
-        assert len(asked) == 1 + ahead
+        assert len(asked) == 2 + ahead
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), random.random, np.random.rand])
+def test_nothing_is_loaded_ahead_where_loading_draws(draw: Callable[[], object]) -> None:
+    asked: list[np.ndarray] = []
+
+    def gather(at: np.ndarray) -> np.ndarray:
+        draw()
+        asked.append(at)
+        return at
+
+    source = Thread(gather, ahead=2)  # pyright: ignore[reportArgumentType]
+    for number, _ in enumerate(source.microbatches(parts(*[2] * 4)), start=1):
+        assert len(asked) == number
+    assert not source._under_way
+
+
+def test_no_record_is_read_while_generators_are_in_earlier_states() -> None:
+    """Checks, second passes and recomputed blocks hold the lock: a thread may draw though its first records did not."""
+    read = threading.Event()
+
+    class Records(Decoded):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if threading.current_thread() is not threading.main_thread():
+                read.set()
+            return X[index]
+
+    source = Thread(records_of(Records()).gather)
+    arriving = source.microbatches(parts(2, 2, 2))
+    next(arriving)
+    with GLOBAL_GENERATORS:
+        asked = source._ask(np.arange(2))
+        assert not read.wait(0.2)
+    assert asked.result(10).shape[0] == 2
+    assert read.is_set()
 
 
 def test_another_plan_drops_what_was_ahead() -> None:
@@ -224,14 +263,15 @@ def test_the_global_generator_does_not_see_how_often_processes_begin_anew() -> N
 
 
 class Augmented(Decoded):
-    """Records that take a while in the thread, and then draw random numbers."""
+    """Records that take a while in the thread, and there draw random numbers."""
 
     def __init__(self) -> None:
         self.seeds: set[int] = set()  # of the generator that they draw from
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if threading.current_thread() is not threading.main_thread():
-            time.sleep(0.002)
+        if threading.current_thread() is threading.main_thread():
+            return X[index]
+        time.sleep(0.002)
         self.seeds.add(torch.initial_seed())
         return X[index] + torch.rand(())
 

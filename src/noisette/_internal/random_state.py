@@ -5,17 +5,27 @@ from __future__ import annotations
 import hashlib
 import random
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from itertools import islice
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+# What generators_of does not look into, because a model is walked elsewhere and all else holds none.
+_WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
+_MOST_OBJECTS = 1000
 MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)  # what generators_of looks into
+# Held while a record is read, and while the global generators are in states that they were in before or that others can
+# compute: a record that a thread reads meanwhile would draw from there.
+GLOBAL_GENERATORS = threading.RLock()
 _WITHOUT_VALUE = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
@@ -57,23 +67,39 @@ def seed_secretly_again(generators: Iterable[object]) -> None:
 
 
 def generators_of(value: object) -> list[object]:
-    """The generators that an object is or draws from: a method of one, a function that is given one or encloses it."""
+    """The generators that an object is or draws from.
+
+    Of a method its object is looked at; of a function its closure, defaults and attributes, and what it is given by
+    ``partial``; and so on in containers and attributes, up to a thousand objects in all. Modules are left out.
+    """
     found: list[object] = []
-    seen, following = set[int](), [value]
-    while following:
-        held = following.pop()
-        if not isinstance(held, MAY_DRAW) or id(held) in seen:
+    seen, following = dict[int, object](), deque([value])  # what is nearest comes first
+    while following and len(seen) < _MOST_OBJECTS:
+        held = following.popleft()
+        if isinstance(held, _WITHOUT_GENERATORS) or id(held) in seen:
             continue
-        seen.add(id(held))
+        seen[id(held)] = held  # while it is here, no other object has its id
         if isinstance(held, GENERATORS):
             found.append(held)
-        elif isinstance(held, MethodType | BuiltinFunctionType):
-            following += [held.__self__] if isinstance(held.__self__, GENERATORS) else []
-        elif isinstance(held, partial):
-            following += [held.func, *held.args, *held.keywords.values()]
-        elif isinstance(held, FunctionType):
-            following += [cell.cell_contents for cell in held.__closure__ or () if cell != _WITHOUT_VALUE]
+        else:
+            following.extend(islice(_held_by(held), _MOST_OBJECTS))
     return found
+
+
+def _held_by(value: Any) -> Iterator[object]:
+    """What an object holds that it may draw from."""
+    if isinstance(value, MethodType | BuiltinFunctionType):
+        yield value.__self__
+    elif isinstance(value, partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, FunctionType):
+        yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _WITHOUT_VALUE)
+        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+    elif isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from value
+    yield from getattr(value, "__dict__", {}).values()
 
 
 def held_by_torch(parts: Iterable[object]) -> list[Any]:
@@ -84,12 +110,13 @@ def held_by_torch(parts: Iterable[object]) -> list[Any]:
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
     """Within it torch's global generators have this seed; then they go on as by :func:`reseed_later`."""
-    reseed = reseed_later(())
-    seed_torch(seed)
-    try:
-        yield
-    finally:
-        reseed()
+    with GLOBAL_GENERATORS:
+        reseed = reseed_later(())
+        seed_torch(seed)
+        try:
+            yield
+        finally:
+            reseed()
 
 
 def is_drawn_since_seeded() -> bool:
@@ -102,6 +129,12 @@ def is_drawn_since_seeded() -> bool:
 def seed_worker_secretly(worker: int) -> None:
     """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
     seed_secretly(())
+
+
+def of_global_generators() -> tuple[object, ...]:
+    """The states of torch's, Python's and NumPy's global generators, to be compared with later ones."""
+    on_devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return torch.get_rng_state().numpy().tobytes(), *(g.get_offset() for g in on_devices), *of_python_and_numpy()
 
 
 def of_python_and_numpy(generators: Iterable[object] = ()) -> tuple[object, ...]:
@@ -129,8 +162,11 @@ def _of_numpy(state: Any) -> object:
 _Seeded = tuple[Callable[[], int], Callable[[int], Any]]  # draws a seed, and sets one
 
 _default: _Seeded = (lambda: _drawn(torch.default_generator), lambda seed: seed_torch(seed))
-_numpy: _Seeded = (lambda: int(np.random.randint(2**32, dtype=np.uint32)), lambda seed: _seed_numpy(seed))
-_python: _Seeded = (lambda: random.getrandbits(63), lambda seed: random.seed(seed))
+_numpy: _Seeded = (
+    lambda: _joined(np.random.randint(2**32, size=8, dtype=np.uint32).tolist(), 32),
+    lambda seed: _seed_numpy(seed),
+)
+_python: _Seeded = (lambda: random.getrandbits(_SECRET_BITS), lambda seed: random.seed(seed))
 
 
 def _all(generators: Iterable[object]) -> list[_Seeded]:
@@ -186,20 +222,29 @@ def _of(generator: Any) -> _Seeded:
     if isinstance(generator, torch.Generator):
         return lambda: _drawn(generator), lambda seed: seed_torch(seed, generator)
     if isinstance(generator, random.Random):
-        return lambda: generator.getrandbits(63), lambda seed: generator.seed(seed)
+        return lambda: generator.getrandbits(_SECRET_BITS), lambda seed: generator.seed(seed)
     if isinstance(generator, np.random.RandomState):
-        return lambda: int(generator.randint(2**32, dtype=np.uint32)), lambda seed: _seed_older(generator, seed)
+        draw = partial(generator.randint, 2**32, size=8, dtype=np.uint32)
+        return lambda: _joined(draw().tolist(), 32), lambda seed: _seed_older(generator, seed)
     bits = generator.bit_generator
 
     def seed(value: int) -> None:
         bits.state = type(bits)(value).state
 
-    return lambda: int(generator.integers(_BITS)), seed
+    return lambda: _joined(generator.integers(2**32, size=8).tolist(), 32), seed
 
 
 def _drawn(generator: torch.Generator) -> int:
-    drawn = torch.empty((), dtype=torch.int64, device=generator.device).random_(0, _BITS, generator=generator)
-    return int(drawn)
+    drawn = torch.empty(4, dtype=torch.int64, device=generator.device).random_(0, _BITS, generator=generator)
+    return _joined(drawn.tolist(), 63)
+
+
+def _joined(words: Iterable[int], bits: int) -> int:
+    """Numbers of so many bits as one: of a short seed, a chain of steps would soon come back to its beginning."""
+    joined = 0
+    for word in words:
+        joined = joined << bits | word
+    return joined
 
 
 def generator_apart() -> torch.Generator:

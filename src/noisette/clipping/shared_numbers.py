@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from noisette._internal.random_state import of_python_and_numpy
 from noisette.capture.python_state import PythonState
@@ -19,12 +24,17 @@ _SHARES_NUMBERS = (
 )
 
 
+_EMPTY = CellType()
+_HOLD_NOTHING = (Tensor, int, float, str, bytes)
+
+
 class SharedNumbers:
     """Watches the global generators of Python and NumPy, and those that the model and the loss hold.
 
     Numbers of torch are drawn for each example in a vectorised call, those of Python and NumPy once for all of them.
     What is held is looked for in the first call of each loss, before and after it: what it makes there, it keeps to
-    draw from. Not seen are generators that a call makes for itself or that are made after the first one.
+    draw from. A loss made anew in each step, from the same code and the same objects, is the same one. Not seen are
+    generators that a call makes for itself or that are made after the first one.
 
     Args:
         model: given to losses.
@@ -32,7 +42,8 @@ class SharedNumbers:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._held: dict[object, list[object]] = {}  # generators, by the code of a loss
+        self._state = PythonState(model)
+        self._known: dict[object, _Known] = {}  # by the code of a loss
 
     @contextmanager
     def refused(self, loss: Loss, *, watched: bool) -> Iterator[None]:
@@ -48,25 +59,56 @@ class SharedNumbers:
         if not watched:
             yield
             return
-        code = _code_of(loss)
-        is_first = code not in self._held
-        held = self._held.setdefault(code, self._held_by(loss)) if is_first else self._held[code]
-        before = of_python_and_numpy(held)
+        code, *objects = _parts_of(loss)
+        known = self._known.get(code)
+        is_first = known is None
+        if known is None or not known.is_of(objects):
+            known = self._known[code] = _Known(objects, _held_by(loss, self._state))
+        before = of_python_and_numpy(known.generators)
         yield
-        if of_python_and_numpy(held) != before or (is_first and not _are_among(self._held_by(loss), held)):
+        drawn = of_python_and_numpy(known.generators) != before
+        # Another state than the one that is kept: what it has met, it holds, and the call may have left activations.
+        if drawn or (is_first and not _are_among(_held_by(loss, PythonState(self._model)), known.generators)):
             raise NotVectorizedError(_SHARES_NUMBERS)
 
-    def _held_by(self, loss: Loss) -> list[object]:
-        """The generators that the model and the loss hold."""
-        state = PythonState(self._model)  # not kept: it holds all that it has met
-        state.of(loss)
-        return state.generators
+
+def _held_by(loss: Loss, state: PythonState) -> list[object]:
+    """The generators of Python and NumPy that the model and the loss hold."""
+    state.of(loss)
+    return [generator for generator in state.generators if not isinstance(generator, torch.Generator)]
 
 
-def _code_of(loss: Any) -> object:
-    """What is the same for a loss that is made anew in each step."""
-    function = getattr(loss, "__func__", loss)
-    return getattr(function, "__code__", type(function))
+@dataclass(frozen=True)
+class _Known:
+    """A loss whose generators were looked for, and what it is made of beside its code."""
+
+    objects: list[Any]
+    generators: list[object]
+
+    def is_of(self, objects: list[Any]) -> bool:
+        return len(objects) == len(self.objects) and all(map(operator.is_, objects, self.objects))
+
+
+def _parts_of(loss: Any) -> Iterator[Any]:
+    """The code of a loss, and the objects that it is made of; of tensors and numbers, which hold none, their types."""
+    if isinstance(loss, partial):
+        yield from _parts_of(loss.func)
+        held = [*loss.args, *loss.keywords.values()]
+    elif isinstance(loss, MethodType):
+        yield from _parts_of(loss.__func__)
+        held = [loss.__self__]
+    elif isinstance(loss, FunctionType):
+        yield loss.__code__
+        cells = [cell.cell_contents for cell in loss.__closure__ or () if cell != _EMPTY]
+        held = [
+            *cells,
+            *(loss.__defaults__ or ()),
+            *(loss.__kwdefaults__ or {}).values(),
+        ]
+    else:
+        yield type(loss)
+        held = [loss]
+    yield from (type(value) if isinstance(value, _HOLD_NOTHING) else value for value in held)
 
 
 def _are_among(found: list[object], known: list[object]) -> bool:

@@ -429,12 +429,12 @@ class DpSgdRun(ABC):
 
     def _remove_hooks(self) -> None:
         """Remove every hook from model and optimizer, and what a batch that was not released left in the model."""
+        for handle in self._hooks:
+            handle.remove()
+        self._compiled_noise.close()
         if self._batch is not None and self._batch.fetch is not None:
             self._batch.fetch.settle()
         self._seal.open_again()
-        self._compiled_noise.close()
-        for handle in self._hooks:
-            handle.remove()
 
     @abstractmethod
     def close(self) -> None:

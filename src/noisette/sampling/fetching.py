@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from noisette._internal.random_state import generator_apart, seed_worker_secretly
+from noisette._internal.random_state import generator_apart, of_global_generators, seed_worker_secretly
 from noisette._internal.tensor_tree import map_leaves
 from noisette.sampling.loading import Gather, may_draw
 
@@ -42,17 +42,24 @@ class Source(Protocol):
 
 
 class Thread:
-    """One thread of this process."""
+    """One thread of this process.
+
+    Records whose code draws from the global generators are not read ahead: what computes meanwhile draws from the same
+    ones, and goes back to earlier states to compute a block once more. Whether it draws shows in the first microbatch.
+    """
 
     def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
         self._gather = gather if to is None else _Moved(gather, to)
         self._ahead = ahead
-        self._draws = may_draw(gather)
+        self._may_draw = may_draw(gather)
+        self._draws: bool | None = None if self._may_draw else False  # not known before the first microbatch
         self._under_way: list[Future[Any]] = []  # also of a plan that was left
         self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
-        if not self._ahead:
+        if self._draws is None:
+            yield from map(self._first_of_all, islice(parts, 1))
+        if self._draws or not self._ahead:
             yield from (_arrived(self._gather(part)) for part in parts)
             return
         begun = list(islice(parts, 1 + self._ahead))
@@ -64,6 +71,13 @@ class Thread:
             yield _arrived(asked.popleft().result())
             asked.extend(map(self._ask, islice(parts, 1)))
 
+    def _first_of_all(self, part: np.ndarray) -> Any:
+        """Load a microbatch while nothing else is done, and see whether that draws."""
+        before = of_global_generators()
+        microbatch = _arrived(self._gather(part))
+        self._draws = of_global_generators() != before
+        return microbatch
+
     def _ask(self, part: np.ndarray) -> Future[Any]:
         asked = self._helper.submit(self._gather, part)
         self._under_way = [*(future for future in self._under_way if not future.done()), asked]
@@ -71,12 +85,12 @@ class Thread:
 
     def settle(self) -> None:
         """Wait for all that was asked for, unless it is rows of columns."""
-        if self._draws:
+        if self._may_draw:
             wait(self._under_way)
 
     def is_idle(self) -> bool:
         """Whether all that was asked for is there, or is rows of columns."""
-        return not self._draws or all(future.done() for future in self._under_way)
+        return not self._may_draw or all(future.done() for future in self._under_way)
 
     def close(self) -> None:
         """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
