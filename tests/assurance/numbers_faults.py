@@ -147,7 +147,10 @@ MUTANTS = [
         "records are loaded while generators have known seeds",
         "views by a known seed, and generators that tell how many records were loaded",
         impatient_release,
-        (f"{_FETCHING}::test_nothing_is_drawn_ahead_between_steps",),
+        (
+            f"{_FETCHING}::test_nothing_is_drawn_ahead_between_steps",
+            f"{_FETCHING}::test_closing_a_run_within_a_batch_waits_for_what_is_being_read",
+        ),
     ),
     Mutant(
         "records are read ahead though their code draws",

@@ -292,6 +292,36 @@ def test_nothing_is_drawn_ahead_between_steps(tmp_path: Path) -> None:
     assert not between & records.seeds
 
 
+class Waiting(Decoded):
+    """Records that a thread reads: from the third on, they wait for an event and then draw a number."""
+
+    def __init__(self) -> None:
+        self.read, self.go_on = 0, threading.Event()
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            self.read += 1
+            if self.read > 2:
+                assert self.go_on.wait(10)
+                torch.rand(())
+        return X[index]
+
+
+def test_closing_a_run_within_a_batch_waits_for_what_is_being_read() -> None:
+    """What is drawn after it would move a generator that goes on from a state that others can compute."""
+    records = Waiting()
+    with run_on(records) as run:
+        batch = next(run.batches())
+        microbatches = batch.microbatches(2)
+        run.accumulate(loss, next(microbatches))
+        next(microbatches)
+        threading.Timer(0.1, records.go_on.set).start()
+    state = torch.get_rng_state()
+    time.sleep(0.2)
+    assert records.read > 2
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 class TellsItsSeed(Decoded):
     """Its records are whether torch's generator has the state that torch makes of a seed, of which it uses 32 bits."""
 

@@ -176,7 +176,8 @@ class DpSgdRun(ABC):
                 ``if __name__ == "__main__":``, and the data set must be picklable.
             to: a device that microbatches are copied to, on a stream of its own.
             ahead: microbatches that the thread, or each process, loads ahead. They may belong to later steps that are
-                in the ledger by then, so with a ledger in memory to none.
+                in the ledger by then, so with a ledger in memory to none. The thread loads none ahead of a data set
+                that draws random numbers in the first microbatch; processes do.
 
         Guarantee: no batch is drawn before its step is in the ledger, and no process gets the key.
 
