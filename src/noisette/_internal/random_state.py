@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+OF_PYTHON_AND_NUMPY = (np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 # What generators_of does not look into, because a model is walked elsewhere and all else holds none.
 _WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 _MOST_OBJECTS = 1000

@@ -10,10 +10,9 @@ from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from noisette._internal.random_state import of_python_and_numpy
+from noisette._internal.random_state import OF_PYTHON_AND_NUMPY, of_python_and_numpy
 from noisette.capture.python_state import PythonState
 from noisette.gradients.vectorized import Loss
 from noisette.gradients.vectorized_errors import NotVectorizedError
@@ -75,7 +74,7 @@ class SharedNumbers:
 def _held_by(loss: Loss, state: PythonState) -> list[object]:
     """The generators of Python and NumPy that the model and the loss hold."""
     state.of(loss)
-    return [generator for generator in state.generators if not isinstance(generator, torch.Generator)]
+    return [generator for generator in state.generators if isinstance(generator, OF_PYTHON_AND_NUMPY)]
 
 
 @dataclass(frozen=True)
