@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from noisette._internal import random_state
+from noisette._internal.turns import Turns
 from noisette.clipping import shared_numbers
 from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.nn import weight_noise
 from noisette.run import model_snapshot, seal
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.seal import Seal
-from noisette.sampling import fetching, loading
+from noisette.sampling import fetching
 from noisette.sampling.poisson import Batch
 from planted import Mutant
 from ranks_faults import on_each_rank
@@ -99,7 +100,7 @@ def always_ahead(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_turns(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loading, "GLOBAL_GENERATORS", nullcontext())
+    patch.setattr(Turns, "reading", lambda self: nullcontext())
 
 
 MUTANTS = [

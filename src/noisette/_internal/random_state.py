@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import secrets
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,15 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from noisette._internal.turns import Turns
+
 OF_PYTHON_AND_NUMPY = (np.random.Generator, np.random.RandomState, random.Random)
 GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 # What generators_of does not look into, because a model is walked elsewhere and all else holds none.
 _WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 _MOST_OBJECTS = 1000
 MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)  # what generators_of looks into
-# Held while a record is read, and while the global generators are in states that they were in before or that others can
-# compute: a record that a thread reads meanwhile would draw from there.
-GLOBAL_GENERATORS = threading.RLock()
+GLOBAL_GENERATORS = Turns()  # a record that a thread reads draws from them in the states in which a batch has them
 _WITHOUT_VALUE = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
@@ -111,7 +110,7 @@ def held_by_torch(parts: Iterable[object]) -> list[Any]:
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
     """Within it torch's global generators have this seed; then they go on as by :func:`reseed_later`."""
-    with GLOBAL_GENERATORS:
+    with GLOBAL_GENERATORS.going_back():
         reseed = reseed_later(())
         seed_torch(seed)
         try:

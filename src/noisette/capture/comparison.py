@@ -46,7 +46,7 @@ def undone(buffers: Iterable[Tensor], device: torch.device) -> Iterator[None]:
     """What is drawn from torch's generators and written into these tensors within it is undone at its end."""
     kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
     try:
-        with GLOBAL_GENERATORS, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             yield
     finally:
         with torch.no_grad():

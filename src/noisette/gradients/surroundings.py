@@ -38,7 +38,7 @@ class Surroundings:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Within it they are as they were, and gradients are enabled; afterwards random numbers go on as before."""
-        with GLOBAL_GENERATORS, ExitStack() as stack:
+        with GLOBAL_GENERATORS.going_back(), ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(list(self.cuda)))
             stack.enter_context(torch.enable_grad())
             for kind, dtype in self.autocast.items():

@@ -79,7 +79,7 @@ class RandomState:
     @contextmanager
     def repeated(self) -> Iterator[None]:
         """Within it numbers are drawn from this state; afterwards from where the generators were before."""
-        with GLOBAL_GENERATORS, torch.random.fork_rng(self._devices):
+        with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng(self._devices):
             torch.set_rng_state(self._states[0])
             for device, state in zip(self._devices, self._states[1:], strict=True):
                 torch.cuda.set_rng_state(state, device)

@@ -52,7 +52,7 @@ class ValidateOnFirstCall:
         covered, size = self._checked.covers(module, call), self._checked.larger_size(call)
         self._checking = True
         try:
-            with GLOBAL_GENERATORS:
+            with GLOBAL_GENERATORS.going_back():
                 if not covered:
                     checks.prove(bound, call, self._example)
                 if size is not None:

@@ -238,12 +238,12 @@ class _Collated:
         fetch_many = getattr(self._dataset, "__getitems__", None)
         if fetch_many is None:
             return self._collate([self._record(index) for index in at.tolist()])
-        with GLOBAL_GENERATORS:
+        with GLOBAL_GENERATORS.reading():
             records = fetch_many(at.tolist())
         return self._collate(records)
 
     def _record(self, index: int) -> Any:
-        with GLOBAL_GENERATORS:
+        with GLOBAL_GENERATORS.reading():
             return self._dataset[index]
 
 

@@ -320,7 +320,7 @@ def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
             _restore(source, state)
 
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with GLOBAL_GENERATORS, torch.random.fork_rng(devices):
+    with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng(devices):
         before = random.getstate(), np.random.get_state()
         try:
             yield seed

@@ -96,7 +96,7 @@ def _generators_restored(tensors: Sequence[Tensor]) -> Iterator[None]:
     Afterwards they are as they were. No other device is seeded, since a secret seed of a batch could not be put back.
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    with GLOBAL_GENERATORS, torch.random.fork_rng(devices=list(devices)):
+    with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng(devices=list(devices)):
         of_python, of_numpy = random.getstate(), np.random.get_state()
         torch.default_generator.manual_seed(SEED)
         for device in devices:
