@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from noisette._internal import random_state
-from noisette._internal.turns import Turns
 from noisette.clipping import shared_numbers
 from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.nn import weight_noise
@@ -39,9 +38,9 @@ def trusting_backward(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Seal, "warn_of_known_numbers", lambda self: None)
 
 
-def impatient_release(patch: pytest.MonkeyPatch) -> None:
+def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:
     """The release does not wait for records that a thread loads."""
-    patch.setattr(fetching.Fetch, "settle", lambda self: None)
+    patch.setattr(fetching, "may_draw", lambda gather: False)
 
 
 def short_seeds(patch: pytest.MonkeyPatch) -> None:
@@ -84,7 +83,7 @@ def noise_from_around(patch: pytest.MonkeyPatch) -> None:
 
 
 def unwatched(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SharedNumbers, "refused", lambda self, loss, watched: nullcontext())
+    patch.setattr(SharedNumbers, "refused", lambda self, loss: nullcontext())
 
 
 def global_generators_alone(patch: pytest.MonkeyPatch) -> None:
@@ -93,14 +92,6 @@ def global_generators_alone(patch: pytest.MonkeyPatch) -> None:
 
 def generators_of_the_first_loss(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(shared_numbers._Known, "is_of", lambda self, objects: True)
-
-
-def always_ahead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fetching, "of_global_generators", lambda: None)
-
-
-def no_turns(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Turns, "reading", lambda self: nullcontext())
 
 
 MUTANTS = [
@@ -145,26 +136,12 @@ MUTANTS = [
         (f"{_GENERATORS}::test_generators_that_a_model_holds_indirectly_have_secret_seeds",),
     ),
     Mutant(
-        "records are loaded while generators have known seeds",
+        "a thread loads records whose code draws",
         "views by a known seed, and generators that tell how many records were loaded",
-        impatient_release,
+        loaded_by_a_thread,
         (
             f"{_FETCHING}::test_nothing_is_drawn_ahead_between_steps",
-            f"{_FETCHING}::test_closing_a_run_within_a_batch_waits_for_what_is_being_read",
-        ),
-    ),
-    Mutant(
-        "records are read ahead though their code draws",
-        "checks and second passes meanwhile bring generators into states that others can compute, or that were used",
-        always_ahead,
-        (f"{_FETCHING}::test_nothing_is_loaded_ahead_where_loading_draws",),
-    ),
-    Mutant(
-        "records are read while generators are in earlier states",
-        "views by a seed of the checks, or those of other records once more",
-        no_turns,
-        (
-            f"{_FETCHING}::test_no_record_is_read_while_generators_are_in_earlier_states",
+            f"{_FETCHING}::test_records_are_read_by_the_thread_of_the_loop",
             f"{_GENERATORS}::test_views_of_records_read_during_the_checks_are_secret",
         ),
     ),

@@ -307,9 +307,9 @@ def test_losses_of_one_code_have_generators_of_their_own(make: Callable[[Any], C
     """The first loss draws nothing, so that the run does not go record by record because of it."""
     watch = SharedNumbers(nn.Linear(FEATURES, 1))
     first, second = (make(np.random.default_rng(seed)) for seed in (1, 2))
-    with watch.refused(first, watched=True):
+    with watch.refused(first):
         pass
-    with pytest.raises(NotVectorizedError), watch.refused(second, watched=True):
+    with pytest.raises(NotVectorizedError), watch.refused(second):
         second(nn.Linear(FEATURES, 1), X[:2])
 
 
@@ -319,7 +319,7 @@ def test_a_loss_made_anew_is_looked_through_once(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(PythonState, "of", lambda self, loss: looked_through.append(loss))
     for step in range(5):
         weight = torch.ones(3) * step
-        with watch.refused(lambda m, x, w=weight, k=step: model(x).sum() * w.sum() * k, watched=True):
+        with watch.refused(lambda m, x, w=weight, k=step: model(x).sum() * w.sum() * k):
             pass
     assert len(looked_through) == 2, "before and after the first call"
 

@@ -6,8 +6,8 @@ import hashlib
 import random
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -17,15 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette._internal.turns import Turns
-
 OF_PYTHON_AND_NUMPY = (np.random.Generator, np.random.RandomState, random.Random)
 GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 # What generators_of does not look into, because a model is walked elsewhere and all else holds none.
 _WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 _MOST_OBJECTS = 1000
 MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)  # what generators_of looks into
-GLOBAL_GENERATORS = Turns()  # a record that a thread reads draws from them in the states in which a batch has them
 _WITHOUT_VALUE = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
@@ -76,10 +73,10 @@ def generators_of(value: object) -> list[object]:
     seen, following = dict[int, object](), deque([value])  # what is nearest comes first
     while following and len(seen) < _MOST_OBJECTS:
         held = following.popleft()
-        if isinstance(held, _WITHOUT_GENERATORS) or id(held) in seen:
+        if issubclass(type(held), _WITHOUT_GENERATORS) or id(held) in seen:
             continue
         seen[id(held)] = held  # while it is here, no other object has its id
-        if isinstance(held, GENERATORS):
+        if issubclass(type(held), GENERATORS):
             found.append(held)
         else:
             following.extend(islice(_held_by(held), _MOST_OBJECTS))
@@ -87,19 +84,21 @@ def generators_of(value: object) -> list[object]:
 
 
 def _held_by(value: Any) -> Iterator[object]:
-    """What an object holds that it may draw from."""
-    if isinstance(value, MethodType | BuiltinFunctionType):
+    """What an object holds that it may draw from; no code of its class is called."""
+    kind = type(value)
+    if kind in (MethodType, BuiltinFunctionType):
         yield value.__self__
-    elif isinstance(value, partial):
+    elif issubclass(kind, partial):
         yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, FunctionType):
+    elif kind is FunctionType:
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _WITHOUT_VALUE)
         yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
-    elif isinstance(value, Mapping):
-        yield from value.values()
-    elif isinstance(value, list | tuple | set | frozenset | deque):
+    elif issubclass(kind, dict):
+        yield from dict.values(value)
+    elif kind in (list, tuple, set, frozenset, deque):
         yield from value
-    yield from getattr(value, "__dict__", {}).values()
+    with suppress(AttributeError, TypeError):
+        yield from dict.values(object.__getattribute__(value, "__dict__"))
 
 
 def held_by_torch(parts: Iterable[object]) -> list[Any]:
@@ -110,13 +109,12 @@ def held_by_torch(parts: Iterable[object]) -> list[Any]:
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
     """Within it torch's global generators have this seed; then they go on as by :func:`reseed_later`."""
-    with GLOBAL_GENERATORS.going_back():
-        reseed = reseed_later(())
-        seed_torch(seed)
-        try:
-            yield
-        finally:
-            reseed()
+    reseed = reseed_later(())
+    seed_torch(seed)
+    try:
+        yield
+    finally:
+        reseed()
 
 
 def is_drawn_since_seeded() -> bool:
@@ -129,12 +127,6 @@ def is_drawn_since_seeded() -> bool:
 def seed_worker_secretly(worker: int) -> None:
     """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
     seed_secretly(())
-
-
-def of_global_generators() -> tuple[object, ...]:
-    """The states of torch's, Python's and NumPy's global generators, to be compared with later ones."""
-    on_devices = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    return torch.get_rng_state().numpy().tobytes(), *(g.get_offset() for g in on_devices), *of_python_and_numpy()
 
 
 def of_python_and_numpy(generators: Iterable[object] = ()) -> tuple[object, ...]:
@@ -206,16 +198,22 @@ def seed_torch(seed: int, generator: torch.Generator = torch.default_generator) 
     short = seed % 2**63
     if generator is torch.default_generator and torch.accelerator.is_available():
         torch.manual_seed(short)  # also where no accelerator has been used yet, which takes 0.1 ms
+    if generator.device.type == "cpu":
+        generator.set_state(_state_of_torch(seed, short))  # at once: another thread may draw meanwhile
     else:
         generator.manual_seed(short)
-    if seed != short and generator.device.type == "cpu":
-        state = generator.get_state()
+
+
+def _state_of_torch(seed: int, short: int) -> Tensor:
+    """The state of a generator on the processor with this seed."""
+    state = torch.Generator().manual_seed(short).get_state()
+    if seed != short:
         words = state.view(torch.int64)[_WORDS_OF_TORCH]
         if int(words[0]) != short % 2**32:
             raise RuntimeError("this version of torch keeps the state of a generator in a form that is not known here")
         longer = hashlib.shake_256(seed.to_bytes(seed.bit_length() // 8 + 1, "little")).digest(4 * len(words))
         words.copy_(torch.from_numpy(np.frombuffer(longer, np.uint32).astype(np.int64)))
-        generator.set_state(state)
+    return state
 
 
 def _of(generator: Any) -> _Seeded:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from noisette._internal.random_state import GLOBAL_GENERATORS
-
 # Of the norm of all outputs together. Operations may be ordered otherwise than in the function, and so round otherwise.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _TOLERANCE_LOW_PRECISION = 5e-2
@@ -44,11 +42,15 @@ def relative_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -
 @contextmanager
 def undone(buffers: Iterable[Tensor], device: torch.device) -> Iterator[None]:
     """What is drawn from torch's generators and written into these tensors within it is undone at its end."""
+    cuda = device if device.type == "cuda" else None
+    before = torch.get_rng_state(), torch.cuda.get_rng_state(cuda) if cuda else None
     kept = [(buffer, buffer.detach().clone()) for buffer in buffers]
     try:
-        with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
+        yield
     finally:
+        torch.set_rng_state(before[0])
+        if cuda is not None and before[1] is not None:
+            torch.cuda.set_rng_state(before[1], cuda)
         with torch.no_grad():
             for buffer, content in kept:
                 if not torch.equal(buffer, content):  # a write would make it look new to those who count writes

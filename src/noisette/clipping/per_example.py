@@ -128,7 +128,6 @@ class PerExampleClip:
         self._shared_numbers = SharedNumbers(self.model)
         self._is_one_by_one = False  # the loss cannot be vectorised
         self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
-        self.loads_meanwhile: Callable[[], bool] = lambda: False  # whether other code may draw numbers; a run sets it
         self._sums = Accumulator()
         self._twice_counted: dict[int, Tensor] = {}  # by number of the group
         self._counts: list[Count] = []  # released with the last batch
@@ -287,7 +286,7 @@ class PerExampleClip:
         self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], *, recompute: bool, watched: bool
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
-        with self._shared_numbers.refused(loss, watched=watched and not self.loads_meanwhile()):
+        with self._shared_numbers.refused(loss) if watched else nullcontext():
             found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)

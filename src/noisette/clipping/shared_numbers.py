@@ -24,6 +24,7 @@ _SHARES_NUMBERS = (
 
 
 _EMPTY = CellType()
+_MOST_LOSSES = 8  # of other code, remembered
 _HOLD_NOTHING = (Tensor, int, float, str, bytes)
 
 
@@ -45,23 +46,21 @@ class SharedNumbers:
         self._known: dict[object, _Known] = {}  # by the code of a loss
 
     @contextmanager
-    def refused(self, loss: Loss, *, watched: bool) -> Iterator[None]:
+    def refused(self, loss: Loss) -> Iterator[None]:
         """Within it the loss is called for a whole microbatch.
 
         Args:
             loss: the loss of one example.
-            watched: whether no other code draws numbers meanwhile, as where records are loaded.
 
         Raises:
-            NotVectorizedError: it was watched, and numbers were drawn.
+            NotVectorizedError: numbers were drawn.
         """
-        if not watched:
-            yield
-            return
         code, *objects = _parts_of(loss)
         known = self._known.get(code)
         is_first = known is None
         if known is None or not known.is_of(objects):
+            if len(self._known) == _MOST_LOSSES:
+                self._known.clear()  # it holds what they are made of
             known = self._known[code] = _Known(objects, _held_by(loss, self._state))
         before = of_python_and_numpy(known.generators)
         yield
@@ -105,7 +104,7 @@ def _parts_of(loss: Any) -> Iterator[Any]:
             *(loss.__kwdefaults__ or {}).values(),
         ]
     else:
-        yield type(loss)
+        yield id(type(loss))  # which stays its own while the loss is held
         held = [loss]
     yield from (type(value) if isinstance(value, _HOLD_NOTHING) else value for value in held)
 

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette._internal.random_state import GLOBAL_GENERATORS
-
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -38,7 +36,7 @@ class Surroundings:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Within it they are as they were, and gradients are enabled; afterwards random numbers go on as before."""
-        with GLOBAL_GENERATORS.going_back(), ExitStack() as stack:
+        with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(list(self.cuda)))
             stack.enter_context(torch.enable_grad())
             for kind, dtype in self.autocast.items():

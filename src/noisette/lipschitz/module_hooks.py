@@ -15,8 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from noisette._internal.random_state import GLOBAL_GENERATORS
-
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _GLOBAL = tuple("_global" + kind for kind in _OF_MODULES)
 
@@ -79,7 +77,7 @@ class RandomState:
     @contextmanager
     def repeated(self) -> Iterator[None]:
         """Within it numbers are drawn from this state; afterwards from where the generators were before."""
-        with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng(self._devices):
+        with torch.random.fork_rng(self._devices):
             torch.set_rng_state(self._states[0])
             for device, state in zip(self._devices, self._states[1:], strict=True):
                 torch.cuda.set_rng_state(state, device)

@@ -16,7 +16,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
-from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -119,9 +118,6 @@ class DpSgdRun(ABC):
         self._seal = Seal(bound, key)
         if isinstance(bound, PerExampleClip):
             bound.put_back = self._seal.before_microbatch
-            # Not a reference to the run itself: the connections of its ranks would live until the interpreter ends.
-            loads = WeakMethod(self._loads_meanwhile)
-            bound.loads_meanwhile = lambda: (call := loads()) is not None and call()
         self._batch: Batch | None = None  # drawn and not yet released
         self._compared = False  # whether the loss was called with several public examples
         # The ranks of a sharded model take every microbatch together; others meet once a step.
@@ -176,8 +172,8 @@ class DpSgdRun(ABC):
                 ``if __name__ == "__main__":``, and the data set must be picklable.
             to: a device that microbatches are copied to, on a stream of its own.
             ahead: microbatches that the thread, or each process, loads ahead. They may belong to later steps that are
-                in the ledger by then, so with a ledger in memory to none. The thread loads none ahead of a data set
-                that draws random numbers in the first microbatch; processes do.
+                in the ledger by then, so with a ledger in memory to none. The thread reads ahead rows of columns alone,
+                processes whatever your data set returns.
 
         Guarantee: no batch is drawn before its step is in the ledger, and no process gets the key.
 
@@ -226,11 +222,6 @@ class DpSgdRun(ABC):
                 stacklevel=3,
             )
 
-    def _loads_meanwhile(self) -> bool:
-        """Whether records are being loaded by code that may draw random numbers."""
-        fetch = None if self._batch is None else self._batch.fetch
-        return fetch is not None and not fetch.is_idle()
-
     def _drawn(self, step: int) -> np.ndarray:
         """Indices of the records of a step's batch that this process loads."""
         whole = self._sampler.indices(step=step)
@@ -275,8 +266,6 @@ class DpSgdRun(ABC):
             self._add(self.bound.accumulate_nothing)
             return
         self._seal.before_random_numbers()
-        if not self._compared and self._batch is not None and self._batch.fetch is not None:
-            self._batch.fetch.settle()  # so that the numbers that the loss draws are seen at least once
         self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
         if (
             not self._compared and not self._is_sharded
@@ -361,8 +350,6 @@ class DpSgdRun(ABC):
             batch.check_bounded(len(batch.indices))
             if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
                 check_coverage(optimizer, self.bound)
-            if batch.fetch is not None:
-                batch.fetch.settle()
             self._seal.before_release()
             # The accounting comes first: a release that fails half-way counts, and its noise is never drawn again.
             self._commit_step()
@@ -433,8 +420,6 @@ class DpSgdRun(ABC):
         for handle in self._hooks:
             handle.remove()
         self._compiled_noise.close()
-        if self._batch is not None and self._batch.fetch is not None:
-            self._batch.fetch.settle()
         self._seal.open_again()
 
     @abstractmethod

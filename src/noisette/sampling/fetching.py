@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import islice
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from noisette._internal.random_state import generator_apart, of_global_generators, seed_worker_secretly
+from noisette._internal.random_state import generator_apart, seed_worker_secretly
 from noisette._internal.tensor_tree import map_leaves
 from noisette.sampling.loading import Gather, may_draw
 
@@ -28,14 +28,6 @@ class Source(Protocol):
         """The microbatch of each part, in order. A plan may be left early, and then another one begins."""
         ...
 
-    def settle(self) -> None:
-        """Wait until nothing is being loaded that may draw from the random generators of this process."""
-        ...
-
-    def is_idle(self) -> bool:
-        """Whether nothing of that kind is being loaded now."""
-        ...
-
     def close(self) -> None:
         """End the thread or the processes."""
         ...
@@ -44,53 +36,27 @@ class Source(Protocol):
 class Thread:
     """One thread of this process.
 
-    Records whose code draws from the global generators are not read ahead: what computes meanwhile draws from the same
-    ones, and goes back to earlier states to compute a block once more. Whether it draws shows in the first microbatch.
+    It runs no code of the user's, which may draw from the generators of this process: what computes meanwhile draws
+    from the same ones, and brings them into earlier states where it computes a block once more.
     """
 
     def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
         self._gather = gather if to is None else _Moved(gather, to)
         self._ahead = ahead
-        self._may_draw = may_draw(gather)
-        self._draws: bool | None = None if self._may_draw else False  # not known before the first microbatch
-        self._under_way: list[Future[Any]] = []  # also of a plan that was left
         self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
-        if self._draws is None:
-            yield from map(self._first_of_all, islice(parts, 1))
-        if self._draws or not self._ahead:
+        if not self._ahead:
             yield from (_arrived(self._gather(part)) for part in parts)
             return
         begun = list(islice(parts, 1 + self._ahead))
         if len(begun) == 1:  # there is nothing to do meanwhile
             yield _arrived(self._gather(begun[0]))
             return
-        asked = deque(map(self._ask, begun))
+        asked = deque(self._helper.submit(self._gather, part) for part in begun)
         while asked:
             yield _arrived(asked.popleft().result())
-            asked.extend(map(self._ask, islice(parts, 1)))
-
-    def _first_of_all(self, part: np.ndarray) -> Any:
-        """Load a microbatch while nothing else is done, and see whether that draws."""
-        before = of_global_generators()
-        microbatch = _arrived(self._gather(part))
-        self._draws = of_global_generators() != before
-        return microbatch
-
-    def _ask(self, part: np.ndarray) -> Future[Any]:
-        asked = self._helper.submit(self._gather, part)
-        self._under_way = [*(future for future in self._under_way if not future.done()), asked]
-        return asked
-
-    def settle(self) -> None:
-        """Wait for all that was asked for, unless it is rows of columns."""
-        if self._may_draw:
-            wait(self._under_way)
-
-    def is_idle(self) -> bool:
-        """Whether all that was asked for is there, or is rows of columns."""
-        return not self._may_draw or all(future.done() for future in self._under_way)
+            asked.extend(self._helper.submit(self._gather, part) for part in islice(parts, 1))
 
     def close(self) -> None:
         """Nothing to do: a batch may outlive the loop that it came from, and an idle thread ends with its owner."""
@@ -141,13 +107,6 @@ class Processes:
                 ) from error
             yield microbatch if self._to is None else _arrived(_Copied(microbatch, self._to))
 
-    def settle(self) -> None:
-        """Nothing to do: these processes have generators of their own."""
-
-    def is_idle(self) -> bool:
-        """Always, as far as the generators of this process go."""
-        return True
-
     def close(self) -> None:
         running = self._loader._iterator
         if running is not None:
@@ -185,17 +144,6 @@ class Fetch:
         self._planned.popleft()
         return microbatch
 
-    def settle(self) -> None:
-        """Wait until nothing is being loaded that may draw from the random generators of this process.
-
-        Called before they go on from states that others can compute: what is loaded ahead never draws from those.
-        """
-        self._source.settle()
-
-    def is_idle(self) -> bool:
-        """Whether nothing is being loaded now that may draw from them."""
-        return self._source.is_idle()
-
     def close(self) -> None:
         """End the thread or the processes."""
         self._arriving = iter(())
@@ -221,7 +169,7 @@ def fetch_of(gather: Gather, *, workers: int, ahead: int, to: torch.device | str
             raise ValueError(f"expected {name} to be at least 0, got {number}")
     device = None if to is None else torch.device(to)
     if not workers:
-        return Fetch(Thread(gather, ahead, device))
+        return Fetch(Thread(gather, 0 if may_draw(gather) else ahead, device))
     if not ahead:
         raise ValueError("processes load ahead: expected ahead to be at least 1 with workers, got 0")
     return Fetch(Processes(gather, workers, ahead, device))

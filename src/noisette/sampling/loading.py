@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from noisette._internal.random_state import GLOBAL_GENERATORS
 from noisette.sampling.buckets import PaddedBuckets, check_same_shapes
 from noisette.sampling.mapped_file import MappedFile
 
@@ -236,15 +235,9 @@ class _Collated:
 
     def __call__(self, at: np.ndarray) -> Any:
         fetch_many = getattr(self._dataset, "__getitems__", None)
-        if fetch_many is None:
-            return self._collate([self._record(index) for index in at.tolist()])
-        with GLOBAL_GENERATORS.reading():
-            records = fetch_many(at.tolist())
-        return self._collate(records)
-
-    def _record(self, index: int) -> Any:
-        with GLOBAL_GENERATORS.reading():
-            return self._dataset[index]
+        if fetch_many is not None:
+            return self._collate(fetch_many(at.tolist()))
+        return self._collate([self._dataset[index] for index in at.tolist()])
 
 
 def _common_length(columns: Sequence[Sized]) -> int:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from noisette._internal.random_state import GLOBAL_GENERATORS, seed_torch
+from noisette._internal.random_state import seed_torch
 
 _F = torch.nn.functional
 _DROPOUT = {
@@ -311,6 +311,7 @@ def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
     """
     held = [source for part in model.modules() for source in vars(part).values() if _has_state(source)]
     states = [(source, _state(source)) for source in held]
+    before = random.getstate(), np.random.get_state()
 
     def seed() -> None:
         seed_torch(_SEED)
@@ -320,8 +321,7 @@ def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
             _restore(source, state)
 
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng(devices):
-        before = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
         try:
             yield seed
         finally:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.random_state import GLOBAL_GENERATORS
 from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import SEED
@@ -96,14 +95,14 @@ def _generators_restored(tensors: Sequence[Tensor]) -> Iterator[None]:
     Afterwards they are as they were. No other device is seeded, since a secret seed of a batch could not be put back.
     """
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
-    with GLOBAL_GENERATORS.going_back(), torch.random.fork_rng(devices=list(devices)):
-        of_python, of_numpy = random.getstate(), np.random.get_state()
-        torch.default_generator.manual_seed(SEED)
-        for device in devices:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(SEED)
-        try:
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            torch.default_generator.manual_seed(SEED)
+            for device in devices:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(SEED)
             yield
-        finally:
-            random.setstate(of_python)
-            np.random.set_state(of_numpy)
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
