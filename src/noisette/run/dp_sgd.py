@@ -168,7 +168,7 @@ class DpSgdRun(ABC):
         Their ``len`` is the number of steps left, the total of a progress bar; a finished run warns that it has none.
 
         Args:
-            workers: processes that load records; with 0 a thread does. Their script needs
+            workers: processes that load records; with 0 this process does. Their script needs
                 ``if __name__ == "__main__":``, and the data set must be picklable.
             to: a device that microbatches are copied to, on a stream of its own.
             ahead: microbatches that the thread, or each process, loads ahead. They may belong to later steps that are
