@@ -23,7 +23,7 @@ GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 _WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 _MOST_OBJECTS = 1000
 MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)  # what generators_of looks into
-_WITHOUT_VALUE = CellType()
+_EMPTY = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
 _WORDS_OF_TORCH = slice(3, 3 + 624)  # of the state of its generators on the processor, as whole numbers of 64 bits
@@ -91,14 +91,31 @@ def _held_by(value: Any) -> Iterator[object]:
     elif issubclass(kind, partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif kind is FunctionType:
-        yield from (cell.cell_contents for cell in value.__closure__ or () if cell != _WITHOUT_VALUE)
-        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
+        yield from held_by_function(value)
     elif issubclass(kind, dict):
         yield from dict.values(value)
     elif kind in (list, tuple, set, frozenset, deque):
         yield from value
     with suppress(AttributeError, TypeError):
         yield from dict.values(object.__getattribute__(value, "__dict__"))
+
+
+def closure_of(function: FunctionType) -> list[object]:
+    """The values that a function encloses, without those that have none yet.
+
+    >>> closure_of((lambda inner: lambda: inner)(3))
+    [3]
+    """
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
+
+
+def held_by_function(function: FunctionType) -> list[object]:
+    """What a function may draw from beside global names: the values of its closure and the defaults of its arguments.
+
+    >>> held_by_function(lambda one=1, *, two=2: one + two)
+    [1, 2]
+    """
+    return [*closure_of(function), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
 def held_by_torch(parts: Iterable[object]) -> list[Any]:

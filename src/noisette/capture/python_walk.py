@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.random_state import GENERATORS
+from noisette._internal.random_state import GENERATORS, closure_of
 from noisette.capture.code_names import names_counted, names_read
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
@@ -258,8 +258,7 @@ def _looked_up(table: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, .
 
 def _parts(function: types.FunctionType) -> tuple[Any, ...]:
     """What a function is made of beside its global names."""
-    cells = [cell.cell_contents if _is_filled(cell) else None for cell in function.__closure__ or ()]
-    return function.__code__, function.__defaults__, function.__kwdefaults__, *cells
+    return function.__code__, function.__defaults__, function.__kwdefaults__, *closure_of(function)
 
 
 def _content_of(value: array[Any] | bytearray | memoryview) -> Hashable:
@@ -268,13 +267,6 @@ def _content_of(value: array[Any] | bytearray | memoryview) -> Hashable:
         return None if isinstance(value, memoryview) and value.readonly else hash(bytes(value))
     except ValueError:
         return None
-
-
-def _is_filled(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        return False
 
 
 def _slots(kind: type) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
 
-from noisette._internal.random_state import OF_PYTHON_AND_NUMPY, of_python_and_numpy
+from noisette._internal.random_state import OF_PYTHON_AND_NUMPY, held_by_function, of_python_and_numpy
 from noisette.capture.python_state import PythonState
 from noisette.gradients.vectorized import Loss
 from noisette.gradients.vectorized_errors import NotVectorizedError
@@ -22,8 +22,6 @@ _SHARES_NUMBERS = (
     "share the numbers, and which ones share them would depend on other records; draw them by torch."
 )
 
-
-_EMPTY = CellType()
 _MOST_LOSSES = 8  # of other code, remembered
 _HOLD_NOTHING = (Tensor, int, float, str, bytes)
 
@@ -88,7 +86,10 @@ class _Known:
 
 
 def _parts_of(loss: Any) -> Iterator[Any]:
-    """The code of a loss, and the objects that it is made of; of tensors and numbers, which hold none, their types."""
+    """The code of a loss, or the mark of its class, and the objects that it is made of.
+
+    Tensors and numbers hold no generators, and are new in each step: in their place are their types.
+    """
     if isinstance(loss, partial):
         yield from _parts_of(loss.func)
         held = [*loss.args, *loss.keywords.values()]
@@ -97,12 +98,7 @@ def _parts_of(loss: Any) -> Iterator[Any]:
         held = [loss.__self__]
     elif isinstance(loss, FunctionType):
         yield loss.__code__
-        cells = [cell.cell_contents for cell in loss.__closure__ or () if cell != _EMPTY]
-        held = [
-            *cells,
-            *(loss.__defaults__ or ()),
-            *(loss.__kwdefaults__ or {}).values(),
-        ]
+        held = held_by_function(loss)
     else:
         yield id(type(loss))  # which stays its own while the loss is held
         held = [loss]

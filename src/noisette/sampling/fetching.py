@@ -34,11 +34,7 @@ class Source(Protocol):
 
 
 class Thread:
-    """One thread of this process.
-
-    It runs no code of the user's, which may draw from the generators of this process: what computes meanwhile draws
-    from the same ones, and brings them into earlier states where it computes a block once more.
-    """
+    """One thread of this process, or where nothing is loaded ahead, that of the caller."""
 
     def __init__(self, gather: Gather, ahead: int = 1, to: torch.device | None = None) -> None:
         self._gather = gather if to is None else _Moved(gather, to)
@@ -169,6 +165,8 @@ def fetch_of(gather: Gather, *, workers: int, ahead: int, to: torch.device | str
             raise ValueError(f"expected {name} to be at least 0, got {number}")
     device = None if to is None else torch.device(to)
     if not workers:
+        # Code of the user's may draw from the generators of this process. What computes meanwhile draws from the same
+        # ones, and brings them into earlier states where it computes a block once more.
         return Fetch(Thread(gather, 0 if may_draw(gather) else ahead, device))
     if not ahead:
         raise ValueError("processes load ahead: expected ahead to be at least 1 with workers, got 0")
