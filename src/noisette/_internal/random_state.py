@@ -23,7 +23,7 @@ GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 _WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 _MOST_OBJECTS = 1000
 MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)  # what generators_of looks into
-_EMPTY = CellType()
+EMPTY_CELL = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
 _WORDS_OF_TORCH = slice(3, 3 + 624)  # of the state of its generators on the processor, as whole numbers of 64 bits
@@ -106,7 +106,7 @@ def closure_of(function: FunctionType) -> list[object]:
     >>> closure_of((lambda inner: lambda: inner)(3))
     [3]
     """
-    return [cell.cell_contents for cell in function.__closure__ or () if cell != _EMPTY]
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != EMPTY_CELL]
 
 
 def held_by_function(function: FunctionType) -> list[object]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from noisette._internal.random_state import OF_PYTHON_AND_NUMPY, held_by_function, of_python_and_numpy
+from noisette._internal.random_state import EMPTY_CELL, OF_PYTHON_AND_NUMPY, of_python_and_numpy
 from noisette.capture.python_state import PythonState
 from noisette.gradients.vectorized import Loss
 from noisette.gradients.vectorized_errors import NotVectorizedError
@@ -98,7 +98,9 @@ def _parts_of(loss: Any) -> Iterator[Any]:
         held = [loss.__self__]
     elif isinstance(loss, FunctionType):
         yield loss.__code__
-        held = held_by_function(loss)
+        # As held_by_function has it, without calls in each step.
+        cells = [cell.cell_contents for cell in loss.__closure__ or () if cell != EMPTY_CELL]
+        held = [*cells, *(loss.__defaults__ or ()), *(loss.__kwdefaults__ or {}).values()]
     else:
         yield id(type(loss))  # which stays its own while the loss is held
         held = [loss]
