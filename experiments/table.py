@@ -109,7 +109,7 @@ def row(runs: list[dict[str, Any]], elsewhere: str) -> str:
     peak = f"{statistics.median(memory):.1f} GiB" if memory else ""
     model = MODELS[recipe["model"]["name"]] + (", whitened" if recipe["model"].get("whitened") else "")
     data = DATA.get(recipe["data"]["name"], recipe["data"]["name"])
-    return f"| {data} | {model} | {epsilon} | {spread} | {time} | {peak} | {elsewhere} |"
+    return f"| {data} | {model} | {epsilon} | {spread} | {time} | {peak} | {elsewhere or 'none found'} |"
 
 
 if __name__ == "__main__":

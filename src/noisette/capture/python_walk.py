@@ -24,8 +24,8 @@ _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes, np.generic)
 _DEEPEST = 16  # objects within objects that are followed
 WIDEST = 1024  # entries of a container that are looked at
 _FIXED = {"torch", "noisette", "numpy", *sys.stdlib_module_names}  # their names and objects are constants
-# Their functions are not read.
-_INSTALLED = {*_FIXED, "transformers", "peft", "timm", "lightning", "pytorch_lightning", "torchmetrics"}
+# Their functions are not read. An assertion in a file of tests refers to the whole of pytest.
+_INSTALLED = {*_FIXED, "transformers", "peft", "timm", "lightning", "pytorch_lightning", "torchmetrics", "_pytest"}
 # What recurrent layers keep of their weights, and make anew where these are new in each call, as noisy ones are.
 _DERIVED = {"_flat_weights", "_flat_weight_refs"}
 _OPEN = (types.SimpleNamespace, argparse.Namespace)  # of the library, and for values of the user's

@@ -31,8 +31,8 @@ def canonical_name(root: nn.Module, name: str) -> str:
 
     The noise of a parameter is drawn by its name, so a run must have the same names however its model is wrapped.
 
-    >>> import torch
-    >>> canonical_name(torch.compile(nn.Linear(1, 1)), "_orig_mod.weight")
+    >>> from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    >>> canonical_name(checkpoint_wrapper(nn.Linear(1, 1)), "_checkpoint_wrapped_module.weight")
     'weight'
     """
     kept: list[str] = []
