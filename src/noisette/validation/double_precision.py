@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-_LOWER = {torch.float32, torch.float16, torch.bfloat16}
+_LOWER = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+_LOWER_KINDS = _LOWER | {torch.complex64: torch.complex128}
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+_IN_PLACE = re.compile(r".*[^_]_|__(set|i)\w+__")
 
 
 def to_double(tensor: Tensor) -> Tensor:
@@ -21,7 +24,11 @@ def to_double(tensor: Tensor) -> Tensor:
 
 
 class _NoLowerPrecision(TorchFunctionMode):
-    """Casts to lower precisions, such as in a softmax that asks for single precision, are casts to double."""
+    """Casts to lower precisions, such as in a softmax that asks for single precision, are casts to double.
+
+    New tensors are in double precision too, and so are those that meet one that is. ``torch.set_default_dtype`` would
+    change the default of other threads.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -32,17 +39,25 @@ class _NoLowerPrecision(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in _LOWER:
             kwargs["dtype"] = torch.float64
+        precisions = {value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
+        lower = precisions & _LOWER_KINDS.keys()
+        if not lower:
+            return _raised(func(*args, **kwargs))
+        if len(precisions) > 1 and "out" not in kwargs and not _IN_PLACE.fullmatch(getattr(func, "__name__", "")):
+            return func(*map(_raised, args), **{name: _raised(value) for name, value in kwargs.items()})
         return func(*args, **kwargs)
+
+
+def _raised(value: Any) -> Any:
+    """A tensor in double precision; anything else unchanged."""
+    return value.to(_LOWER_KINDS[value.dtype]) if isinstance(value, Tensor) and value.dtype in _LOWER_KINDS else value
 
 
 @contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
     """Parameters, buffers and new tensors are in double precision; at the end the original tensors are put back."""
     buffers = [(part, name, b) for part in model.modules() for name, b in part._buffers.items() if b is not None]
-    default = torch.get_default_dtype()
     with ExitStack() as originals:
-        originals.callback(torch.set_default_dtype, default)
-        torch.set_default_dtype(torch.float64)
         originals.callback(parametrize._cache.clear)  # weights cached in double precision
         parametrize._cache.clear()
         for device in {tensor.device.type for tensor in model.parameters()}:
