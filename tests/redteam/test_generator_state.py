@@ -349,7 +349,13 @@ def with_default(own: Any) -> Callable[[], float]:
     return lambda own=own: own.random()
 
 
+class OfAnotherPackage(Helper):
+    __module__ = "views.images"
+    __call__ = Helper.draw
+
+
 HOLDERS = {
+    "an object of another package": OfAnotherPackage,
     "a method": lambda own: own.random,
     "a partial function": lambda own: partial(own.random),
     "a closure": lambda own: lambda: own.random(),

@@ -62,6 +62,15 @@ def test_other_losses_are_not(name: str) -> None:
         warn_if_examples_meet(APART[name], model(), batch())
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_rounding_in_lower_precision_is_no_difference(precision: torch.dtype) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(10):
+            made, (x, y) = model().to(precision), batch().tensors
+            warn_if_examples_meet(APART["mean"], made, Microbatch((x.to(precision), y), {}))
+
+
 class Counts(nn.Module):
     """Counts its calls in a buffer."""
 

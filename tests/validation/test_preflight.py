@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import random
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -314,7 +319,42 @@ class FreshMask(nn.Module):
         return self.layer(x * (torch.rand(x.shape[0], 1) > 0.3))
 
 
+class HidesWords(nn.Module):
+    """Predicts the few words that it hides, as models of language are trained; at most draws it hides none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(9, 6), nn.Linear(6, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words, is_hidden = x.detach().abs().long() % 9, torch.rand(x.shape) < 0.15
+        scores = self.out(self.table(torch.where(is_hidden, 0, words)).tanh())
+        return (F.cross_entropy(scores.transpose(1, 2), words, reduction="none") * is_hidden).sum(1)
+
+
+class OwnGenerator(nn.Module):
+    """Adds noise from a generator of its own."""
+
+    def __init__(self, own: Any, draw: Callable[[Any, tuple[int, ...]], Any]) -> None:
+        super().__init__()
+        self.layer, self.own, self.draw = nn.Linear(6, 3), own, draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x + torch.as_tensor(self.draw(self.own, tuple(x.shape)), dtype=x.dtype))
+
+
+OWN: dict[str, tuple[Any, Callable[[Any, tuple[int, ...]], Any]]] = {
+    "NumPy": (np.random.default_rng(0), lambda own, size: own.standard_normal(size)),
+    "NumPy, in single precision": (np.random.default_rng(0), lambda own, size: own.random(size, dtype=np.float32)),
+    "NumPy, whole numbers": (np.random.default_rng(0), lambda own, size: own.integers(3, size=size, endpoint=True)),
+    "NumPy, older": (np.random.RandomState(0), lambda own, size: own.normal(0.0, 2.0, size)),
+    "Python": (random.Random(0), lambda own, size: [[own.gauss(0, 1) for _ in range(size[1])] for _ in range(size[0])]),
+    "torch": (torch.Generator(), lambda own, size: torch.randn(size, generator=own)),
+}
+
 HARMLESS = {
+    "few hidden words": (HidesWords, (6,)),
+    **{f"a generator of {name}": (partial(OwnGenerator, *own), (6,)) for name, own in OWN.items()},
     "mlp": (mlp, (6,)),
     "cnn": (cnn, (3, 9, 6)),
     "recurrent loop": (recurrent, (5, 5)),
@@ -372,6 +412,14 @@ def test_harmless_models_pass(model, shape: tuple[int, ...]) -> None:
             made = model()
             made(torch.randn(2, *shape))  # initialises lazy layers
             check(made, torch.randn(b, *shape), engine=engine)
+
+
+def test_a_model_has_its_own_generator_afterwards_in_the_same_state() -> None:
+    own = np.random.default_rng(0)
+    model, before = OwnGenerator(own, OWN["NumPy"][1]), str(own.bit_generator.state)
+    check(model, torch.randn(4, 6))
+    assert model.own is own
+    assert str(own.bit_generator.state) == before
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))

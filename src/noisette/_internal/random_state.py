@@ -22,7 +22,6 @@ GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 # What generators_of does not look into, because a model is walked elsewhere and all else holds none.
 _WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 _MOST_OBJECTS = 1000
-MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)  # what generators_of looks into
 EMPTY_CELL = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them

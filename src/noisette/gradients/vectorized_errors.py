@@ -17,6 +17,11 @@ _STATISTICS = (
     "would update batch norm's running statistics from examples, which are saved without noise; convert the model "
     "with noisette.nn.convert_batch_norm, or put these modules into eval mode"
 )
+CALLS_FUNCTIONS = "higher order operator"  # in messages of torch's own too
+_CONTROL_FLOW = (
+    "uses an operator of torch that calls functions, as torch.cond does, and that cannot be followed; write a branch "
+    "or a loop of Python, or choose by torch.where"
+)
 _CAUSES = {  # a part of PyTorch's message -> what it means
     **dict.fromkeys(
         (".item()", "Cannot access data pointer of Tensor"),
@@ -40,6 +45,7 @@ _CAUSES = {  # a part of PyTorch's message -> what it means
         "uses an autograd.Function that torch.func.vmap cannot take; give the class generate_vmap_rule = True, or draw "
         "random numbers that come from it in front of the call, and pass them as an argument with one row per example"
     ),
+    CALLS_FUNCTIONS: _CONTROL_FLOW,
     "does not require grad": (
         "asks for a gradient with respect to values of an example by torch.autograd.grad; use torch.func.grad"
     ),
@@ -73,7 +79,7 @@ def explained(error: Exception, model: nn.Module) -> PrivacyError | None:
     cause = _PACKS if packs else next((cause for sign, cause in _CAUSES.items() if sign in message), None)
     where = _where(error.__traceback__, model)
     said = f"{where} {cause}." if cause else f"{where} cannot be vectorised: {message.splitlines()[0]}"
-    return PrivacyError(said) if cause is _STATISTICS else NotVectorizedError(said)
+    return PrivacyError(said) if cause in (_STATISTICS, _CONTROL_FLOW) else NotVectorizedError(said)
 
 
 def _packs(traceback: TracebackType | None) -> bool:

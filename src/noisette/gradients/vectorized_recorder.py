@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 
 from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
@@ -20,7 +21,7 @@ from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leave
 from noisette.gradients.rules.own_copies import own_copies
 from noisette.gradients.tape import Draft, Operation, Recorder, Use, outputs_of, tensors_among
-from noisette.gradients.vectorized_errors import NotVectorizedError
+from noisette.gradients.vectorized_errors import CALLS_FUNCTIONS, NotVectorizedError
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.
 _DECOMPOSED = {torch.nn.functional.multi_head_attention_forward}
@@ -36,6 +37,7 @@ _IS_ALL_TRUE = {torch._is_all_true, Tensor._is_all_true}  # pyright: ignore[repo
 # What they give with a constant depends on the type and shape of the other argument alone.
 _OF_A_CONSTANT = {Tensor.new_tensor, Tensor.to, Tensor.type_as, Tensor.reshape_as}
 _TEXTS = {Tensor.__repr__, Tensor.__format__}
+_CONTROL_FLOW = "torch._higher_order_ops"  # within a mode these lose gradients without a word
 
 
 class WrittenIntoError(Exception):
@@ -120,6 +122,8 @@ class VectorizedRecorder(Recorder):
 
     def _inside(self, func: Operation, types: Sequence[type], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """An operation inside of ``vmap``."""
+        if isinstance(func, HigherOrderOperator) and type(func).__module__.startswith(_CONTROL_FLOW):
+            raise RuntimeError(CALLS_FUNCTIONS)
         weights: dict[int, Tensor] = {}
         is_batched = is_foreign = False
         for tensor in tensors_among(args, kwargs):

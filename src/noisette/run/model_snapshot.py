@@ -14,12 +14,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from noisette._internal.random_state import MAY_DRAW, generators_of
+from noisette._internal.random_state import GENERATORS, generators_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
 _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 # Wrappers that keep the state of a job in their attributes; the modules inside them are walked.
 _MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
+_CONTAINERS = {
+    dict,
+    OrderedDict,
+    list,
+    tuple,
+    set,
+    frozenset,
+    deque,
+    bytearray,
+    np.ndarray,
+}  # what they hold is visited
 _NOT_OF_A_MODEL = {"torch", "noisette", "builtins"}
 
 
@@ -27,9 +38,9 @@ class ModelSnapshot:
     """The attributes of all modules, followed through lists, dictionaries, sets, deques, arrays and objects.
 
     Objects are followed if they are data classes, namespaces, or of a class of the package that defines the module;
-    objects of other packages, functions and hooks are not. Of modules whose class says
-    ``refreshed_from_public_data`` only the parameters are taken; modules with parameters that have no shape yet keep
-    their attributes.
+    objects of other packages, functions and hooks are not, but for the generators that they hold. Of modules whose
+    class says ``refreshed_from_public_data`` only the parameters are taken; modules with parameters that have no shape
+    yet keep their attributes.
 
     Args:
         model: walked now.
@@ -49,6 +60,7 @@ class ModelSnapshot:
             if not isinstance(value, _PLAIN) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._visit(value, holder)
+        self.generators = list({id(generator): generator for generator in self.generators}.values())
         self._members = [(part, dict(part._modules), dict(part._parameters)) for part in model.modules()]
 
     def put_back(self) -> None:
@@ -68,8 +80,6 @@ class ModelSnapshot:
 
     def _visit(self, value: Any, holder: object) -> None:
         """Take down a value that is reached from an attribute of ``holder``."""
-        if isinstance(value, MAY_DRAW):
-            self.generators += generators_of(value)
         if isinstance(value, Tensor):
             self.tensors.append(value)
             self._take(vars(value), _restore_dict, holder)
@@ -86,8 +96,13 @@ class ModelSnapshot:
             self._take(value, _restore_sequence, holder)
         elif isinstance(value, tuple | frozenset):
             self._open += [(entry, holder) for entry in value]
-        if not isinstance(value, Tensor | nn.Module) and hasattr(value, "__dict__") and _is_part(value, holder):
+        if isinstance(value, Tensor | nn.Module):
+            return
+        is_part = hasattr(value, "__dict__") and _is_part(value, holder)
+        if is_part:
             self._take(vars(value), _restore_dict, value)
+        if isinstance(value, GENERATORS) or not (is_part or type(value) in _CONTAINERS):
+            self.generators += generators_of(value)
 
     def _visit_module(self, module: nn.Module) -> None:
         # Parts in TorchScript have no dictionaries, but answer these questions.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from noisette._internal.random_state import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.buffers import buffers_restored
-from noisette.validation.deterministic import EXTREME_LEVELS, LEVELS, DisableRandomness, randomness_seeded
+from noisette.validation.deterministic import EXTREME_LEVELS, LEVELS, DisableRandomness
 from noisette.validation.double_precision import in_double, to_double
 from noisette.validation.probe_inputs import (
     EXAMPLES,
@@ -23,6 +23,7 @@ from noisette.validation.probe_inputs import (
     differ,
     public_batch,
 )
+from noisette.validation.seeded_randomness import randomness_seeded
 
 LARGE_BATCH = 32
 _TOLERANCE = 1e-8  # in double precision; 1e-2 otherwise

@@ -15,8 +15,9 @@ from noisette.validation.batch_norm import check_no_batch_norm
 from noisette.validation.batch_size_independence import check_batch_size_independence
 from noisette.validation.buffers import buffers_restored, check_buffers
 from noisette.validation.checked_calls import attributes_restored
-from noisette.validation.deterministic import DisableRandomness, randomness_seeded
+from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import SEED, Call, public_batch
+from noisette.validation.seeded_randomness import randomness_seeded
 from noisette.validation.usable_inputs import with_usable_kinds
 from noisette.validation.worst_case_search import max_gradient_ratio
 

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from noisette._internal.random_state import seed_torch
-
 _F = torch.nn.functional
 _DROPOUT = {
     _F.dropout, _F.dropout1d, _F.dropout2d, _F.dropout3d, _F.alpha_dropout, _F.feature_alpha_dropout,
@@ -300,60 +298,6 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "binomial": lambda u, n, p, size=None: n * (u < p),
     "randint": _numpy_integer,
 }
-
-
-@contextmanager
-def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Every source of randomness keeps its state: torch's, Python's and NumPy's, and generators held by modules.
-
-    Yields:
-        A function that puts all of them into one state, to be called before each call of the model.
-    """
-    held = [source for part in model.modules() for source in vars(part).values() if _has_state(source)]
-    states = [(source, _state(source)) for source in held]
-    before = random.getstate(), np.random.get_state()
-
-    def seed() -> None:
-        seed_torch(_SEED)
-        random.seed(_SEED)
-        np.random.seed(_SEED)
-        for source, state in states:
-            _restore(source, state)
-
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
-        try:
-            yield seed
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])
-            for source, state in states:
-                _restore(source, state)
-
-
-_SEED = 20160721 % 2**32
-
-
-def _has_state(source: object) -> bool:
-    kinds = random.Random | np.random.Generator | np.random.RandomState | torch.Generator
-    return isinstance(source, kinds) and not isinstance(source, random.SystemRandom)
-
-
-def _state(source: Any) -> Any:
-    if isinstance(source, random.Random):
-        return source.getstate()
-    if isinstance(source, np.random.Generator):
-        return source.bit_generator.state
-    return source.get_state()
-
-
-def _restore(source: Any, state: Any) -> None:
-    if isinstance(source, random.Random):
-        source.setstate(state)
-    elif isinstance(source, np.random.Generator):
-        source.bit_generator.state = state
-    else:
-        source.set_state(state)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import SEED
 
 _EXAMPLES = 3
-_TOLERANCE = 1e-3
+_TOLERANCE = 3e-2  # rounding in bfloat16, wherever the loss computes in it, is within
 
 
 def warn_if_examples_meet(loss: Loss, model: nn.Module, batch: Microbatch) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from noisette._internal.random_state import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.buffers import buffers_restored
-from noisette.validation.deterministic import DisableRandomness, randomness_seeded
+from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import (
     EXAMPLE_KINDS,
     RANDOM_KINDS,
@@ -23,6 +23,7 @@ from noisette.validation.probe_inputs import (
     public_batch,
     single_example,
 )
+from noisette.validation.seeded_randomness import randomness_seeded
 
 GIVE_AN_EXAMPLE = (
     "Pass public inputs that the model accepts, in the form in which it is called: privatize(..., "
