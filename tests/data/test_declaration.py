@@ -28,6 +28,11 @@ def test_two_classes_at_least(classes: int | tuple[str, ...]) -> None:
         Declaration(classes=classes)
 
 
+def test_names_of_too_many_classes_are_not_made() -> None:
+    with pytest.raises(DataError, match="classes: expected at most 1000000, got 99999999999"):
+        Declaration(classes=99_999_999_999)
+
+
 def test_a_range_that_is_not_a_number() -> None:
     with pytest.raises(DataError, match="expected finite low < high"):
         Declaration(ranges={"a": (math.nan, 1)})

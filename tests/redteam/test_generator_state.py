@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -354,7 +354,34 @@ class OfAnotherPackage(Helper):
     __call__ = Helper.draw
 
 
+class Part(nn.Module):
+    """No part of the model: only a method of it, or what calls it, is held there."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.own = [own]
+
+    def forward(self) -> float:
+        return self.own[0].random()
+
+
+class Settings(NamedTuple):
+    own: Any
+
+
+class WithSettings:
+    def __init__(self, own: Any) -> None:
+        self.settings = Settings(own)
+
+    def draw(self) -> float:
+        return self.settings.own.random()
+
+
 HOLDERS = {
+    "a method of a module that is no part": lambda own: Part(own).forward,
+    "a partial function of such a module": lambda own: partial(lambda part: part(), Part(own)),
+    "a closure over such a module": lambda own: (lambda part: lambda: part())(Part(own)),
+    "a named tuple behind a method": lambda own: WithSettings(own).draw,
     "an object of another package": OfAnotherPackage,
     "a method": lambda own: own.random,
     "a partial function": lambda own: partial(own.random),
@@ -377,7 +404,8 @@ def test_generators_that_a_model_holds_indirectly_have_secret_seeds(hold: Callab
 
 
 _OWN = {"NumPy": np.random.default_rng(1), "older": np.random.RandomState(1), "Python": random.Random(1)}
-_DRAW = {f"{name}, held": generator.random for name, generator in _OWN.items()}
+_DRAW: dict[str, Callable[[], Any]] = {f"{name}, held": generator.random for name, generator in _OWN.items()}
+_DRAW["behind np.vectorize"] = partial(np.vectorize(lambda scale: scale * _OWN["NumPy"].random()), 1.0)
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, *_DRAW.values()])

@@ -479,7 +479,7 @@ def test_piece_left_out() -> None:
         x, y = next(pieces)
         run.backward(loss(run.bound.model, x, y))
         next(pieces)
-        with pytest.raises(PrivacyError, match="Call backward once for each microbatch"):
+        with pytest.raises(PrivacyError, match="once for each microbatch"):
             next(pieces)
 
 

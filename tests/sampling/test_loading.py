@@ -32,6 +32,31 @@ def test_a_function_collates_records() -> None:
             records_of(columns, doubled)
 
 
+class Scaled(TensorDataset):
+    """Changes the rows of its tensors."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(10 * value for value in super().__getitem__(index))
+
+
+class Named(TensorDataset):
+    """Has the rows of its tensors, and a name."""
+
+    name = "rows"
+
+
+def test_code_of_a_data_set_of_tensors_is_called() -> None:
+    x = torch.arange(24.0).view(12, 2)
+    [scaled], [plain] = records_of(Scaled(x)).gather(AT), records_of(Named(x)).gather(AT)
+    assert torch.equal(scaled, 10 * x[AT])
+    assert torch.equal(plain, x[AT])
+
+
+def test_masked_values_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"masked values.*filled"):
+        records_of((np.ma.masked_array(np.ones((3, 2)), mask=False), np.ones(3)))
+
+
 def test_several_data_sets_by_name_are_refused() -> None:
     with pytest.raises(TypeError, match="'train' of the data set is a TensorDataset, not a column"):
         records_of({"train": TensorDataset(torch.ones(3))})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -237,6 +239,16 @@ def test_records_of_different_shapes_are_drawn_and_stacked_only_if_they_fit() ->
     assert [len(piece) for piece in seen(images, np.array([0, 1, 2]), 1)] == [1, 1, 1]
     with pytest.raises(ValueError, match=r"different shapes, such as \(3, 4, 5\) and \(3, 5, 5\): pad sequences with"):
         seen(images, np.array([0, 1, 2]), 2)
+
+
+@pytest.mark.parametrize("form", [torch.ones, lambda n: np.ones(n, dtype=np.float32), lambda n: [0.5] * n])
+def test_fields_of_different_shapes_are_named(form: Callable[[int], Any]) -> None:
+    for place, records in (
+        (1, [(k, form(4 + k % 2)) for k in range(12)]),
+        (0, [(form(4 + k % 2), k) for k in range(12)]),
+    ):
+        with pytest.raises(ValueError, match=f"the field {place} has another shape in some records"):
+            seen(records, np.array([0, 1, 2]), 2)
 
 
 def test_a_table_that_is_indexed_by_column_is_refused() -> None:

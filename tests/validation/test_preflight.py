@@ -407,11 +407,10 @@ def mlp_of_width_6() -> nn.Module:
 @pytest.mark.filterwarnings("ignore:Lazy modules")
 @pytest.mark.parametrize(("model", "shape"), HARMLESS.values(), ids=HARMLESS)
 def test_harmless_models_pass(model, shape: tuple[int, ...]) -> None:
-    for engine in ENGINES:
-        for b in (4, 8, 1):
-            made = model()
-            made(torch.randn(2, *shape))  # initialises lazy layers
-            check(made, torch.randn(b, *shape), engine=engine)
+    for engine, b in [*((engine, 4) for engine in ENGINES), (ENGINES[0], 8), (ENGINES[0], 1)]:
+        made = model()
+        made(torch.randn(2, *shape))  # initialises lazy layers
+        check(made, torch.randn(b, *shape), engine=engine)
 
 
 def test_a_model_has_its_own_generator_afterwards_in_the_same_state() -> None:

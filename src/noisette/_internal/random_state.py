@@ -19,9 +19,10 @@ from torch import Tensor
 
 OF_PYTHON_AND_NUMPY = (np.random.Generator, np.random.RandomState, random.Random)
 GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
-# What generators_of does not look into, because a model is walked elsewhere and all else holds none.
-_WITHOUT_GENERATORS = (torch.nn.Module, Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
+# What generators_of does not look into, because it holds none.
+_WITHOUT_GENERATORS = (Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
 _MOST_OBJECTS = 1000
+_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 EMPTY_CELL = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
@@ -62,18 +63,23 @@ def seed_secretly_again(generators: Iterable[object]) -> None:
         seed(secrets.randbits(_SECRET_BITS))
 
 
-def generators_of(value: object) -> list[object]:
+def generators_of(value: object, known: dict[int, object] | None = None) -> list[object]:
     """The generators that an object is or draws from.
 
     Of a method its object is looked at; of a function its closure, defaults and attributes, and what it is given by
-    ``partial``; and so on in containers and attributes, up to a thousand objects in all. Modules are left out.
+    ``partial``; and so on in containers and attributes, up to a thousand objects in all.
+
+    Args:
+        known: objects by their id that are not looked at, to which those that are looked at are added.
     """
     found: list[object] = []
-    seen, following = dict[int, object](), deque([value])  # what is nearest comes first
-    while following and len(seen) < _MOST_OBJECTS:
+    seen = {} if known is None else known
+    following, left = deque([value]), _MOST_OBJECTS  # what is nearest comes first
+    while following and left:
         held = following.popleft()
         if issubclass(type(held), _WITHOUT_GENERATORS) or id(held) in seen:
             continue
+        left -= 1
         seen[id(held)] = held  # while it is here, no other object has its id
         if issubclass(type(held), GENERATORS):
             found.append(held)
@@ -93,8 +99,8 @@ def _held_by(value: Any) -> Iterator[object]:
         yield from held_by_function(value)
     elif issubclass(kind, dict):
         yield from dict.values(value)
-    elif kind in (list, tuple, set, frozenset, deque):
-        yield from value
+    elif issubclass(kind, _SEQUENCES):
+        yield from next(base for base in _SEQUENCES if issubclass(kind, base)).__iter__(value)
     with suppress(AttributeError, TypeError):
         yield from dict.values(object.__getattribute__(value, "__dict__"))
 

@@ -60,7 +60,8 @@ def schedule(
         sampling_rate = expected_batch_size / public_size
         if sampling_rate > 1:
             raise ValueError(
-                f"expected sampling_rate <= 1, got {expected_batch_size} expected of {public_size} declared"
+                f"expected sampling_rate <= 1, got an expected batch of {expected_batch_size} of {public_size} "
+                "declared records; give a smaller batch size"
             )
     if steps is None:
         assert epochs is not None

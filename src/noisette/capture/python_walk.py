@@ -175,6 +175,8 @@ class Walk:
             return () if isinstance(value.__self__, types.ModuleType) else (value.__self__,)
         if isinstance(value, partial):
             return value.func, value.args, value.keywords
+        if isinstance(value, np.vectorize):
+            return (value.pyfunc,)
         if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
             return self._of_container(value)
         if isinstance(value, types.GeneratorType):

@@ -14,6 +14,8 @@ from noisette.data.image_form import ImageForm
 from noisette.data.numbering import Numbering
 from noisette.data.target import Target
 
+_MOST_CLASSES = 1_000_000
+
 
 @dataclass(frozen=True)
 class Declaration:
@@ -62,6 +64,8 @@ class Declaration:
     images: ImageForm | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.classes, int) and self.classes > _MOST_CLASSES:  # before their names are made
+            refuse("declaration", [f"classes: expected at most {_MOST_CLASSES}, got {self.classes}"])
         names = self.class_names
         problems = []
         if self.classes is not None and (len(names) < 2 or len(set(names)) < len(names)):

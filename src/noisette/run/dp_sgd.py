@@ -382,7 +382,9 @@ class DpSgdRun(ABC):
         if self._batch is not None:
             raise PrivacyError(
                 "optimizer.step() was not called for the last batch. Every batch is released, also an empty one: "
-                "whether a step happens must not depend on the data"
+                "whether a step happens must not depend on the data. Where the loop was interrupted within a batch, "
+                f"close this run and start another with noisette.privatize() for the {self.steps_left} steps that are "
+                "left, on the same ledger: the model keeps its weights"
             )
 
     def _check_gradients(self) -> None:

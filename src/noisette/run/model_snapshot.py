@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from noisette._internal.random_state import GENERATORS, generators_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
+_ARE_PLAIN = frozenset(_PLAIN).issuperset
 _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 # Wrappers that keep the state of a job in their attributes; the modules inside them are walked.
 _MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
@@ -54,6 +55,7 @@ class ModelSnapshot:
         self.generators: list[object] = []
         self._parts: list[tuple[Any, Any, Callable[[Any, Any], None]]] = []
         self._seen: dict[int, object] = {}  # by id, which is unique only while the object exists
+        self._searched: dict[int, object] = {id(part): part for part in model.modules()}  # for generators
         self._open: list[tuple[Any, object]] = [(part, part) for part in model.modules()]  # values and their holders
         while self._open:
             value, holder = self._open.pop()
@@ -102,7 +104,7 @@ class ModelSnapshot:
         if is_part:
             self._take(vars(value), _restore_dict, value)
         if isinstance(value, GENERATORS) or not (is_part or type(value) in _CONTAINERS):
-            self.generators += generators_of(value)
+            self.generators += generators_of(value, self._searched)
 
     def _visit_module(self, module: nn.Module) -> None:
         # Parts in TorchScript have no dictionaries, but answer these questions.
@@ -123,7 +125,13 @@ class ModelSnapshot:
             values = [entry for name, entry in entries.items() if not (isinstance(name, str) and name in _HOOKS)]
         else:
             values = entries
-        self._open += [(entry, holder) for entry in values if not isinstance(entry, _PLAIN)]
+        if not _ARE_PLAIN(map(type, values)):  # a vocabulary has 50,000 entries
+            self._open += [(entry, holder) for entry in values if not _is_plain(entry)]
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value holds nothing that can change."""
+    return isinstance(value, _PLAIN) or (type(value) is tuple and _ARE_PLAIN(map(type, value)))
 
 
 def _is_part(value: object, holder: object) -> bool:

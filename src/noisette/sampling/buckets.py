@@ -129,13 +129,29 @@ def check_same_shapes(records: Sequence[Any]) -> None:
     Raises:
         ValueError: one has not; the message names it.
     """
-    named = [record for record in records if isinstance(record, Mapping)]
-    for name, first in named[0].items() if named else ():
-        if isinstance(first, Tensor) and any(record[name].shape != first.shape for record in named):
+    fields = [_fields_of(record) for record in records]
+    if len({frozenset(named) for named in fields}) > 1:
+        return  # they have other fields, which is said where they are collated
+    for name, first in fields[0].items() if fields else ():
+        if any(_shape_of(named[name]) != _shape_of(first) for named in fields):
             raise ValueError(
                 f"the field {name!r} has another shape in some records, and is none of those that are padded: name it "
                 "among them if it is as long as its record, or bring it to one shape by itself"
             )
+
+
+def _fields_of(record: Any) -> Mapping[Any, Any]:
+    """The fields of a record by name, or by place in a tuple; none of anything else."""
+    if isinstance(record, Mapping):
+        return record
+    return dict(enumerate(record)) if isinstance(record, tuple) else {}
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of a tensor or an array, or the length of a list of numbers."""
+    if isinstance(value, list):
+        return (len(value),)
+    return tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else ()
 
 
 def _sequence(value: Any) -> Tensor:

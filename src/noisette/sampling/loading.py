@@ -108,7 +108,7 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
     if isinstance(dataset, PaddedBuckets):
         padded = _Collated(dataset, collate_fn) if collate_fn else dataset.collate
         return Records(len(dataset), padded, dataset.buckets)
-    if isinstance(dataset, TensorDataset) and collate_fn is None:
+    if isinstance(dataset, TensorDataset) and collate_fn is None and _gives_rows(type(dataset)):
         dataset = dataset.tensors
     columns = _columns_of(dataset)
     if columns is not None:
@@ -117,6 +117,8 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
                 "collate_fn makes a microbatch of a list of records, and these are columns: give a list of records, a "
                 "TensorDataset, or another data set with __len__ and __getitem__"
             )
+        if any(isinstance(column, np.ma.MaskedArray) for column in columns):
+            raise TypeError("a column has masked values, which would be trained on; fill them, as by column.filled(0)")
         return Records(_common_length(columns), _Rows(dataset))
     if isinstance(dataset, list) and _are_tensors(dataset):
         _refuse_columns(dataset)
@@ -144,6 +146,12 @@ def each_record(dataset: Any) -> Iterator[Any]:
         yield from zip(*map(torch.as_tensor, dataset), strict=True)
     else:
         yield from (dataset[i] for i in range(records_of(dataset).size))
+
+
+def _gives_rows(kind: type[Any]) -> bool:
+    """Whether a kind of ``TensorDataset`` gives the rows of its tensors, and no code of its own changes them."""
+    own = "__getitem__", "__getitems__", "__len__"
+    return all(getattr(kind, name, None) is getattr(TensorDataset, name, None) for name in own)
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:

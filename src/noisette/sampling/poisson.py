@@ -215,7 +215,7 @@ class Batch:
         """
         if self.bounded != expected:
             raise PrivacyError(
-                f"{self.bounded} examples of this batch went through run.backward() where {expected} should have: each "
-                "belongs to its step once. Call backward once for each microbatch, and microbatches() once for each "
-                "batch"
+                f"{self.bounded} examples of this batch went through run.accumulate() or run.backward() where "
+                f"{expected} should have: each belongs to its step once. Call one of them once for each microbatch, "
+                "and microbatches() once for each batch"
             )

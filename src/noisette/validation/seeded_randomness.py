@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from noisette._internal.random_state import seed_torch
+from noisette._internal.random_state import GENERATORS, seed_torch
 
 _SEED = 20160721 % 2**32
 
@@ -26,8 +27,8 @@ def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
     Yields:
         A function that puts all of them into one state, to be called before each call of the model.
     """
-    held = [source for part in model.modules() for source in vars(part).values() if isinstance(source, torch.Generator)]
-    states = [(source, source.get_state()) for source in held]
+    held = [_behind(value) for part in model.modules() for value in vars(part).values()]
+    states = [(source, _state(source)) for source in held if _has_state(source)]
     before = random.getstate(), np.random.get_state()
 
     def seed() -> None:
@@ -35,7 +36,7 @@ def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
         random.seed(_SEED)
         np.random.seed(_SEED)
         for source, state in states:
-            source.set_state(state)
+            _restore(source, state)
 
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices), _global_generators_instead(model):
@@ -45,50 +46,72 @@ def randomness_seeded(model: nn.Module) -> Iterator[Callable[[], None]]:
             random.setstate(before[0])
             np.random.set_state(before[1])
             for source, state in states:
-                source.set_state(state)
+                _restore(source, state)
+
+
+def _has_state(source: object) -> bool:
+    return isinstance(source, GENERATORS) and not isinstance(source, random.SystemRandom)
+
+
+def _state(source: Any) -> Any:
+    if isinstance(source, random.Random):
+        return source.getstate()
+    if isinstance(source, np.random.Generator):
+        return source.bit_generator.state
+    return source.get_state()
+
+
+def _restore(source: Any, state: Any) -> None:
+    if isinstance(source, random.Random):
+        source.setstate(state)
+    elif isinstance(source, np.random.Generator):
+        source.bit_generator.state = state
+    else:
+        source.set_state(state)
 
 
 @contextmanager
 def _global_generators_instead(model: nn.Module) -> Iterator[None]:
     with ExitStack() as originals:
         for table in map(vars, model.modules()):
-            for name, source in table.items():
-                if (instead := _instead_of(source)) is not None:
-                    originals.callback(table.__setitem__, name, source)
-                    table[name] = instead
+            for name, value in table.items():
+                if _has_state(value) and not isinstance(value, torch.Generator):
+                    originals.callback(table.__setitem__, name, value)
+                    table[name] = _StandIn(value)
         yield
 
 
-def _instead_of(source: object) -> Any:
-    """What draws from a global generator as this source draws; ``None`` if it is no such source."""
-    if isinstance(source, random.Random) and not isinstance(source, random.SystemRandom):
-        return random
-    if isinstance(source, np.random.RandomState):
-        return np.random
-    return _AsGenerator(source) if isinstance(source, np.random.Generator) else None
+def _behind(value: object) -> object:
+    """The generator that a stand-in has taken the place of; any other value is itself."""
+    return value.source if isinstance(value, _StandIn) else value
 
 
-class _AsGenerator:
-    """NumPy's global functions by the names of a ``Generator``'s methods; those that it alone has, it keeps."""
+class _StandIn:
+    """Draws from the global generator of Python or NumPy what a generator draws; what the global one lacks, that does.
 
-    def __init__(self, source: np.random.Generator) -> None:
-        self._source = source
+    Args:
+        source: the generator.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self._global: Any = random if isinstance(source, random.Random) else np.random
 
     def __getattr__(self, name: str) -> Any:
+        if not isinstance(self.source, np.random.Generator):
+            return getattr(self._global, name)
         if name == "integers":
-            return self._integers
-        drawn = getattr(np.random, name, None)
-        if drawn is None or not hasattr(np.random.RandomState, name):
-            return getattr(self._source, name)
+            return _integers
+        drawn = getattr(np.random, name, None) if hasattr(np.random.RandomState, name) else None
+        return getattr(self.source, name) if drawn is None else partial(_in_precision, drawn)
 
-        def draw(*args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-            found = drawn(*args, **kwargs)
-            return found if dtype is None else np.asarray(found, dtype)[()]
 
-        return draw
+def _in_precision(draw: Callable[..., Any], *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
+    """Of a function of NumPy's older generators, which have no ``dtype``."""
+    found = draw(*args, **kwargs)
+    return found if dtype is None else np.asarray(found, dtype)[()]
 
-    def _integers(
-        self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, endpoint: bool = False
-    ) -> Any:
-        low, high = (0, low) if high is None else (low, high)
-        return np.asarray(np.random.randint(low, high + endpoint, size), dtype)[()]
+
+def _integers(low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64, endpoint: bool = False) -> Any:
+    low, high = (0, low) if high is None else (low, high)
+    return np.asarray(np.random.randint(low, high + endpoint, size), dtype)[()]

@@ -61,6 +61,7 @@ def test_all_misspelled_keys_are_listed_with_what_was_meant(tmp_path: Path) -> N
     "text",
     [
         "not toml",
+        f"a = {'[' * 3000}{']' * 3000}",
         "data = 3\n",
         "[training]\nseed = true\n",
         "[training]\nbatch_size = 2.5\n",
@@ -85,6 +86,13 @@ def test_numbers_outside_their_domain_are_listed_together() -> None:
         Recipe(privacy=PrivacySection(epsilon=0.0, delta=1.0), training=TrainingSection(epochs=-1.0, momentum=1.0))
     for name in ("epsilon=0.0", "delta=1.0", "epochs=-1.0", "momentum=1.0"):
         assert name in str(error.value)
+
+
+def test_numbers_that_would_overflow_are_listed_together() -> None:
+    with pytest.raises(ValueError) as error:
+        Recipe(training=TrainingSection(lr=1e300, seed=10**23))
+    assert "lr <= 1e+06, got 1e+300" in str(error.value)
+    assert f"at most 63 bits, got {10**23}" in str(error.value)
 
 
 def test_the_study_of_2016_fits_in_a_file(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ from noisette.training.recipe.sections import (
     TrainingSection,
 )
 
+_LARGEST_RATE = 1e6
+
 
 def accountant_names() -> list[str]:
     """The accountants that a recipe can name."""
@@ -81,6 +83,7 @@ def check_training(training: TrainingSection) -> None:
     checks.all_of(
         lambda: checks.positive(epochs=training.epochs),
         lambda: checks.count(batch_size=training.batch_size),
+        lambda: _check_seed(training.seed),
         lambda: _check_rate(training),
         lambda: lr_end is None or checks.positive(lr_end=lr_end),
         lambda: checks.positive(lr_epochs=training.lr_epochs),
@@ -98,8 +101,15 @@ def check_training(training: TrainingSection) -> None:
 def _check_rate(training: TrainingSection) -> None:
     if training.lr is not None:
         checks.positive(lr=training.lr)
+        if training.lr > _LARGEST_RATE:
+            raise ValueError(f"expected lr <= {_LARGEST_RATE:g}, got {training.lr:g}: the weights would overflow")
     elif training.optimizer != "sgd":
         raise ValueError(f'the rule for learning rates is for SGD; with optimizer = "{training.optimizer}" give lr')
+
+
+def _check_seed(seed: int) -> None:
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"expected a seed of at most 63 bits, got {seed}")
 
 
 def _check_averages(training: TrainingSection) -> None:

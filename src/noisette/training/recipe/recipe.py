@@ -63,7 +63,7 @@ class Recipe:
         """
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{path} is not a TOML file: {error}") from error
         if data and isinstance(tables.get("data", {}), dict):
             tables["data"] = tables.get("data", {}) | data

@@ -162,7 +162,8 @@ class RunFolder:
         if not self._resumed:
             self._tidy()
         if error and self.place.exists():
-            error.add_note(f"The privacy spent until then is recorded in {self.ledger}")
+            if self.ledger.exists():
+                error.add_note(f"The privacy spent until then is recorded in {self.ledger}")
             if self.checkpoint.exists():
                 error.add_note(f"To continue the run: noisette train --resume {shlex.quote(str(self.place))}")
 
