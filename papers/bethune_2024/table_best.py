@@ -63,14 +63,16 @@ def section(runs: Sequence[Run]) -> Section:
     rows: list[tuple[str, ...]] = []
     for row in GRID.rows:
         if row.name in SETS:
-            reached = [best_of(runs, ours) if (ours := row.whole(method)) else "" for method in METHODS]
+            reached = [_shown(areas(runs, ours)) if (ours := row.whole(method)) else "" for method in METHODS]
             rows += [(row.name, "paper", *row.printed), ("", "best (median, lowest)", *reached)]
     return Section("table-best", TITLE, _ABOUT, ("set", "", *METHODS), tuple(rows))
 
 
-def best_of(runs: Sequence[Run], ours: Setting) -> str:
-    """Describe the areas of the search around ours, in per cent: "not run" until all of its settings have run."""
-    areas = [100 * run.reached for setting in settings(ours) for run in one_of_each_seed(runs, setting)]
-    if len(areas) < TRIALS:
-        return "not run"
-    return f"{max(areas):.1f} ({statistics.median(areas):.1f}, {min(areas):.1f})"
+def areas(runs: Sequence[Run], ours: Setting) -> list[float]:
+    """Return the areas of the search around ours, in per cent; none until all of its settings have run."""
+    found = [100 * run.reached for setting in settings(ours) for run in one_of_each_seed(runs, setting)]
+    return found if len(found) >= TRIALS else []
+
+
+def _shown(found: Sequence[float]) -> str:
+    return f"{max(found):.1f} ({statistics.median(found):.1f}, {min(found):.1f})" if found else "not run"
