@@ -109,8 +109,8 @@ def test_the_first_table_has_the_printed_numbers_beside_ours(tmp_path: Path, mon
         "figure robustness",
         "figure speed",
     ]
-    [campaign] = [row for row in rows if row[1].startswith("campaign") and row[1].endswith("DP-SGD")]
-    assert campaign[2:4] == ("90.0", "not run")
+    campaign = [row for row in rows if row[1].startswith("campaign") and row[1].endswith("DP-SGD")]
+    assert [row[2:4] for row in campaign] == [("90.0", "not run")] * 2, "in our setting, and the best of a search"
 
 
 def test_the_ratio_of_times_is_that_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
