@@ -55,8 +55,8 @@ def reproduce(
         str | None,
         typer.Option(
             metavar="N",
-            help="summary: the printed numbers beside ours. davody-2020: 2 to 7. bethune-2024: tabular or digits. "
-            "lee-kifer-2020: memory.",
+            help="summary: the printed numbers beside ours. davody-2020: 2 to 7. bethune-2024: tabular, best or "
+            "digits. lee-kifer-2020: memory.",
         ),
     ] = None,
     rows: Annotated[

@@ -1,9 +1,10 @@
 """Learn the convolutions of the experiment on CIFAR-10 from images of a random process, which are nobody's records.
 
-    python -m papers.abadi_2016.public_convolutions FILE
+    python -m papers.abadi_2016.public_convolutions FILE [--network NAME]
 
 They stand in for those that the paper learnt from CIFAR-100. Without labels, the network learns to find the two of many
 pictures that are distorted copies of one image. Everything is drawn from one seed; another machine may round otherwise.
+The networks with norms are those of table 6 of Davody et al. 2020.
 """
 
 from __future__ import annotations
@@ -24,14 +25,19 @@ from noisette.data.shaded_leaves import shaded_leaves
 IMAGES, STEPS = 10_000, 150
 _PAIRS, _OUTPUTS = 128, 64
 _RATE, _TEMPERATURE = 1e-3, 0.2
-_SIDE = 24  # pixels a side of a picture, as many as the network sees
+NETWORK = "cifar-tutorial"  # its convolutions fit tf-tutorial too
+NETWORKS = (NETWORK, "ln-tf-tutorial", "bn-tf-tutorial")
+_SIDE = 24  # pixels a side of a picture, as many as the networks see
 
 
-def learnt(images: Tensor, *, steps: int = STEPS, seed: int = 0) -> dict[str, Tensor]:
-    """Return the weights of the convolutions, such that the mean square of their features is 1 on these images.
+def learnt(images: Tensor, network: str = NETWORK, *, steps: int = STEPS, seed: int = 0) -> dict[str, Tensor]:
+    """Return the weights of the convolutions, and the statistics of batch norms.
+
+    Without norms the mean square of the features is 1 on these images.
 
     Args:
         images: public ones, (n, 3, 32, 32) in [0, 1].
+        network: one of ``NETWORKS``.
         steps: how many batches of pairs.
         seed: of the first weights, the batches and the distortions.
 
@@ -39,7 +45,7 @@ def learnt(images: Tensor, *, steps: int = STEPS, seed: int = 0) -> dict[str, Te
     processes Baradad et al. 2021, "Learning to See by Looking at Noise".
     """
     torch.manual_seed(seed)
-    model = models.build("cifar-tutorial", (3, _SIDE, _SIDE), _OUTPUTS)
+    model = models.build(network, (3, _SIDE, _SIDE), _OUTPUTS)
     optimizer = torch.optim.Adam(model.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps)
     for _ in range(steps):
@@ -49,7 +55,10 @@ def learnt(images: Tensor, *, steps: int = STEPS, seed: int = 0) -> dict[str, Te
         loss.backward()
         optimizer.step()
         schedule.step()
-    return _to_unit_square(model.get_submodule("features"), images[:1000])
+    features = model.get_submodule("features")
+    if network == NETWORK:
+        _to_unit_square(features, images[:1000])
+    return {f"features.{name}": value.clone() for name, value in features.state_dict().items()}
 
 
 def distorted(images: Tensor) -> Tensor:
@@ -77,22 +86,23 @@ def contrast(outputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _to_unit_square(features: nn.Module, images: Tensor) -> dict[str, Tensor]:
+def _to_unit_square(features: nn.Module, images: Tensor) -> None:
     """Divide the last convolution, behind which nothing changes a scale, by the root mean square of the features."""
     scale = features(images).square().mean().sqrt()
-    weights = {f"features.{name}": value.clone() for name, value in features.state_dict().items()}
-    return {name: value / scale if ".conv2." in name else value for name, value in weights.items()}
+    for p in features.get_submodule("conv2").parameters():
+        p /= scale
 
 
 def main() -> None:
     """Write the file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("file", type=Path, help="a safetensors file for --figure 6 --weights FILE")
+    parser.add_argument("file", type=Path, help="a safetensors file for --figure 6 (or --table 6) --weights FILE")
+    parser.add_argument("--network", choices=NETWORKS, default=NETWORK, help="default: %(default)s, for figure 6")
     options = parser.parse_args()
     if not os.access(options.file.parent, os.W_OK):
         parser.error(f"{options.file.parent} is no folder that can be written to")
     keep_freed_memory()
-    save_file(learnt(torch.from_numpy(shaded_leaves(IMAGES, seed=0))), options.file)
+    save_file(learnt(torch.from_numpy(shaded_leaves(IMAGES, seed=0)), options.network), options.file)
 
 
 if __name__ == "__main__":

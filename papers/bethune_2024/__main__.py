@@ -13,7 +13,7 @@ from papers.paper_page import main
 
 _ORIGIN = (
     "To reproduce a part: `python -m papers bethune-2024 --figure pareto` (or robustness, speed), or `--table tabular` "
-    "(or digits, summary). The command shows how long it takes, and after an interruption it continues with the "
+    "(or best, digits, summary). The command shows how long it takes, and after an interruption it continues with the "
     "missing runs. This page is written by `python -m papers.bethune_2024` from "
     "`papers/bethune_2024/runs.jsonl`, one line "
     "per run, which that command wrote with `--out papers/bethune_2024`."

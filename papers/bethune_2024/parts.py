@@ -7,6 +7,7 @@ from papers.bethune_2024 import (
     figure_pareto,
     figure_robustness,
     figure_speed,
+    table_best,
     table_digits,
     table_summary,
     table_tabular,
@@ -51,6 +52,9 @@ PAPER: Paper[Run] = Paper(
             _SEEDS,
             frozenset(),
             tuple(row.name for row in table_tabular.GRID.rows),
+        ),
+        "table-best": Part(
+            table_best.TITLE, table_best.section, missing(table_best.cells), (0,), frozenset(), table_best.SETS
         ),
         "figure-robustness": Part(
             figure_robustness.TITLE,

@@ -151,6 +151,8 @@ _SECONDS_AN_EXAMPLE = {
     "scattering-lipschitz-linear": 5e-6,
     "lipschitz-mixer": 3e-4,
     named("narrow_mixer"): 1.5e-4,
+    named("roots"): 1.5e-6,
+    named("free_roots"): 1.5e-6,
 }
 _ROW = 4e-6
 _SECONDS_TO_BEGIN = {"scattering-lipschitz-linear": 20.0, "lipschitz-mixer": 30.0}

@@ -68,7 +68,10 @@ _OTHERS = (
     Shown(table_5.GRID, PLAIN.name, (7.0, 1.0, 0.1), _PRIVATE),
     Shown(table_5.GRID, LAYER.name, (7.0, 1.0, 0.1), _PRIVATE),
     Shown(table_5.GRID, MOVED.name, table_5.EPSILONS, f"{_PRIVATE}; {_PUBLIC}", MIXTURE.name),
-    Shown(table_6.GRID, "tf-tutorial", table_6.EPSILONS, _CONVOLUTIONS),
+    *(
+        Shown(table_6.GRID, name, table_6.EPSILONS, _CONVOLUTIONS)
+        for name in ("tf-tutorial", "ln-tf-tutorial", "frozen-bn-tf-tutorial")
+    ),
     Shown(table_7.GRID, "bilstm-dl", (7.0, 0.1), _ARTICLES),
     Shown(table_7.GRID, "ln-bilstm-dl", (7.0, 0.1), _ARTICLES),
 )

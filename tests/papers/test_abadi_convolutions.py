@@ -1,4 +1,4 @@
-"""Convolutions learnt from images of a random process, and the file that figure 6 takes."""
+"""Convolutions learnt from images of a random process, and the files that take them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,14 @@ def test_a_seed_gives_the_same_weights_and_features_of_unit_mean_square(images: 
         assert model.get_submodule("features")(images).square().mean().item() == pytest.approx(1, rel=1e-4)
 
 
-def test_the_command_writes_a_file_that_figure_6_accepts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("network", public_convolutions.NETWORKS)
+def test_the_command_writes_a_file_that_its_network_accepts(
+    network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "public.safetensors"
     monkeypatch.setattr(public_convolutions, "IMAGES", 40)
-    monkeypatch.setattr(public_convolutions, "learnt", lambda images: learnt(images, steps=1))
-    monkeypatch.setattr(sys, "argv", ["public_convolutions", str(file)])
+    monkeypatch.setattr(public_convolutions, "learnt", lambda images, name: learnt(images, name, steps=1))
+    monkeypatch.setattr(sys, "argv", ["public_convolutions", str(file), "--network", network])
     public_convolutions.main()
-    model = models.pretrained(models.build("cifar-tutorial", (3, 32, 32), 10), file)
+    model = models.pretrained(models.build(network, (3, 32, 32), 10), file)
     assert isinstance(model, models.FixedFeatures), "the features are computed once"

@@ -18,6 +18,7 @@ from papers.bethune_2024 import (
     figure_robustness,
     figure_speed,
     schedules,
+    table_best,
     table_digits,
     table_summary,
     table_tabular,
@@ -104,11 +105,12 @@ def test_the_first_table_has_the_printed_numbers_beside_ours(tmp_path: Path, mon
     assert [row[0] for row in rows if row[0]] == [
         "figure pareto",
         "table tabular",
+        "table best",
         "figure robustness",
         "figure speed",
     ]
-    [campaign] = [row for row in rows if row[1].startswith("campaign") and row[1].endswith("DP-SGD")]
-    assert campaign[2:4] == ("90.0", "not run")
+    campaign = [row for row in rows if row[1].startswith("campaign") and row[1].endswith("DP-SGD")]
+    assert [row[2:4] for row in campaign] == [("90.0", "not run")] * 2, "in our setting, and the best of a search"
 
 
 def test_the_ratio_of_times_is_that_of_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +133,22 @@ def test_the_table_of_anomalies_has_both_methods_beside_the_printed_ones() -> No
         ("", "ours", "99.1 (1 seed)", "99.9 (1 seed)"),
     ]
     assert {row.whole(method) for row in table_tabular.GRID.rows for method in table_tabular.METHODS}.isdisjoint({None})
+
+
+def test_the_best_of_a_search_is_shown_once_all_of_its_settings_have_run() -> None:
+    ours = table_tabular.GRID.rows[0].whole("DP-SGD")
+    assert ours
+    searched = table_best.settings(ours)
+    assert len(set(searched)) == table_best.TRIALS
+    assert {(s.epsilon, s.delta, s.data, s.lot) for s in searched} == {(ours.epsilon, ours.delta, ours.data, ours.lot)}
+    runs = [finished(setting, 0.5 + k / 1000) for k, setting in enumerate(searched)]
+    *_, best = lines_of(table_best.section(runs), "aloi")
+    last = 50 + (table_best.TRIALS - 1) / 10
+    assert best[2:] == (f"{last:.1f} ({(50 + last) / 2:.1f}, 50.0)", "not run")
+    *_, best = lines_of(table_best.section(runs[1:]), "aloi")
+    assert best[2:] == ("not run", "not run")
+    [shown] = [row for row in table_summary.section(runs).rows if row[1].startswith("aloi") and row[4] == "1 each"]
+    assert shown[3] == f"{last:.1f}"
 
 
 def test_both_methods_have_the_same_budget_and_examples() -> None:
