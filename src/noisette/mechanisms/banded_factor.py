@@ -79,17 +79,17 @@ def square_root_of_sums(bands: int) -> np.ndarray:
     return np.cumprod(np.concatenate([[1.0], (2 * k - 1) / (2 * k)]))
 
 
-def deviation_of(coefficients: tuple[float, ...]) -> float:
-    """The standard deviation of the noise of one step, after many steps, in units of the independent noise.
+def deviations_of(coefficients: tuple[float, ...]) -> np.ndarray:
+    """The standard deviation of the noise of each step, in units of the independent noise; the last holds for all more.
 
-    >>> deviation_of((1.0,))
-    1.0
+    >>> deviations_of((0.8, 0.6))[:3].round(2).tolist()
+    [1.25, 1.56, 1.71]
     """
     from scipy.signal import lfilter
 
     impulse = np.zeros(_LONG)
     impulse[0] = 1.0
-    return float(np.linalg.norm(lfilter([1.0], coefficients, impulse)))
+    return np.sqrt(np.cumsum(np.square(lfilter([1.0], coefficients, impulse))))
 
 
 def mean_squared_error(coefficients: tuple[float, ...], steps: int) -> float:

@@ -9,12 +9,13 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
-from noisette.mechanisms.banded_factor import deviation_of
+from noisette.mechanisms.banded_factor import deviations_of
 from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
@@ -63,7 +64,8 @@ class GaussianRelease:
         independent = GaussianNoise(key, compiled)
         alone = tuple(correlation) == (1.0,)
         self._joint = JointSums(independent if alone else BandedNoise(independent, correlation), ranks)
-        self._per_independent = 1.0 if alone else deviation_of(tuple(correlation))
+        self._per_independent = np.ones(1) if alone else deviations_of(tuple(correlation))
+        self._steps = range(0)  # since the correlation began
         # The deviation of the noise on each element of what the last release wrote, by id of its tensor.
         self.deviations: dict[int, float] = {}
 
@@ -100,8 +102,10 @@ class GaussianRelease:
             raise ValueError(
                 f"{tensors} tensors have only {len(set(named.values()))} different names, some would share their noise"
             )
+        self._steps = range(self._steps.start if step == self._steps.stop else step, step + 1)
+        per_independent = float(self._per_independent[min(len(self._steps), len(self._per_independent)) - 1])
         self.deviations = {
-            id(p): self._per_independent * std / self.expected_batch_size
+            id(p): per_independent * std / self.expected_batch_size
             for part, std in zip(sums, stds, strict=True)
             for p in part.params
         }

@@ -33,7 +33,9 @@ class TwoPasses:
     exact in low precision and where gradients are not finite, since both passes start from the same losses and use the
     same rules. Hooks and functions in Python may give other gradients the second time, so such a graph goes through
     `BookKeeping`. Where the loss can be repeated, as in ``accumulate``, a second forward pass under the same random
-    state replaces the activations of the first; elsewhere the graph is kept for the second pass.
+    state replaces the activations of the first; elsewhere the graph is kept for the second pass. Of the model's own
+    generators, those that are attributes of its modules have that state; another one goes on, so that the second pass
+    has other random numbers, and examples count for less than with other engines.
 
     Guarantee: an example's gradient of a parameter is scaled down to its norm in the first pass wherever it is longer
     in the second, so that the bound does not depend on the passes being equal.
