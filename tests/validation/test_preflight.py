@@ -413,6 +413,16 @@ def test_harmless_models_pass(model, shape: tuple[int, ...]) -> None:
         check(made, torch.randn(b, *shape), engine=engine)
 
 
+def test_a_model_may_copy_itself_with_its_generator() -> None:
+    class Copies(OwnGenerator):
+        def forward(self, x: Tensor) -> Tensor:
+            own = copy.deepcopy(self.own)
+            return self.layer(x + torch.as_tensor(self.draw(own, tuple(x.shape)), dtype=x.dtype))
+
+    for own in OWN.values():
+        check(Copies(*own), torch.randn(4, 6))
+
+
 def test_a_model_has_its_own_generator_afterwards_in_the_same_state() -> None:
     own = np.random.default_rng(0)
     model, before = OwnGenerator(own, OWN["NumPy"][1]), str(own.bit_generator.state)

@@ -21,17 +21,8 @@ _ARE_PLAIN = frozenset(_PLAIN).issuperset
 _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 # Wrappers that keep the state of a job in their attributes; the modules inside them are walked.
 _MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
-_CONTAINERS = {
-    dict,
-    OrderedDict,
-    list,
-    tuple,
-    set,
-    frozenset,
-    deque,
-    bytearray,
-    np.ndarray,
-}  # what they hold is visited
+# What they hold is visited.
+_CONTAINERS = {dict, OrderedDict, list, tuple, set, frozenset, deque, bytearray, np.ndarray}
 _NOT_OF_A_MODEL = {"torch", "noisette", "builtins"}
 
 

@@ -95,11 +95,14 @@ class _StandIn:
 
     def __init__(self, source: Any) -> None:
         self.source = source
-        self._global: Any = random if isinstance(source, random.Random) else np.random
 
     def __getattr__(self, name: str) -> Any:
-        if not isinstance(self.source, np.random.Generator):
-            return getattr(self._global, name)
+        if name.startswith("__") or "source" not in vars(self):  # as a copy is asked that is being made
+            raise AttributeError(name)
+        if isinstance(self.source, random.Random):
+            return getattr(random, name)
+        if isinstance(self.source, np.random.RandomState):
+            return getattr(np.random, name)
         if name == "integers":
             return _integers
         drawn = getattr(np.random, name, None) if hasattr(np.random.RandomState, name) else None
