@@ -377,7 +377,19 @@ class WithSettings:
         return self.settings.own.random()
 
 
+class AmongMany(Helper):
+    def __init__(self, own: Any) -> None:
+        self.others = [[k] for k in range(3000)]
+        super().__init__(own)
+
+
+class OwnPartial(partial):  # type: ignore[type-arg]
+    pass
+
+
 HOLDERS = {
+    "an object with many others": lambda own: AmongMany(own).draw,
+    "a partial function of a class of the user's": lambda own: OwnPartial(lambda own: own.random(), own),
     "a method of a module that is no part": lambda own: Part(own).forward,
     "a partial function of such a module": lambda own: partial(lambda part: part(), Part(own)),
     "a closure over such a module": lambda own: (lambda part: lambda: part())(Part(own)),

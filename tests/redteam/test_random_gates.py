@@ -79,6 +79,12 @@ def test_mixup_inside_a_model_is_refused(order: Callable[[int], Any]) -> None:
         AssertedLoop(model(lambda h: h + 0.3 * h[order(len(h))]), records(6)).train()
 
 
+@pytest.mark.parametrize("order", PERMUTED.values(), ids=PERMUTED)
+def test_two_permutations_do_not_hide_each_other(order: Callable[[int], Any]) -> None:
+    with pytest.raises(PrivacyError):
+        AssertedLoop(model(lambda h: h + 0.3 * h[order(len(h))][order(len(h))]), records(6)).train()
+
+
 def row_noise(h: Tensor) -> Tensor:
     return h + torch.from_numpy(np.random.randn(*h.shape)).to(h)
 

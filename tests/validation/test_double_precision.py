@@ -1,71 +1,44 @@
-"""A model in double precision: new tensors and constants with it, and nothing outside of the thread."""
+"""A model in double precision, of which nothing is left afterwards, also where two are examined at once."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from noisette.validation.double_precision import in_double
 
-WHOLE = torch.arange(1, 4)
-CONSTANT = torch.eye(3)  # no buffer of the model
 
-
-@pytest.fixture
-def model() -> nn.Module:
-    return nn.Linear(3, 3)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.zeros(3),
-        lambda: torch.tensor([1.5]),
-        lambda: torch.randn(3),
-        lambda: torch.linspace(0, 1, 3),
-        lambda: torch.zeros(3, dtype=torch.float16),
-        lambda: WHOLE / 2,
-        lambda: WHOLE * 0.5,
-        lambda: WHOLE.sqrt(),
-        lambda: WHOLE.float().mean(),
-        lambda: WHOLE.to(torch.float32),
-        lambda: torch.where(WHOLE > 1, 1.0, 0.0),
-        lambda: torch.zeros(3).softmax(0, dtype=torch.float32),
-        lambda: torch.ones(3) @ torch.Tensor(3, 3).zero_(),
-        lambda: torch.ones(3) @ CONSTANT.t(),
-        lambda: nn.Linear(3, 3).weight,
-    ],
-)
-def test_what_is_computed_is_in_double_precision(make: Callable[[], Tensor], model: nn.Module) -> None:
+def test_new_tensors_and_casts_are_in_double_precision() -> None:
+    model = nn.Linear(3, 3)
+    before = model(torch.ones(3))
     with in_double(model):
-        assert make().dtype is torch.float64
-
-
-def test_complex_numbers_are_too(model: nn.Module) -> None:
-    with in_double(model):
-        assert (WHOLE * 1j).dtype is torch.fft.rfft(torch.ones(3)).dtype is torch.complex128
-
-
-def test_what_is_changed_in_place_keeps_its_type(model: nn.Module) -> None:
-    kept = torch.zeros(3)
-    with in_double(model):
-        kept += torch.ones(3)
-        kept[0] = torch.tensor(5.0)
-        kept.mul_(torch.full((3,), 2.0))
-    assert kept.tolist() == [10.0, 2.0, 2.0]
-    assert kept.dtype is torch.float32
-
-
-def test_the_model_is_as_it_was_and_other_threads_notice_nothing(model: nn.Module) -> None:
-    before, seen = model(torch.ones(3)), []
-    with in_double(model):
-        other = threading.Thread(target=lambda: seen.append(torch.zeros(1).dtype))
-        other.start()
-        other.join()
-        assert next(model.parameters()).dtype is torch.float64
-    assert seen == [torch.float32]
+        made: list[Tensor] = [torch.zeros(3), torch.arange(3) / 2, torch.zeros(3).float(), model(torch.ones(3))]
+        assert {tensor.dtype for tensor in made} == {torch.float64}
     assert torch.equal(model(torch.ones(3)), before)
+    assert torch.zeros(1).dtype is torch.float32
+
+
+def test_two_at_once_leave_the_default_type() -> None:
+    """The default type is that of the process: two that restore it in turn would leave that of the other one."""
+    first_is_within, second_is_within, first_has_left = threading.Event(), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with in_double(nn.Linear(3, 3)):
+            first_is_within.set()
+            second_is_within.wait(0.5)  # in vain
+        first_has_left.set()
+
+    def second() -> None:
+        assert first_is_within.wait(10)
+        with in_double(nn.Linear(3, 3)):
+            second_is_within.set()
+            assert first_has_left.wait(10)
+
+    both = threading.Thread(target=first), threading.Thread(target=second)
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert torch.get_default_dtype() is torch.float32

@@ -21,7 +21,9 @@ OF_PYTHON_AND_NUMPY = (np.random.Generator, np.random.RandomState, random.Random
 GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 # What generators_of does not look into, because it holds none.
 _WITHOUT_GENERATORS = (Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
-_MOST_OBJECTS = 1000
+# Loaders, samplers, trainers and runs draw outside of losses, and their orders are the user's.
+_OUTSIDE = ("torch.utils.data.", "lightning.", "pytorch_lightning.", "accelerate.", "noisette.")
+_MOST_OBJECTS = 10_000
 _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
 EMPTY_CELL = CellType()
 _BITS = 2**63 - 1
@@ -63,27 +65,28 @@ def seed_secretly_again(generators: Iterable[object]) -> None:
         seed(secrets.randbits(_SECRET_BITS))
 
 
-def generators_of(value: object, known: dict[int, object] | None = None) -> list[object]:
-    """The generators that an object is or draws from.
+def generators_of(*values: object, known: Iterable[object] = ()) -> list[object]:
+    """The generators that objects are or draw from, each once.
 
     Of a method its object is looked at; of a function its closure, defaults and attributes, and what it is given by
-    ``partial``; and so on in containers and attributes, up to a thousand objects in all.
+    ``partial``; and so on in containers and attributes, up to ten thousand objects beside these.
 
     Args:
-        known: objects by their id that are not looked at, to which those that are looked at are added.
+        values: the objects.
+        known: others that are not looked into.
     """
     found: list[object] = []
-    seen = {} if known is None else known
-    following, left = deque([value]), _MOST_OBJECTS  # what is nearest comes first
+    seen = {id(one): one for one in known}  # while they are here, no other object has their ids
+    following, left = deque(values), len(values) + _MOST_OBJECTS  # what is nearest comes first
     while following and left:
         held = following.popleft()
         if issubclass(type(held), _WITHOUT_GENERATORS) or id(held) in seen:
             continue
         left -= 1
-        seen[id(held)] = held  # while it is here, no other object has its id
+        seen[id(held)] = held
         if issubclass(type(held), GENERATORS):
             found.append(held)
-        else:
+        elif not f"{type(held).__module__}.".startswith(_OUTSIDE):
             following.extend(islice(_held_by(held), _MOST_OBJECTS))
     return found
 

@@ -6,7 +6,8 @@ import operator
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
-from types import SimpleNamespace
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ _ARE_PLAIN = frozenset(_PLAIN).issuperset
 _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 # Wrappers that keep the state of a job in their attributes; the modules inside them are walked.
 _MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
+_MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)
 # What they hold is visited.
 _CONTAINERS = {dict, OrderedDict, list, tuple, set, frozenset, deque, bytearray, np.ndarray}
 _NOT_OF_A_MODEL = {"torch", "noisette", "builtins"}
@@ -43,17 +45,16 @@ class ModelSnapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self.tensors: list[Tensor] = []
-        self.generators: list[object] = []
         self._parts: list[tuple[Any, Any, Callable[[Any, Any], None]]] = []
         self._seen: dict[int, object] = {}  # by id, which is unique only while the object exists
-        self._searched: dict[int, object] = {id(part): part for part in model.modules()}  # for generators
+        self._others: list[object] = []  # of which the generators alone are taken
         self._open: list[tuple[Any, object]] = [(part, part) for part in model.modules()]  # values and their holders
         while self._open:
             value, holder = self._open.pop()
             if not isinstance(value, _PLAIN) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._visit(value, holder)
-        self.generators = list({id(generator): generator for generator in self.generators}.values())
+        self.generators = generators_of(*self._others, known=model.modules())
         self._members = [(part, dict(part._modules), dict(part._parameters)) for part in model.modules()]
 
     def put_back(self) -> None:
@@ -94,8 +95,10 @@ class ModelSnapshot:
         is_part = hasattr(value, "__dict__") and _is_part(value, holder)
         if is_part:
             self._take(vars(value), _restore_dict, value)
-        if isinstance(value, GENERATORS) or not (is_part or type(value) in _CONTAINERS):
-            self.generators += generators_of(value, self._searched)
+        if isinstance(value, _MAY_DRAW) or not (
+            is_part or type(value) in _CONTAINERS or not hasattr(value, "__dict__")
+        ):
+            self._others.append(value)
 
     def _visit_module(self, module: nn.Module) -> None:
         # Parts in TorchScript have no dictionaries, but answer these questions.

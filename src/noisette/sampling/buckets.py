@@ -12,6 +12,11 @@ from torch.utils.data import default_collate
 
 Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields
 
+_NOT_PADDED = (
+    ", and is none of those that are padded: name it among them if it is as long as its record, or bring it to one "
+    "shape by itself"
+)
+
 
 class PaddedBuckets:
     """A data set of sequences: each is padded to the bucket of its own length, and a microbatch holds one bucket.
@@ -85,7 +90,7 @@ class PaddedBuckets:
             ValueError: a field that is not padded has another shape in some record.
         """
         records = [self[index] for index in at.tolist()]
-        check_same_shapes(records)
+        check_same_shapes(records, _NOT_PADDED)
         return default_collate(records)
 
     def _lengths(self) -> Iterator[int]:
@@ -123,8 +128,12 @@ class PaddedBuckets:
             yield name, fields[name], self._pad
 
 
-def check_same_shapes(records: Sequence[Any]) -> None:
+def check_same_shapes(records: Sequence[Any], way_out: str) -> None:
     """Check that each field of a microbatch has one shape.
+
+    Args:
+        records: of the microbatch.
+        way_out: the end of the message.
 
     Raises:
         ValueError: one has not; the message names it.
@@ -134,10 +143,7 @@ def check_same_shapes(records: Sequence[Any]) -> None:
         return  # they have other fields, which is said where they are collated
     for name, first in fields[0].items() if fields else ():
         if any(_shape_of(named[name]) != _shape_of(first) for named in fields):
-            raise ValueError(
-                f"the field {name!r} has another shape in some records, and is none of those that are padded: name it "
-                "among them if it is as long as its record, or bring it to one shape by itself"
-            )
+            raise ValueError(f"the field {name!r} has another shape in some records{way_out}")
 
 
 def _fields_of(record: Any) -> Mapping[Any, Any]:

@@ -261,7 +261,10 @@ def _collate(records: list[Any]) -> Any:
     Raises:
         ValueError: they are tensors of different shapes, or have fields that are.
     """
-    check_same_shapes(records)
+    check_same_shapes(
+        records,
+        ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape",
+    )
     shapes = {tuple(record.shape) for record in records if isinstance(record, Tensor | np.ndarray)}
     if len(shapes) > 1:
         raise ValueError(

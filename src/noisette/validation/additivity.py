@@ -40,7 +40,7 @@ from noisette.validation.probe_inputs import (
     public_batch,
     single_example,
 )
-from noisette.validation.seeded_randomness import randomness_seeded
+from noisette.validation.seeded_randomness import own_generators, randomness_seeded
 from noisette.validation.usable_inputs import GIVE_AN_EXAMPLE
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 2e-3}
@@ -51,6 +51,17 @@ _MIXING_UNSEEN = (
     "some operation mixes examples in its gradient, or has them on another axis than the first. "
     "Every operation must treat each example separately, with the examples on the first axis of inputs and outputs."
 )
+
+
+def _said_of_generators(model: nn.Module) -> str:
+    """What a model may do that has generators of its own; empty for another one."""
+    if not (names := own_generators(model)):
+        return ""
+    return (
+        f" If the difference comes from the numbers of {', '.join(names)}: a generator of NumPy or Python gives an "
+        "example other numbers in a batch than alone; draw from torch, by the functions of numpy.random or random "
+        "themselves, or use run.accumulate."
+    )
 
 
 def check_additivity(bound: GradientBound, example: Call) -> None:
@@ -226,6 +237,7 @@ class _Probe:
             raise PrivacyError(
                 f"the sum of a batch differs from the sum of its examples by {difference:.3g} times the bound: "
                 f"{locate_mixing_module(self.bound.model, self.batch) or _MIXING_UNSEEN}"
+                f"{_said_of_generators(self.bound.model)}"
             )
 
     def check_alone(self, examples: Sequence[int]) -> list[list[BoundedSum]]:

@@ -165,8 +165,8 @@ def _integers_like(u: float, output: Tensor, given: Given) -> Tensor:
 
 
 def _permutation(u: float, output: Tensor, given: Given) -> Tensor:
-    """Turned round rather than left as it is, so that a permutation of the batch shows."""
-    return output.copy_(torch.arange(len(output) - 1, -1, -1, device=output.device))
+    """Moved on by one rather than left as it is, so that a permutation of the batch shows, and two of them."""
+    return output.copy_(torch.arange(len(output), device=output.device).roll(1))
 
 
 def _bernoulli(u: float, output: Tensor, given: Given) -> Tensor:
@@ -260,18 +260,18 @@ def _numpy_random(uniform: Callable[[], float]) -> Iterator[None]:
 
     def turned(values: Any) -> Any:
         uniform()
-        return np.asarray(np.arange(values) if np.ndim(values) == 0 else values)[::-1].copy()
+        return np.roll(np.arange(values) if np.ndim(values) == 0 else values, 1, axis=0)
 
     def shuffle(values: Any) -> None:
         uniform()
-        values[:] = values[::-1]
+        values[:] = [*values[-1:], *values[:-1]] if isinstance(values, list) else np.roll(values, 1, axis=0)
 
     def choice(a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         values = np.arange(a) if np.ndim(a) == 0 else np.asarray(a)
         if size is None or replace:
             chosen = values[min(math.floor(uniform() * len(values)), len(values) - 1)]
             return chosen if size is None else np.full(size, chosen)
-        return values[::-1][: int(np.prod(size))].reshape(size)
+        return np.roll(values, 1)[: int(np.prod(size))].reshape(size)
 
     try:
         for name in _NUMPY:

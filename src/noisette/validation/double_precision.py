@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 
-_LOWER = {torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64}
-_LOWER_KINDS = _LOWER | {torch.complex64: torch.complex128}
+_LOWER = {torch.float32, torch.float16, torch.bfloat16}
 _CASTS = {Tensor.float, Tensor.half, Tensor.bfloat16}
-_IN_PLACE = re.compile(r".*[^_]_|__(set|i)\w+__")
+# The default type is that of all threads: two that set and restore it in turn would leave it in double precision.
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def to_double(tensor: Tensor) -> Tensor:
@@ -24,11 +24,7 @@ def to_double(tensor: Tensor) -> Tensor:
 
 
 class _NoLowerPrecision(TorchFunctionMode):
-    """Casts to lower precisions, such as in a softmax that asks for single precision, are casts to double.
-
-    New tensors are in double precision too, and so are those that meet one that is. ``torch.set_default_dtype`` would
-    change the default of other threads.
-    """
+    """Casts to lower precisions, such as in a softmax that asks for single precision, are casts to double."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -39,18 +35,7 @@ class _NoLowerPrecision(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if kwargs.get("dtype") in _LOWER:
             kwargs["dtype"] = torch.float64
-        precisions = {value.dtype for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}
-        lower = precisions & _LOWER_KINDS.keys()
-        if not lower:
-            return _raised(func(*args, **kwargs))
-        if len(precisions) > 1 and "out" not in kwargs and not _IN_PLACE.fullmatch(getattr(func, "__name__", "")):
-            return func(*map(_raised, args), **{name: _raised(value) for name, value in kwargs.items()})
         return func(*args, **kwargs)
-
-
-def _raised(value: Any) -> Any:
-    """A tensor in double precision; anything else unchanged."""
-    return value.to(_LOWER_KINDS[value.dtype]) if isinstance(value, Tensor) and value.dtype in _LOWER_KINDS else value
 
 
 @contextmanager
@@ -58,6 +43,9 @@ def in_double(model: nn.Module) -> Iterator[None]:
     """Parameters, buffers and new tensors are in double precision; at the end the original tensors are put back."""
     buffers = [(part, name, b) for part in model.modules() for name, b in part._buffers.items() if b is not None]
     with ExitStack() as originals:
+        originals.enter_context(_ONE_AT_A_TIME)
+        originals.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
         originals.callback(parametrize._cache.clear)  # weights cached in double precision
         parametrize._cache.clear()
         for device in {tensor.device.type for tensor in model.parameters()}:

@@ -17,7 +17,8 @@ from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import SEED
 
 _EXAMPLES = 3
-_TOLERANCE = 3e-2  # rounding in bfloat16, wherever the loss computes in it, is within
+_TOLERANCE, _OF_LOWER_PRECISION = 1e-3, 3e-2
+_LOWER = {torch.bfloat16, torch.float16}
 
 
 def warn_if_examples_meet(loss: Loss, model: nn.Module, batch: Microbatch) -> None:
@@ -30,7 +31,7 @@ def warn_if_examples_meet(loss: Loss, model: nn.Module, batch: Microbatch) -> No
     values: tuple[Tensor, Tensor] | None = None
     with suppress(Exception):  # whatever the loss raises for inputs that it was not made for
         values = _together_and_alone(loss, model, batch)
-    if values is None or _agree(*values):
+    if values is None or _agree(*values, _tolerance(model, batch)):
         return
     together, alone = values
     warnings.warn(
@@ -80,12 +81,18 @@ def _public(tensor: Tensor) -> Tensor:
         return torch.randint(0, 2, shape, device=tensor.device).to(tensor.dtype)
 
 
-def _agree(together: Tensor, alone: Tensor) -> bool:
+def _agree(together: Tensor, alone: Tensor, tolerance: float) -> bool:
     """Whether the loss of the batch is the sum or the mean of the losses, or one loss for each example."""
     if together.numel() > 1:
-        return together.shape == alone.shape and torch.allclose(together, alone, _TOLERANCE, _TOLERANCE)
+        return together.shape == alone.shape and torch.allclose(together, alone, tolerance, _TOLERANCE)
     sums = (alone.sum(), alone.mean())
-    return any(torch.allclose(together.sum(), value, _TOLERANCE, _TOLERANCE) for value in sums)
+    return any(torch.allclose(together.sum(), value, tolerance, _TOLERANCE) for value in sums)
+
+
+def _tolerance(model: nn.Module, batch: Microbatch) -> float:
+    """The relative difference of two losses that rounding may make."""
+    is_lower = any(tensor.dtype in _LOWER for tensor in (*model.parameters(), *batch.tensors))
+    return _OF_LOWER_PRECISION if is_lower else _TOLERANCE
 
 
 @contextmanager

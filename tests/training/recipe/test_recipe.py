@@ -90,8 +90,9 @@ def test_numbers_outside_their_domain_are_listed_together() -> None:
 
 def test_numbers_that_would_overflow_are_listed_together() -> None:
     with pytest.raises(ValueError) as error:
-        Recipe(training=TrainingSection(lr=1e300, seed=10**23))
-    assert "lr <= 1e+06, got 1e+300" in str(error.value)
+        Recipe(training=TrainingSection(lr=1e300, lr_end=1000001.0, seed=10**23))
+    assert "lr of at most 1000000, got 1e+300" in str(error.value)
+    assert "lr_end of at most 1000000, got 1000001.0" in str(error.value)
     assert f"at most 63 bits, got {10**23}" in str(error.value)
 
 

@@ -21,7 +21,7 @@ from noisette.training.recipe.sections import (
     TrainingSection,
 )
 
-_LARGEST_RATE = 1e6
+_LARGEST_RATE = 1_000_000
 
 
 def accountant_names() -> list[str]:
@@ -85,7 +85,7 @@ def check_training(training: TrainingSection) -> None:
         lambda: checks.count(batch_size=training.batch_size),
         lambda: _check_seed(training.seed),
         lambda: _check_rate(training),
-        lambda: lr_end is None or checks.positive(lr_end=lr_end),
+        lambda: lr_end is None or checks.positive(lr_end=lr_end) or _check_no_overflow("lr_end", lr_end),
         lambda: checks.positive(lr_epochs=training.lr_epochs),
         lambda: checks.below_one(momentum=training.momentum),
         lambda: checks.below_one(warmup=training.warmup),
@@ -101,10 +101,14 @@ def check_training(training: TrainingSection) -> None:
 def _check_rate(training: TrainingSection) -> None:
     if training.lr is not None:
         checks.positive(lr=training.lr)
-        if training.lr > _LARGEST_RATE:
-            raise ValueError(f"expected lr <= {_LARGEST_RATE:g}, got {training.lr:g}: the weights would overflow")
+        _check_no_overflow("lr", training.lr)
     elif training.optimizer != "sgd":
         raise ValueError(f'the rule for learning rates is for SGD; with optimizer = "{training.optimizer}" give lr')
+
+
+def _check_no_overflow(name: str, rate: float) -> None:
+    if rate > _LARGEST_RATE:
+        raise ValueError(f"expected {name} of at most {_LARGEST_RATE}, got {rate}: the weights would overflow")
 
 
 def _check_seed(seed: int) -> None:
