@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 import numpy as np
@@ -73,9 +74,21 @@ def seeds_of_the_data_set(patch: pytest.MonkeyPatch) -> None:
 
 def direct_generators_alone(patch: pytest.MonkeyPatch) -> None:
     """Generators behind methods and functions that the model holds keep their seeds."""
-    patch.setattr(
-        model_snapshot, "generators_of", lambda value: [value] if isinstance(value, random_state.GENERATORS) else []
-    )
+
+    def direct(*values: object, known: Iterable[object]) -> list[object]:
+        return [value for value in values if isinstance(value, random_state.GENERATORS)]
+
+    patch.setattr(model_snapshot, "generators_of", direct)
+
+
+def generators_behind_functions_alone(patch: pytest.MonkeyPatch) -> None:
+    """Generators in objects of other packages than the module's keep their seeds."""
+    search = random_state.generators_of
+
+    def behind_functions(*values: object, known: Iterable[object]) -> list[object]:
+        return search(*(value for value in values if isinstance(value, model_snapshot._MAY_DRAW)), known=known)
+
+    patch.setattr(model_snapshot, "generators_of", behind_functions)
 
 
 def noise_from_around(patch: pytest.MonkeyPatch) -> None:
@@ -133,6 +146,12 @@ MUTANTS = [
         "generators behind methods that the model holds keep their seeds",
         "numbers that others know, and a state that tells the batch",
         direct_generators_alone,
+        (f"{_GENERATORS}::test_generators_that_a_model_holds_indirectly_have_secret_seeds",),
+    ),
+    Mutant(
+        "generators in objects of other packages keep their seeds",
+        "numbers that others know, and a state that tells the batch",
+        generators_behind_functions_alone,
         (f"{_GENERATORS}::test_generators_that_a_model_holds_indirectly_have_secret_seeds",),
     ),
     Mutant(

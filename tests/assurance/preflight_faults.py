@@ -5,14 +5,17 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from noisette.clipping.per_example import PerExampleClip
+from noisette.validation import deterministic
 from noisette.validation.checked_calls import CheckedCalls
 from noisette.validation.probe_inputs import NORMAL
 from planted import Mutant, Patch
 
 _BLIND = "redteam/test_blind_preflight.py::test_refused_in_the_first_step"
 _GATES = "redteam/test_random_gates.py::test_gate_is_refused_in_the_first_step"
+_TWICE = "redteam/test_random_gates.py::test_two_permutations_do_not_hide_each_other"
 _LATE = "redteam/test_late_coupling.py::test_refused_in_the_step_in_which_it_begins"
 
 
@@ -37,6 +40,11 @@ def one_level(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("noisette.validation.additivity.LEVELS", (0.75,))
     patch.setattr("noisette.validation.batch_size_independence.LEVELS", (0.75,))
     patch.setattr("noisette.validation.batch_size_independence.EXTREME_LEVELS", ())
+
+
+def turned_round(patch: pytest.MonkeyPatch) -> None:
+    """A permutation is taken for a reversal, so that a second one takes it back."""
+    patch.setitem(deterministic._SAMPLES, torch.randperm, lambda u, output, given: output.sort(descending=True).values)
 
 
 def without(name: str) -> Patch:
@@ -76,6 +84,18 @@ MUTANTS = [
     Mutant("preflight that saw nothing passes", "models of logarithms mix examples", nothing_proved_passes, (_BLIND,)),
     Mutant("preflight in single precision", "a coupling of 1e-4 passes and grows", single_precision, (_BLIND,)),
     Mutant("one level of random numbers", "gates that were shut then mix examples", one_level, (_GATES,)),
+    Mutant(
+        "two permutations take each other back",
+        "a batch that is permuted twice mixes examples",
+        turned_round,
+        (_TWICE,),
+    ),
+    Mutant(
+        "two preflights set the default type in turn",
+        "the process computes in double precision",
+        lambda patch: patch.setattr("noisette.validation.double_precision._ONE_AT_A_TIME", nullcontext()),
+        ("validation/test_double_precision.py::test_two_at_once_leave_the_default_type",),
+    ),
     Mutant("Python's randomness left alone", "gates made of it mix examples", without("_python_random"), (_GATES,)),
     Mutant(
         "NumPy's randomness left alone",
