@@ -41,4 +41,6 @@ def test_two_at_once_leave_the_default_type() -> None:
         thread.start()
     for thread in both:
         thread.join()
-    assert torch.get_default_dtype() is torch.float32
+    left = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    assert left is torch.float32
