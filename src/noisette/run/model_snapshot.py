@@ -23,8 +23,6 @@ _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 # Wrappers that keep the state of a job in their attributes; the modules inside them are walked.
 _MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
 _MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)
-# What they hold is visited.
-_CONTAINERS = {dict, OrderedDict, list, tuple, set, frozenset, deque, bytearray, np.ndarray}
 _NOT_OF_A_MODEL = {"torch", "noisette", "builtins"}
 
 
@@ -54,7 +52,7 @@ class ModelSnapshot:
             if not isinstance(value, _PLAIN) and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 self._visit(value, holder)
-        self.generators = generators_of(*self._others, known=model.modules())
+        self.generators = generators_of(*self._others, known=model.modules()) if self._others else []
         self._members = [(part, dict(part._modules), dict(part._parameters)) for part in model.modules()]
 
     def put_back(self) -> None:
@@ -92,12 +90,11 @@ class ModelSnapshot:
             self._open += [(entry, holder) for entry in value]
         if isinstance(value, Tensor | nn.Module):
             return
-        is_part = hasattr(value, "__dict__") and _is_part(value, holder)
+        has_attributes = hasattr(value, "__dict__") and type(value) is not OrderedDict
+        is_part = has_attributes and _is_part(value, holder)
         if is_part:
             self._take(vars(value), _restore_dict, value)
-        if isinstance(value, _MAY_DRAW) or not (
-            is_part or type(value) in _CONTAINERS or not hasattr(value, "__dict__")
-        ):
+        if isinstance(value, _MAY_DRAW) or (has_attributes and not is_part):
             self._others.append(value)
 
     def _visit_module(self, module: nn.Module) -> None:
