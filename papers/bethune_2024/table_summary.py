@@ -65,9 +65,9 @@ def _areas(runs: Sequence[Run]) -> Iterable[summary.Row]:
 
 
 def _best_areas(runs: Sequence[Run]) -> Iterable[summary.Row]:
-    for row in table_tabular.GRID.rows:
+    for row in table_best.ROWS:
         for method, printed in zip(table_tabular.METHODS, row.printed, strict=True):
-            if row.name in table_best.SETS and (ours := row.whole(method)):
+            if ours := row.whole(method):
                 areas = table_best.areas(runs, ours)
                 reached = f"{max(areas):.1f}" if areas else ""
                 quantity = f"{row.name}, area under the ROC curve, {method}"

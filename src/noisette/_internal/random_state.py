@@ -102,8 +102,9 @@ def _held_by(value: Any) -> Iterator[object]:
         yield from held_by_function(value)
     elif issubclass(kind, dict):
         yield from dict.values(value)
-    elif issubclass(kind, _SEQUENCES):
-        yield from next(base for base in _SEQUENCES if issubclass(kind, base)).__iter__(value)
+    for base in _SEQUENCES:
+        if issubclass(kind, base):
+            yield from base.__iter__(value)
     with suppress(AttributeError, TypeError):
         yield from dict.values(object.__getattribute__(value, "__dict__"))
 

@@ -90,7 +90,7 @@ class ModelSnapshot:
             self._open += [(entry, holder) for entry in value]
         if isinstance(value, Tensor | nn.Module):
             return
-        has_attributes = hasattr(value, "__dict__") and type(value) is not OrderedDict
+        has_attributes = hasattr(value, "__dict__") and type(value) is not OrderedDict  # whose entries are all it has
         is_part = has_attributes and _is_part(value, holder)
         if is_part:
             self._take(vars(value), _restore_dict, value)

@@ -53,17 +53,6 @@ _MIXING_UNSEEN = (
 )
 
 
-def _said_of_generators(model: nn.Module) -> str:
-    """What a model may do that has generators of its own; empty for another one."""
-    if not (names := own_generators(model)):
-        return ""
-    return (
-        f" If the difference comes from the numbers of {', '.join(names)}: a generator of NumPy or Python gives an "
-        "example other numbers in a batch than alone; draw from torch, by the functions of numpy.random or random "
-        "themselves, or use run.accumulate."
-    )
-
-
 def check_additivity(bound: GradientBound, example: Call) -> None:
     """Both properties hold for inputs shaped like the example: for a batch of different examples, and of equal ones.
 
@@ -123,7 +112,7 @@ def _check_all(bound: GradientBound, example: Call, seed: Any) -> None:
     _Probe(bound, equal, seed, LEVELS[0], scale=first.scale).check()
     proven, reached = set(first.proven), first.reached
     if first.random:
-        # A mask may hide or show everything at the levels of all models, so that nothing is learnt.
+        # At the usual levels a random mask may hide nothing, or everything, so that there is no gradient.
         for level in (*LEVELS[1:], *(EXTREME_LEVELS if not first.proven else ())):
             probe = _Probe(bound, first_examples(public, _FEW), seed, level)
             probe.check()
@@ -169,6 +158,17 @@ def _report_unproven(bound: GradientBound, reached: set[int], proven: set[int]) 
         f"the preflight found no public inputs with a gradient in {listed}, so it has not checked what they do. "
         f"{GIVE_AN_EXAMPLE}, or freeze what is not trained (requires_grad_(False))",
         stacklevel=2,
+    )
+
+
+def _said_of_generators(model: nn.Module) -> str:
+    """What a model may do that has generators of its own; empty for another one."""
+    if not (names := own_generators(model)):
+        return ""
+    return (
+        f" If the difference comes from the numbers of {', '.join(names)}: a generator of NumPy or Python gives an "
+        "example other numbers in a batch than alone; draw from torch, by the functions of numpy.random or random "
+        "themselves, or use run.accumulate."
     )
 
 

@@ -258,7 +258,7 @@ def _numpy_random(uniform: Callable[[], float]) -> Iterator[None]:
 
         return sample
 
-    def turned(values: Any) -> Any:
+    def moved_on(values: Any) -> Any:
         uniform()
         return np.roll(np.arange(values) if np.ndim(values) == 0 else values, 1, axis=0)
 
@@ -276,7 +276,7 @@ def _numpy_random(uniform: Callable[[], float]) -> Iterator[None]:
     try:
         for name in _NUMPY:
             setattr(np.random, name, sampler(name))
-        for name, function in (("permutation", turned), ("shuffle", shuffle), ("choice", choice)):
+        for name, function in (("permutation", moved_on), ("shuffle", shuffle), ("choice", choice)):
             setattr(np.random, name, function)
         yield
     finally:

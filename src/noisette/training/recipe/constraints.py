@@ -79,13 +79,13 @@ def check_privacy(privacy: PrivacySection) -> None:
 
 def check_training(training: TrainingSection) -> None:
     """Every number is inside its domain."""
-    lr_end = training.lr_end
     checks.all_of(
         lambda: checks.positive(epochs=training.epochs),
         lambda: checks.count(batch_size=training.batch_size),
         lambda: _check_seed(training.seed),
-        lambda: _check_rate(training),
-        lambda: lr_end is None or checks.positive(lr_end=lr_end) or _check_no_overflow("lr_end", lr_end),
+        lambda: _check_has_rate(training),
+        lambda: _check_rate("lr", training.lr),
+        lambda: _check_rate("lr_end", training.lr_end),
         lambda: checks.positive(lr_epochs=training.lr_epochs),
         lambda: checks.below_one(momentum=training.momentum),
         lambda: checks.below_one(warmup=training.warmup),
@@ -98,15 +98,15 @@ def check_training(training: TrainingSection) -> None:
     )
 
 
-def _check_rate(training: TrainingSection) -> None:
-    if training.lr is not None:
-        checks.positive(lr=training.lr)
-        _check_no_overflow("lr", training.lr)
-    elif training.optimizer != "sgd":
+def _check_has_rate(training: TrainingSection) -> None:
+    if training.lr is None and training.optimizer != "sgd":
         raise ValueError(f'the rule for learning rates is for SGD; with optimizer = "{training.optimizer}" give lr')
 
 
-def _check_no_overflow(name: str, rate: float) -> None:
+def _check_rate(name: str, rate: float | None) -> None:
+    if rate is None:
+        return
+    checks.positive(**{name: rate})
     if rate > _LARGEST_RATE:
         raise ValueError(f"expected {name} of at most {_LARGEST_RATE}, got {rate}: the weights would overflow")
 
