@@ -75,8 +75,10 @@ def outcome(tests: Sequence[str], patch: Patch = lambda monkeypatch: None) -> di
     """
     watch = _Watch(patch)
     files = [str(TESTS / test) for test in tests]
-    quietly = ("-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:xdist", "--rootdir", str(TESTS.parent))
-    pytest.main([*quietly, *files], plugins=[watch])
+    # Nothing is printed, kept or run in parallel, and the garbage of the session around is not collected five times.
+    without = ("cacheprovider", "terminal", "xdist", "unraisableexception")
+    plugins = [argument for name in without for argument in ("-p", f"no:{name}")]
+    pytest.main([*plugins, "--rootdir", str(TESTS.parent), *files], plugins=[watch])
     return {_test_of(test): watch.errors.get(_test_of(test), LookupError("no such test")) for test in tests}
 
 
