@@ -230,7 +230,7 @@ def writes_of_gradients(file: File) -> list[str]:
     lines = attribute_writes(file, "grad")
     if file.place == Path("mechanisms/gaussian.py"):
         return [] if len(lines) == 1 else [f"expected one line that writes the released gradient, got {lines}"]
-    allowed = 1 if file.place == Path("run/dp_sgd.py") else 0
+    allowed = 1 if file.place == Path("run/released_gradients.py") else 0
     return [f"writes .grad in lines {lines}"] if len(lines) > allowed else []
 
 
@@ -269,7 +269,7 @@ def generators(file: File) -> Iterator[str]:
 def test_only_the_release_writes_gradients() -> None:
     """The run writes back what a user's hook returns for a released gradient; nothing else sets ``.grad``."""
     assert offences(writes_of_gradients) == []
-    assert {Path("mechanisms/gaussian.py"), Path("run/dp_sgd.py")} <= {file.place for file in FILES}
+    assert {Path("mechanisms/gaussian.py"), Path("run/released_gradients.py")} <= {file.place for file in FILES}
 
 
 def test_nothing_loads_pickles_or_runs_what_it_reads() -> None:
@@ -330,9 +330,9 @@ def test_planted_contents_are_reported() -> None:
     assert attribute_writes(file("nn/x.py", text), "grad") == [1, 2, 3]
     assert attribute_writes(file("nn/x.py", "a, p.grad = 1, 2"), "grad") == [1]
     assert writes_of_gradients(file("nn/x.py", "p.grad = 1"))
-    assert writes_of_gradients(file("run/dp_sgd.py", "p.grad = 1\np.grad = 2"))
+    assert writes_of_gradients(file("run/released_gradients.py", "p.grad = 1\np.grad = 2"))
     assert writes_of_gradients(file("mechanisms/gaussian.py", ""))
-    assert not writes_of_gradients(file("run/dp_sgd.py", "p.grad = 1"))
+    assert not writes_of_gradients(file("run/released_gradients.py", "p.grad = 1"))
 
     for text in (
         "import pickle",

@@ -21,8 +21,8 @@ from noisette.gradients.rules import registry
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
 from noisette.gradients.rules.kernel_factors import KernelFactors
-from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.first_call import ValidateOnFirstCall
+from noisette.run.released_gradients import ReleasedGradients
 from noisette.sampling.poisson import Batch
 from planted import Mutant, Patch
 
@@ -205,7 +205,7 @@ def partial_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def gradients_of_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DpSgdRun, "_check_gradients", lambda self: None)
+    patch.setattr(ReleasedGradients, "check_no_others", lambda self: None)
 
 
 def raw_beside(patch: pytest.MonkeyPatch) -> None:

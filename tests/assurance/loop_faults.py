@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.nn import conversion
-from noisette.run import dp_sgd
+from noisette.run import released_gradients
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.sampling import loading
 from noisette.sampling.buckets import PaddedBuckets
@@ -69,7 +69,7 @@ def scalers_unseen(patch: pytest.MonkeyPatch) -> None:
 
 
 def small_gradients_pass_as_zero(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(dp_sgd, "_is_zero", lambda grad: bool((grad.abs() < 1e-12).all()))
+    patch.setattr(released_gradients, "_is_zero", lambda grad: bool((grad.abs() < 1e-12).all()))
 
 
 def moved_by_noise(patch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def moved_by_noise(patch: pytest.MonkeyPatch) -> None:
     def hand_over(p: Tensor) -> Tensor | None:
         return p.grad
 
-    patch.setattr(dp_sgd, "_hand_over", hand_over)
+    patch.setattr(released_gradients, "_hand_over", hand_over)
 
 
 def checked_upon_what_is_pending(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from noisette.accounting import (
     tail_delta_of,
 )
 from noisette.accounting.accountants.registry import ACCOUNTANTS
-from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.cli.ledger import ledger as app
 
 PROJECTION = Gaussian(7.0, (("principal components", 1.0),))

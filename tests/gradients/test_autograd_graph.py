@@ -12,8 +12,9 @@ from torch.autograd.graph import Node
 from torch.utils.checkpoint import checkpoint
 
 from noisette.gradients.autograd_graph import search, visit_output_gradients
+from noisette.gradients.recording import Recording, Use
 from noisette.gradients.rules import rewrites
-from noisette.gradients.tape import Recording, Tape, Use
+from noisette.gradients.tape import Tape
 
 F = nn.functional
 WIDTH, TIME = 4, 3

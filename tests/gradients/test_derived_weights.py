@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from noisette.gradients.derived_weights import Region, Slices, _disjoint, _overlaps_itself, to_parameters
+from noisette.gradients.recording import DerivedWeight
 from noisette.gradients.rules import Dense, Outer
-from noisette.gradients.tape import DerivedWeight
 from rule_oracle import check_form, double
 
 

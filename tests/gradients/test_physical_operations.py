@@ -16,9 +16,10 @@ from noisette.gradients.autograd_graph import search
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import LocatedRecording, per_example_gradients
 from noisette.gradients.physical_operations import PHYSICAL
+from noisette.gradients.recording import Operation
 from noisette.gradients.rules import Examples, rewrites
 from noisette.gradients.rules.public_statistics import normalise_channels
-from noisette.gradients.tape import Operation, Tape
+from noisette.gradients.tape import Tape
 from noisette.gradients.vectorized import Microbatch, record_losses
 
 F = torch.nn.functional

@@ -18,7 +18,7 @@ from noisette import Ledger, PerExampleClip, PrivacyError, PrivateRun, RdpAccoun
 from noisette.accounting import Event, Events, Gaussian
 from noisette.accounting.accountants.rdp import RdpCurve
 from noisette.accounting.budget import tail_delta_in
-from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.accounting.ledger.recorded_run import RecordedRun
 
 NUMBERS = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
 BUDGET, DELTA, STEPS = 3.0, 1e-3, 4

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from noisette._internal import checks
 from noisette.accounting import TAIL_SHARE, Accountant, Event, Ledger, PrivacyCurve, tail_delta_of
-from noisette.accounting.calibrate import SEE_PLAN
+from noisette.accounting.budget_search import SEE_PLAN
 from noisette.accounting.events import in_whole_rounds
 from noisette.accounting.ledger.lines import Series
 from noisette.accounting.noise_tail import MOST_DIMENSIONS

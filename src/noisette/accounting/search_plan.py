@@ -12,7 +12,8 @@ from noisette._internal.checks import all_of, count, open_fraction, positive
 from noisette.accounting.accountants.interface import Accountant, PrivacyCurve
 from noisette.accounting.accountants.pld import PldAccountant
 from noisette.accounting.accountants.rdp import RdpAccountant
-from noisette.accounting.calibrate import NO_EVENTS, noise_multiplier_for
+from noisette.accounting.budget_search import NO_EVENTS
+from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.accounting.events import Events, PoissonGaussian, RepeatAndSelect, Sampled
 from noisette.accounting.number_of_runs import NumberOfRuns
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from noisette.accounting import Ledger
-from noisette.accounting.calibrate import SEE_PLAN
+from noisette.accounting.budget_search import SEE_PLAN
 from noisette.clipping.per_example import PerExampleClip
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize

@@ -13,13 +13,13 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from noisette.errors import PrivacyError
-from noisette.gradients.tape import Use
+from noisette.gradients.recording import Use
 
 Visitor = Callable[[int, Any], None]  # number of the use; its output's gradient, a tuple where it has several outputs
 
 
 class Covering(Protocol):
-    """A place of the graph that accounts for the parameters at it, such as a :class:`noisette.gradients.tape.Use`."""
+    """A place of the graph that accounts for the parameters at it, such as a :class:`.recording.Use`."""
 
     @property
     def edges(self) -> Sequence[GradientEdge]:

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from noisette.errors import PrivacyError
 from noisette.gradients.autograd_graph import LossGraph, visit_output_gradients
+from noisette.gradients.recording import Recording, Use
 from noisette.gradients.reordering import BY_VALUES
 from noisette.gradients.rules import Examples
-from noisette.gradients.tape import Recording, Use
 
 _BASE = 16  # factors of one pass: 2^-8 to 2^7
 _TOLERANCE = 1e-3  # of the largest element of a row

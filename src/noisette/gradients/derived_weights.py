@@ -15,11 +15,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from noisette.gradients.recording import DerivedWeight
 from noisette.gradients.rules import Dense, ExampleGradients, Outer, PerExampleRow, add, compact
 from noisette.gradients.rules.embedding import touched_rows
 from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 from noisette.gradients.rules.public_statistics import OPERANDS
-from noisette.gradients.tape import DerivedWeight
 
 _SUMS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 _DIFFERENCES = (torch.sub, Tensor.sub, Tensor.__sub__)

@@ -14,12 +14,12 @@ from torch import Tensor
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.gradients.autograd_graph import LossGraph, visit_output_gradients
 from noisette.gradients.derived_weights import to_parameters
+from noisette.gradients.recording import Recording, Use
 from noisette.gradients.rule_check import check_custom_rule
 from noisette.gradients.rules import Dense, ExampleGradients, Examples, add, compact, operation_name, placed
 from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 from noisette.gradients.rules.linear import linear_in_brain_floats, linear_weight
 from noisette.gradients.rules.registry import Match, OperandMatch, match
-from noisette.gradients.tape import Recording, Use
 
 Take = Callable[[str, ExampleGradients], None]  # name of a parameter, its gradients
 

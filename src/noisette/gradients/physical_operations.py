@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from noisette.errors import PrivacyError
+from noisette.gradients.recording import Operation
 from noisette.gradients.rules import named_arguments
 from noisette.gradients.rules.public_statistics import normalise_channels
-from noisette.gradients.tape import Operation
 from noisette.gradients.vmap_internals import is_wrapped, physical
 
 F = torch.nn.functional

@@ -18,8 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from noisette._internal.tensor_tree import tensors
 from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
+from noisette.gradients.recording import Use
 from noisette.gradients.surroundings import Surroundings
-from noisette.gradients.tape import Use
 from noisette.gradients.vectorized_recorder import VectorizedRecorder
 
 _Function = Callable[..., Any]

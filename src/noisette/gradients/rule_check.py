@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from noisette.errors import PrivacyError
+from noisette.gradients.recording import Use
 from noisette.gradients.rules import ExampleGradients, Examples, operation_name
-from noisette.gradients.tape import Use
 
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-4}
 # Errors of a gradient are relative to its norm, or to this share of the largest norm if that is more, because the

@@ -22,7 +22,8 @@ from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.per_example import user_hooks_disabled
-from noisette.gradients.tape import Draft, Operation, Recorder, Tape, outputs_of, tensors_among
+from noisette.gradients.recording import Draft, Operation
+from noisette.gradients.tape import Recorder, Tape, outputs_of, tensors_among
 from noisette.gradients.vectorized import Loss, Microbatch, one_value
 
 _CALL = "_noisette_single_call"  # the attribute that tells in which call of the loss a tensor was computed

@@ -21,7 +21,8 @@ from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.recomputed_blocks import Blocks
-from noisette.gradients.tape import Output, Recording, RootCall, Tape, autocast_of
+from noisette.gradients.recording import Output, Recording, RootCall
+from noisette.gradients.tape import Tape, autocast_of
 from noisette.gradients.vectorized_errors import explained
 from noisette.gradients.vectorized_recorder import VectorizedRecorder, WrittenIntoError
 

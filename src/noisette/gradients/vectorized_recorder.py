@@ -19,8 +19,9 @@ from noisette.errors import PrivacyError
 from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.physical_operations import DATA_OPERANDS, PHYSICAL, Leave
+from noisette.gradients.recording import Draft, Operation, Use
 from noisette.gradients.rules.own_copies import own_copies
-from noisette.gradients.tape import Draft, Operation, Recorder, Use, outputs_of, tensors_among
+from noisette.gradients.tape import Recorder, outputs_of, tensors_among
 from noisette.gradients.vectorized_errors import CALLS_FUNCTIONS, NotVectorizedError
 
 # Composite operations without a quick rule in vmap, which a rewrite decomposes also where none of their weights trains.

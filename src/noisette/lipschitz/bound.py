@@ -10,13 +10,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
 
 from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.norms import ClippingRule
 from noisette.errors import PrivacyError
-from noisette.gradients.autograd_graph import search
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.outside_watch import OutsideWatch
 from noisette.gradients.per_example import user_hooks_disabled
@@ -27,6 +26,7 @@ from noisette.lipschitz.module_hooks import RandomState, has_foreign_hooks, modu
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
 from noisette.lipschitz.score_clipping import ScoreClipping
+from noisette.lipschitz.through_scores import check_only_through_scores
 from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
 from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks.shards import is_sharded
@@ -200,7 +200,7 @@ class LipschitzBound:
                 "examples with one row and one loss each. Give one loss for each row"
             )
         self._refuse_changed_weights()
-        _check_only_through_scores(losses, call.scores, self._parameters)
+        check_only_through_scores(losses, call.scores, self._parameters)
         check_independent(losses, [call.scores], one_row_each=True)
         self._add_gradients(losses, call)
 
@@ -240,7 +240,7 @@ class LipschitzBound:
         if call.vectorized_axis is None:
             raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
         self._refuse_changed_weights()
-        _check_only_through_scores(losses, call.scores, self._parameters)
+        check_only_through_scores(losses, call.scores, self._parameters)
         self._add_gradients(losses, call)
 
     def _add_gradients(self, losses: Tensor, call: ModelCall) -> None:
@@ -394,30 +394,6 @@ class LipschitzBound:
                 "the weights were changed after the model's last call and before optimizer.step(), but the bounds of a "
                 "batch are those of the weights at its start. Change weights between batches"
             )
-
-
-@dataclass(frozen=True)
-class _AtScores:
-    """The scores as the place that accounts for all parameters below."""
-
-    edges: tuple[GradientEdge]
-    upstream: tuple[Node, ...] = ()
-
-
-def _check_only_through_scores(losses: Tensor, scores: GradientEdge, parameters: Mapping[str, Tensor]) -> None:
-    """Check that the losses depend on the parameters only through the scores of the last call.
-
-    Raises:
-        PrivacyError: a parameter is reached another way, which the bound does not cover, or the scores are not reached.
-    """
-    graph = search(losses, [_AtScores((scores,))], parameters)
-    if graph.uncovered:
-        raise PrivacyError(
-            f"the losses depend on {', '.join(graph.uncovered)} other than through the scores of the model's last "
-            "call: compute them only from these scores; put penalties on the weights into the optimizer (weight_decay)"
-        )
-    if not graph.reached:
-        raise PrivacyError("the losses do not depend on the scores of the model's last call")
 
 
 def _called(call: ModelCall | None, what: str) -> ModelCall:

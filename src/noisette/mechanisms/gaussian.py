@@ -126,8 +126,9 @@ class GaussianRelease:
         """
         groups: dict[tuple[torch.dtype, torch.device], dict[str, Tensor]] = {}
         parts: dict[tuple[torch.dtype, torch.device], dict[str, tuple[Tensor, Window]]] = {}
-        for p, g in zip(bounded.params, grads, strict=True):
-            if is_sharded(p):
+        sharded = [is_sharded(p) for p in bounded.params]
+        for p, g, is_part in zip(bounded.params, grads, sharded, strict=True):
+            if is_part:
                 parts.setdefault((g.dtype, g.device), {})[names[id(p)]] = g, window_of(p)
             else:
                 groups.setdefault((g.dtype, g.device), {})[names[id(p)]] = g
@@ -135,8 +136,8 @@ class GaussianRelease:
             self._joint.release_(group, step=step, std=std, divisor=self.expected_batch_size)
         for held in parts.values():  # added up over the ranks when they were formed
             self._joint.release_parts_(held, step=step, std=std, divisor=self.expected_batch_size)
-        for p, g in zip(bounded.params, grads, strict=True):
-            p.grad = from_local(g.to(p.dtype), p) if is_sharded(p) else g.to(p.dtype)
+        for p, g, is_part in zip(bounded.params, grads, sharded, strict=True):
+            p.grad = from_local(g.to(p.dtype), p) if is_part else g.to(p.dtype)
 
 
 def _writable(sums: Sequence[BoundedSum], *, rounded: bool) -> list[list[Tensor]]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.accounting import TAIL_SHARE, Gaussian, GdpAccountant, Ledger, noise_multiplier_for, tail_delta
-from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.gaussian import GaussianRelease

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from noisette._internal.first_few import first_few
 from noisette._internal.keystream import SecretKey
 from noisette.accounting.events import StepRelease, UserLevel
 from noisette.capture.schedule import schedule_of
@@ -33,7 +34,8 @@ from noisette.mechanisms.bounded_sum import GradientBound, TakesDeviations
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian import GaussianRelease, mark_of
 from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
-from noisette.ranks.shards import is_sharded, local
+from noisette.ranks.shards import is_sharded
+from noisette.run.released_gradients import ReleasedGradients
 from noisette.run.remaining_batches import RemainingBatches
 from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
@@ -122,7 +124,7 @@ class DpSgdRun(ABC):
         self._compared = False  # whether the loss was called with several public examples
         # The ranks of a sharded model take every microbatch together; others meet once a step.
         self._is_sharded = any(map(is_sharded, bound.parameters.values()))
-        self._written: dict[int, Tensor | None] = {}  # the gradients of the last release, by id of the parameter
+        self._gradients = ReleasedGradients(bound.parameters)
         self._stepping = StepCall()
         self._hooks = [
             StepsOfScaler(optimizer),
@@ -346,7 +348,7 @@ class DpSgdRun(ABC):
                 "optimizer.step() needs a batch of its own: call it once for each batch in `for batch in run.batches()`"
             )
         with self._ranks.unanimous(f"step {self.steps_taken}") as equal:
-            self._check_gradients()
+            self._gradients.check_no_others()
             batch.check_bounded(len(batch.indices))
             if {id(p) for group in optimizer.param_groups for p in group["params"]} != self._names.keys():
                 check_coverage(optimizer, self.bound)
@@ -363,8 +365,7 @@ class DpSgdRun(ABC):
         except BaseException:
             self._ranks.close()  # the others wait for the rest of the release, and learn so that it does not come
             raise
-        for p in self.bound.parameters.values():
-            self._written[id(p)] = _hand_over(p)
+        self._gradients.hand_over()
         if isinstance(self.optimizer, TakesDeviations):
             self.optimizer.take_deviations(self._release.deviations)
         self._stepping.begin()
@@ -387,18 +388,6 @@ class DpSgdRun(ABC):
                 "left, on the same ledger: the model keeps its weights"
             )
 
-    def _check_gradients(self) -> None:
-        stray = {
-            id(p)
-            for p in self.bound.parameters.values()
-            if p.grad is not None and p.grad is not self._written.get(id(p)) and not _is_zero(p.grad)
-        }
-        if stray:
-            raise PrivacyError(
-                f".grad of {self._listed(stray)} holds a gradient that is not private: losses.backward() was called, "
-                "or .grad was set. Call run.backward(losses) instead, and clear these with optimizer.zero_grad()"
-            )
-
     def _refuse_second_optimizer(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A hook before the step of any optimizer: no other one may move the parameters of this run.
 
@@ -407,15 +396,12 @@ class DpSgdRun(ABC):
         if optimizer is self.optimizer or not (shared := held_by(optimizer) & self._names.keys()):
             return
         if not self._is_stepping():
+            names = sorted(self._names[i] for i in shared)
             raise PrivacyError(
-                f"a second optimizer ({type(optimizer).__name__}) steps {self._listed(shared)}, which a DP-SGD run "
+                f"a second optimizer ({type(optimizer).__name__}) steps {first_few(names)}, which a DP-SGD run "
                 "trains; give it other parameters, or close the run first. Of an optimizer that wraps another one, "
                 "give the outer one to privatize"
             )
-
-    def _listed(self, ids: set[int]) -> str:
-        names = sorted(self._names[i] for i in ids)
-        return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
     def _remove_hooks(self) -> None:
         """Remove every hook from model and optimizer, and what a batch that was not released left in the model."""
@@ -435,28 +421,3 @@ class DpSgdRun(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _is_zero(grad: Tensor) -> bool:
-    """Whether a gradient that the release did not write holds nothing."""
-    grad = local(grad)
-    return grad.layout is torch.strided and not bool(grad.any())
-
-
-def _hand_over(p: Tensor) -> Tensor | None:
-    """Call the user's gradient hooks of a parameter with its noised gradient; return what is in ``.grad`` then.
-
-    A parameter that was frozen during the run gets none, so that no optimizer moves it.
-    """
-    gradient = p.grad if p.requires_grad else None
-    hooks: Mapping[int, Any] = p._backward_hooks or {}
-    for hook in list(hooks.values()):
-        if gradient is not None and (changed := hook(gradient)) is not None:
-            gradient = changed
-    p.grad = gradient
-    if gradient is None:
-        return None
-    after: Mapping[int, Any] = getattr(p, "_post_accumulate_grad_hooks", None) or {}
-    for hook in list(after.values()):
-        hook(p)
-    return p.grad

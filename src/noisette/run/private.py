@@ -16,11 +16,9 @@ from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting import Accountant, Event, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget
 from noisette.accounting.events import StepRelease, in_whole_rounds
-from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
-from noisette.clipping.norms import Group
 from noisette.clipping.per_example import PerExampleClip
-from noisette.errors import PrivacyError
 from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
@@ -28,7 +26,14 @@ from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.model_state import capture_state
-from noisette.run.ranks_agree import check_own_records, digests_of, facts_of, ledger_on_ranks, plain
+from noisette.run.ranks_agree import (
+    check_own_records,
+    check_same_records,
+    digests_of,
+    facts_of,
+    ledger_on_ranks,
+    settings_of,
+)
 from noisette.sampling.loading import Collate
 from noisette.sampling.users import Users
 from noisette.validation import check_no_batch_norm
@@ -170,7 +175,7 @@ class PrivateRun(DpSgdRun):
                 )
             ranks.check_equal("the start of the run", run._facts)
             check_own_records(run._records, ranks)
-            run._check_same_records()
+            check_same_records(dataset, run._user_numbers, ranks)
             run._lease = int(ranks.largest("the lease", {"steps": run._lease})["steps"])
         except BaseException:
             if run is not None:
@@ -181,40 +186,8 @@ class PrivateRun(DpSgdRun):
 
     def _facts(self) -> dict[str, object]:
         """What must be equal on all ranks."""
-        clipping = self.bound.clipping if isinstance(self.bound, PerExampleClip) else None
-        settings = {
-            "number of records": self._records.size,
-            "bound": [type(self.bound).__name__, type(clipping).__name__, dict(self.bound.state())],
-            "clipping norms": [[part.name, part.bound, part.share] for part in self.bound.pop_sums()],
-            "settings of the clipping rule": {} if clipping is None else plain(vars(clipping)),
-            "groups of the clipping rule": [list(group.names) for group in self._groups()],
-            "separability": self.separability,
-        }
-        return facts_of(self.bound.model, self.optimizer, settings)
-
-    def _groups(self) -> list[Group]:
-        """The parameters that are clipped together; none where nothing is clipped."""
-        if not isinstance(self.bound, PerExampleClip):
-            return []
-        return self.bound.clipping.groups(list(self.bound.parameters))
-
-    def _check_same_records(self) -> None:
-        """Check that all ranks have the same records in the same order, as far as a fingerprint tells.
-
-        Raises:
-            PrivacyError: they do not: a record could be in the parts of two ranks.
-        """
-        ranks = self._ranks
-        if ranks.size == 1:
-            return
-        told = ranks.from_first("the records", lambda: Fingerprint.of(self._dataset, self._user_numbers).facts())
-        with ranks.unanimous("the records"):
-            if not Fingerprint.told(told).fits(self._dataset, self._user_numbers):
-                raise PrivacyError(
-                    f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users: "
-                    "give each rank the same data set. Where each rank holds a part of the records, give it "
-                    "noisette.OwnRecords(part, first=..., of=...)"
-                )
+        settings = {"number of records": self._records.size, "separability": self.separability}
+        return facts_of(self.bound.model, self.optimizer, settings | settings_of(self.bound))
 
     @property
     def event(self) -> StepRelease:

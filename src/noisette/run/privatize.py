@@ -14,7 +14,8 @@ from torch.optim.optimizer import Optimizer
 from noisette._internal.checks import plain
 from noisette.accounting import Accountant, Ledger, PldAccountant
 from noisette.accounting.budget import delta_left_for_noise
-from noisette.accounting.calibrate import cheapest, least_noisy, with_releases
+from noisette.accounting.budget_search import with_releases
+from noisette.accounting.calibrate import cheapest, least_noisy
 from noisette.accounting.events import check_events
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,10 +15,13 @@ from torch.utils._pytree import tree_leaves
 
 from noisette._internal.version import __version__
 from noisette.accounting import Ledger
+from noisette.clipping.per_example import PerExampleClip
 from noisette.errors import PrivacyError
+from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.ranks import AnyRanks
 from noisette.ranks.shards import is_sharded
 from noisette.ranks.wrappers import canonical_name
+from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.sampling.loading import Records
 
 
@@ -89,6 +93,41 @@ def check_own_records(records: Records, ranks: AnyRanks) -> None:
         )
 
 
+def check_same_records(dataset: object, users: np.ndarray | None, ranks: AnyRanks) -> None:
+    """Check that all ranks have the same records in the same order, as far as a fingerprint tells.
+
+    Args:
+        dataset: of this rank.
+        users: the number of each record's user, if users are protected.
+        ranks: the processes of the run.
+
+    Raises:
+        PrivacyError: they do not: a record could be in the parts of two ranks.
+    """
+    if ranks.size == 1:
+        return
+    told = ranks.from_first("the records", lambda: Fingerprint.of(dataset, users).facts())
+    with ranks.unanimous("the records"):
+        if not Fingerprint.told(told).fits(dataset, users):
+            raise PrivacyError(
+                f"rank {ranks.rank} has other records than rank 0, or the same in another order, or other users: "
+                "give each rank the same data set. Where each rank holds a part of the records, give it "
+                "noisette.OwnRecords(part, first=..., of=...)"
+            )
+
+
+def settings_of(bound: GradientBound) -> dict[str, object]:
+    """How gradients are bounded, by name."""
+    clipping = bound.clipping if isinstance(bound, PerExampleClip) else None
+    groups = [] if clipping is None else clipping.groups(list(bound.parameters))
+    return {
+        "bound": [type(bound).__name__, type(clipping).__name__, dict(bound.state())],
+        "clipping norms": [[part.name, part.bound, part.share] for part in bound.pop_sums()],
+        "settings of the clipping rule": {} if clipping is None else _plain(vars(clipping)),
+        "groups of the clipping rule": [list(group.names) for group in groups],
+    }
+
+
 def facts_of(model: nn.Module, optimizer: Optimizer, settings: Mapping[str, object]) -> dict[str, object]:
     """What must be equal on all ranks, by name, with digests of the weights and of the optimizer's state."""
     names = {id(p): canonical_name(model, name) for name, p in model.named_parameters()}
@@ -96,7 +135,7 @@ def facts_of(model: nn.Module, optimizer: Optimizer, settings: Mapping[str, obje
     settings = {
         "version of noisette": __version__,
         "version of torch": torch.__version__,
-        "optimizer": [type(optimizer).__name__, [plain(group) for group in optimizer.param_groups], groups],
+        "optimizer": [type(optimizer).__name__, [_plain(group) for group in optimizer.param_groups], groups],
         "state of the optimizer": _digest(tree_leaves(optimizer.state_dict()["state"])),
         **settings,
     }
@@ -123,7 +162,7 @@ def _digest(values: Iterable[object]) -> str:
     return digest.hexdigest()
 
 
-def plain(settings: Mapping[str, Any]) -> dict[str, str]:
+def _plain(settings: Mapping[str, Any]) -> dict[str, str]:
     """The settings among these attributes, as text: numbers, texts, and tensors that stand for numbers."""
     kinds = (bool, int, float, str, tuple, Tensor)
     return {name: repr(value) for name, value in settings.items() if isinstance(value, kinds)}

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_flatten
 
 from noisette._internal.content_mark import content_mark
+from noisette._internal.first_few import first_few
 from noisette._internal.keystream import SecretKey
 from noisette._internal.random_state import is_drawn_since_seeded, seed_secretly, seed_secretly_again, torch_seeded
 from noisette.errors import PrivacyError
@@ -310,11 +311,10 @@ _KNOWN_NUMBERS = (
 
 
 def _refusal(changed: list[str]) -> PrivacyError:
-    names = ", ".join(changed[:5]) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
     return PrivacyError(
-        f"{names}: changed between the first microbatch of a batch and optimizer.step(), where only the release may "
-        "change weights, because the change would be published without noise. The values from before were put back "
-        f"(those above {_KEPT_BYTES >> 20} MiB that are not trained were erased), and this run cannot go on. "
+        f"{first_few(changed)}: changed between the first microbatch of a batch and optimizer.step(), where only the "
+        "release may change weights, because the change would be published without noise. The values from before were "
+        f"put back (those above {_KEPT_BYTES >> 20} MiB that are not trained were erased), and this run cannot go on. "
         "Change weights before the batch's first microbatch or after optimizer.step(); give an embedding max_norm=None "
         "and rescale its weight there; keep what a call of the model computes in a buffer, which is put back after it"
     )

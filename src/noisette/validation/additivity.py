@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
+from noisette._internal.first_few import first_few
 from noisette._internal.random_state import seed_torch
 from noisette.errors import MissingRuleError, PrivacyError
 from noisette.mechanisms.bounded_sum import BoundedSum, DerivedBound, GradientBound
@@ -148,7 +149,7 @@ def _report_unproven(bound: GradientBound, reached: set[int], proven: set[int]) 
     left = [name for name, p in bound.parameters.items() if id(p) in reached - proven]
     if not left:
         return
-    listed = ", ".join(left[:5]) + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+    listed = first_few(left)
     if not weights & proven:
         raise PrivacyError(
             f"the preflight found no public inputs that give a finite gradient other than zero in {listed}, so nothing "

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import secrets
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -25,30 +23,16 @@ from noisette.accounting.ledger.lines import (
     Kind,
     Series,
     check_whole_rounds,
-    repaired,
     sealed_entries,
 )
 from noisette.accounting.ledger.reading import contents
+from noisette.accounting.ledger.recorded_run import RecordedRun
+from noisette.accounting.ledger.repair import repair
 from noisette.accounting.ledger.tally import Tally
 from noisette.errors import PrivacyError
 
 LEDGER_FILE = "ledger.jsonl"
 """The name of the ledger in a run folder."""
-
-
-class RecordedRun:
-    """A run as the ledger knows it: steps that were reserved for this object are committed and given back for it alone.
-
-    Args:
-        id: stands in each line of the run, also after it was resumed by another process; drawn at random unless given.
-        dimensions: number of elements that each step adds noise to, if it is declared.
-    """
-
-    def __init__(self, id: str | None = None, dimensions: int | None = None) -> None:
-        if dimensions is not None:
-            count(dimensions=dimensions)
-        self.id = secrets.token_hex(8) if id is None else id
-        self.dimensions = dimensions
 
 
 class Ledger:
@@ -166,35 +150,7 @@ class Ledger:
         with self._lock:
             self._tallies = Ledger.mirror(self.dataset, totals)._tallies
 
-    @staticmethod
-    def repair(path: Path | str) -> bool:
-        """Drop a last line that a crash cut off; return whether there was one. No other damage is repaired.
-
-        Zero bytes that a power failure left at the end are dropped with it.
-
-        Guarantee: the privacy cost does not decrease. Releases that were to be recorded by a line which did not reach
-        the disk completely never happened.
-
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: a line was altered, or lines are missing; the file stays as it is.
-            PrivacyError: the file is open for writing elsewhere.
-        """
-        path = Path(path)
-        if not path.exists():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        file = LedgerFile(path)
-        try:
-            content = file.content()
-            left = repaired(content, path)
-            kept = len(left) if content.startswith(left) else len(left) - 1  # of a whole line the newline is added
-            if kept < len(content):
-                file.cut(kept)  # in place: this works on a full disk, and keeps the lock
-            if kept < len(left):
-                file.append(left[kept:], size=kept, durable=True)
-        finally:
-            file.close()
-        return left != content
+    repair = staticmethod(repair)
 
     @property
     def head(self) -> str:

@@ -16,7 +16,7 @@ from noisette._internal.tensor_tree import leaves, with_leaves
 from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum
 from noisette.errors import PrivacyError
 from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
-from noisette.gradients.tape import Output, Recording, RootCall
+from noisette.gradients.recording import Output, Recording, RootCall
 
 # By how much, in units of the largest output, a call may differ when it is repeated one example at a time.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}

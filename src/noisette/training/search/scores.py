@@ -14,7 +14,7 @@ from noisette._internal import checks
 from noisette._internal.keystream import SecretKey
 from noisette.accounting import Event, Gaussian, Ledger
 from noisette.accounting.calibrate import noise_multiplier_for
-from noisette.accounting.ledger.ledger import RecordedRun
+from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.data import DataSet, Split
 from noisette.data.holdout import hold_out
 from noisette.mechanisms.bounded_sum import BoundedSum

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from noisette._internal import checks
 from noisette.accounting import TAIL_SHARE, Event, Gaussian, Ledger, PoissonGaussian, RepeatAndSelect, tail_delta_of
-from noisette.accounting.calibrate import SEE_PLAN
+from noisette.accounting.budget_search import SEE_PLAN
 from noisette.accounting.events import Sampled
 from noisette.accounting.sampling_plan import check_delta, schedule
 from noisette.accounting.search_plan import SHAPES, SearchComparison, SearchPlan, compare_search, least_noise_search
