@@ -43,11 +43,16 @@ class OutsideTensors:
         self._checked: set[int] = set()  # in the current call
         self._public: dict[int, Tensor] = {}
         self._calls = 0
-        self._existing: dict[int, tuple[weakref.ref[Tensor], int]] | None = None  # before the first batch; version
+        # Those before the first batch, and the versions of the few that had been written to. There may be many, so
+        # each run keeps no object of its own for one: until collected, they would slow all further runs down.
+        self._existing: dict[int, weakref.ref[Tensor]] | None = None
+        self._versions: dict[int, int] = {}
 
     def before_first_batch(self) -> None:
         """No record has been read yet, so no tensor that exists now was computed from a batch."""
-        self._existing = {id(tensor): (weakref.ref(tensor), _version(tensor)) for tensor in existing_tensors()}
+        existing = existing_tensors()
+        self._existing = {id(tensor): weakref.ref(tensor) for tensor in existing}
+        self._versions = {id(tensor): version for tensor in existing if (version := _version(tensor))}
 
     def begin(self, public: Iterable[Tensor]) -> None:
         """A call of the loss begins, for which these tensors are declared public."""
@@ -108,7 +113,7 @@ class OutsideTensors:
         if self._existing is None:
             return self._calls == 1
         existing = self._existing.get(id(tensor))
-        return existing is not None and existing[0]() is tensor and existing[1] == _version(tensor)
+        return existing is not None and existing() is tensor and self._versions.get(id(tensor), 0) == _version(tensor)
 
 
 _WAY_OUT = (
