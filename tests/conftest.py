@@ -3,7 +3,7 @@
 import gc
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ MARKERS = {
 }
 MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
 # Tests of these folders train and do not examine the accountants.
-TRAINING = {"training", "cli", "papers", "docs", "browser"}
+TRAINING = {"training", "cli", "papers", "docs", "browser", "estimators", "integrations", "bench"}
 
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "src" / "noisette"
@@ -68,31 +68,38 @@ def _ctrl_c_interrupts() -> None:
 
 
 @pytest.fixture(scope="session")
-def _known_epsilons() -> dict[tuple[object, ...], float]:
+def _known_prices() -> dict[tuple[object, ...], float]:
     return {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _epsilon_is_computed_once(
-    request: pytest.FixtureRequest, _known_epsilons: dict[tuple[object, ...], float]
+def _prices_are_computed_once(
+    request: pytest.FixtureRequest, _known_prices: dict[tuple[object, ...], float]
 ) -> Iterator[None]:
-    """Many runs of the tests have the same events; the distribution of their privacy loss takes most of their time.
+    """Many runs of the tests have the same events; the distribution of their privacy loss takes much of their time.
 
-    An answer is reused where the events and the delta are the same. Tests of the accountants compute anew.
+    An answer is reused where the events and the question are the same. Tests of the accountants compute anew.
     """
-    compute = PldCurve.epsilon
+    epsilon_of, delta_of = PldCurve.epsilon, PldCurve.delta
+
+    def once(curve: PldCurve, asked: tuple[str, float], compute: Callable[[], float]) -> float:
+        if curve.divergences is not None:
+            return compute()
+        key = (frozenset(curve.sampled.items()), curve.mu, *asked)
+        if key not in _known_prices:
+            _known_prices[key] = compute()
+        return _known_prices[key]
 
     def epsilon(curve: PldCurve, *, delta: float) -> float:
-        if curve.divergences is not None:
-            return compute(curve, delta=delta)
-        key = (frozenset(curve.sampled.items()), curve.mu, delta)
-        if key not in _known_epsilons:
-            _known_epsilons[key] = compute(curve, delta=delta)
-        return _known_epsilons[key]
+        return once(curve, ("delta", delta), lambda: epsilon_of(curve, delta=delta))
+
+    def delta(curve: PldCurve, *, epsilon: float) -> float:
+        return once(curve, ("epsilon", epsilon), lambda: delta_of(curve, epsilon=epsilon))
 
     with pytest.MonkeyPatch.context() as patch:
         if folder_of(request.path) in TRAINING:
             patch.setattr(PldCurve, "epsilon", epsilon)
+            patch.setattr(PldCurve, "delta", delta)
         yield
 
 
