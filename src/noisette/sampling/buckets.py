@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from noisette.sampling.record_forms import check_one_form
+
 Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields
 
 _NOT_PADDED = (
@@ -87,10 +89,10 @@ class PaddedBuckets:
         """The records with these indices as one microbatch; all of them are of one bucket.
 
         Raises:
-            ValueError: a field that is not padded has another shape in some record.
+            ValueError: a field that is not padded has another shape in some record, or records differ in their fields.
         """
         records = [self[index] for index in at.tolist()]
-        check_same_shapes(records, _NOT_PADDED)
+        check_one_form(records, _NOT_PADDED)
         return default_collate(records)
 
     def _lengths(self) -> Iterator[int]:
@@ -126,38 +128,6 @@ class PaddedBuckets:
         else:
             name = 0 if isinstance(record, tuple) else None
             yield name, fields[name], self._pad
-
-
-def check_same_shapes(records: Sequence[Any], way_out: str) -> None:
-    """Check that each field of a microbatch has one shape.
-
-    Args:
-        records: of the microbatch.
-        way_out: the end of the message.
-
-    Raises:
-        ValueError: one has not; the message names it.
-    """
-    fields = [_fields_of(record) for record in records]
-    if len({frozenset(named) for named in fields}) > 1:
-        return  # they have other fields, which is said where they are collated
-    for name, first in fields[0].items() if fields else ():
-        if any(_shape_of(named[name]) != _shape_of(first) for named in fields):
-            raise ValueError(f"the field {name!r} has another shape in some records{way_out}")
-
-
-def _fields_of(record: Any) -> Mapping[Any, Any]:
-    """The fields of a record by name, or by place in a tuple; none of anything else."""
-    if isinstance(record, Mapping):
-        return record
-    return dict(enumerate(record)) if isinstance(record, tuple) else {}
-
-
-def _shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of a tensor or an array, or the length of a list of numbers."""
-    if isinstance(value, list):
-        return (len(value),)
-    return tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else ()
 
 
 def _sequence(value: Any) -> Tensor:

@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from noisette.sampling.buckets import PaddedBuckets, check_same_shapes
+from noisette.sampling.buckets import PaddedBuckets
 from noisette.sampling.mapped_file import MappedFile
+from noisette.sampling.record_forms import check_one_form
 
 Gather = Callable[[np.ndarray], Any]  # indices of records -> one collated microbatch
 Collate = Callable[[list[Any]], Any]  # records -> one collated microbatch
+
+_PAD = ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape"
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,11 @@ def records_of(dataset: Any, collate_fn: Collate | None = None) -> Records:
         return Records(_common_length(columns), _Rows(dataset))
     if isinstance(dataset, list) and _are_tensors(dataset):
         _refuse_columns(dataset)
+    if isinstance(dataset, tuple) and any(isinstance(part, Tensor | np.ndarray) for part in dataset):
+        raise TypeError(
+            "a tuple of tensors has columns, but some of these are no tensors or arrays: give each as one, such as "
+            "(x, torch.tensor(y)), or a list of records"
+        )
     # A table of pandas is indexed by column.
     if isinstance(dataset, IterableDataset) or not _is_indexable(dataset) or hasattr(dataset, "iloc"):
         raise TypeError(
@@ -259,16 +267,7 @@ def _collate(records: list[Any]) -> Any:
     """The records as one microbatch.
 
     Raises:
-        ValueError: they are tensors of different shapes, or have fields that are.
+        ValueError: they differ in their fields, or in the type or shape of one.
     """
-    check_same_shapes(
-        records,
-        ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape",
-    )
-    shapes = {tuple(record.shape) for record in records if isinstance(record, Tensor | np.ndarray)}
-    if len(shapes) > 1:
-        raise ValueError(
-            f"the records have different shapes, such as {' and '.join(map(str, sorted(shapes)[:2]))}: pad sequences "
-            "with noisette.PaddedBuckets(records, edges), or bring each record to one shape by itself"
-        )
+    check_one_form(records, _PAD)
     return default_collate(records)
