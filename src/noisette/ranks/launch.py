@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,8 @@ def launched() -> Iterator[AnyRanks]:
         yield Alone()
         return
     # Functions of this module have the default group as a default argument: imported later, they would keep it.
-    import_module("torch.distributed.nn")
+    from torch.distributed import nn  # noqa: F401
+
     on_gpus = torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

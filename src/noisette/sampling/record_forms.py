@@ -67,8 +67,8 @@ def _difference(one: Any, other: Any, name: object, pad: str) -> str:
     kinds, other_kinds = _kind(one), _kind(other)
     if kinds != other_kinds:
         return (
-            f"{what} {'have' if name is None else 'has'} different types, such as {kinds} and {other_kinds}: a microbatch has "
-            "the type of its first record. Bring them to one type"
+            f"{what} {'have' if name is None else 'has'} different types, such as {kinds} and {other_kinds}: a "
+            "microbatch has the type of its first record. Bring them to one type"
         )
     if name is None:
         return f"the records have different shapes, such as {_shape(one)} and {_shape(other)}{pad}"

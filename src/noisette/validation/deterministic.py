@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from statistics import NormalDist
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,11 @@ _DROPOUT = {
 }  # fmt: skip
 _SHUT = 0.01  # dropout drops everything where the uniform number is below this, so that a gate made of it is shut
 _RECURRENT = {torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_relu}  # pyright: ignore[reportPrivateImportUsage]
+
+# Loops that draw until a number is accepted, such as that of random.sample, would never end if it were always the same.
+_FEW_IN_LIBRARY = 32  # draws by one call of a function of Python's or torch's
+_MOST_DRAWS = 10_000  # by one call of a model
+_STEP = (math.sqrt(5) - 1) / 2  # from one number to the next: multiples of it fill the unit interval evenly
 
 BY_PLACE = None  # a uniform number for each place in the code that draws one: loops over examples see the same
 LEVELS = (0.25, 0.75, BY_PLACE)
@@ -45,6 +51,8 @@ class DisableRandomness(TorchFunctionMode):
         super().__init__()
         self._level = level
         self._patched = ExitStack()
+        self._draws = 0
+        self._drawing: tuple[FrameType | None, int] = None, 0  # the call that drew last, and how often in a row
         self.used = False  # whether anything random was called
 
     def __enter__(self) -> DisableRandomness:
@@ -55,11 +63,23 @@ class DisableRandomness(TorchFunctionMode):
 
     def __exit__(self, *error: object) -> None:
         self._patched.close()
+        self._drawing = None, 0
         super().__exit__(*error)  # pyright: ignore[reportArgumentType]
 
     def _uniform(self) -> float:
         self.used = True
-        return _uniform_of_place() if self._level is None else self._level
+        level = _uniform_of_place() if self._level is None else self._level
+        further = max(self._draws_of_caller() - _FEW_IN_LIBRARY, self._draws - _MOST_DRAWS)
+        return (level + further * _STEP) % 1 if further > 0 else level
+
+    def _draws_of_caller(self) -> int:
+        """How often in a row the same call of a function of a library has drawn; zero for one of the user's."""
+        frame = _outside_of_noisette()
+        last, times = self._drawing
+        self._draws += 1
+        self._drawing = frame, times + 1 if frame is last else 1
+        code = frame.f_code
+        return self._drawing[1] if _is_library(code.co_filename) and code.co_name not in _DRAW_ONCE_EACH else 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -214,6 +234,20 @@ _SAMPLES: dict[Callable[..., Any], Sample] = {
         1 + math.floor(math.log1p(-u) / math.log1p(-min(float(_argument(given, 1, "p", 0.5)), 0.999999)))
     ),
 }
+
+
+_DRAW_ONCE_EACH = {"choices", "<listcomp>"}  # of random.choices, once for each entry of its result
+
+
+def _outside_of_noisette() -> FrameType:
+    """The innermost call that is none of this file, and not of how torch calls modes."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
+        frame = frame.f_back
+    return frame
+
+
+_BETWEEN = ("/noisette/validation/deterministic.py", "/torch/overrides.py", "/torch/utils/_device.py")
 
 
 def _uniform_of_place() -> float:
