@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import count
+from types import MappingProxyType, MethodType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -387,7 +389,53 @@ class OwnPartial(partial):  # type: ignore[type-arg]
     pass
 
 
+class WithSlots:
+    __slots__ = ("own",)
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __call__(self) -> float:
+        return self.own.random()
+
+
+class ManyEntries(dict[int, int]):
+    __module__ = "views.images"
+
+    def __init__(self, own: Any) -> None:
+        super().__init__((k, k) for k in range(20_000))
+        self.own = own
+
+    def __call__(self) -> float:
+        return self.own.random()
+
+
+def patched(own: Any) -> Callable[[], float]:
+    """A function that is made a method of an object, as those who exchange ``forward`` do."""
+    return MethodType(lambda of_object: own.random(), "an object")
+
+
+def kept(own: Any) -> Callable[[], float]:
+    generator = cache(lambda: own)
+    generator()
+    return lambda: generator().random()
+
+
+def in_objects(own: Any) -> Callable[[], float]:
+    objects = np.array([None, own], dtype=object)
+    return lambda: objects[1].random()
+
+
 HOLDERS = {
+    "bits of NumPy": lambda own: own.bit_generator.random_raw,
+    "a method made of a function": patched,
+    "a function that keeps its results": kept,
+    "a view of a dictionary": lambda own: (lambda view: lambda: view["own"].random())(MappingProxyType({"own": own})),
+    "an array of objects": in_objects,
+    "an object with slots": WithSlots,
+    "a large dictionary of another package": ManyEntries,
+    "a function of NumPy's": lambda own: partial(np.frompyfunc(lambda scale: own.random(), 1, 1), 1.0),
+    "what a dictionary makes entries with": lambda own: (lambda made: lambda: made[len(made)])(defaultdict(own.random)),
     "an object with many others": lambda own: AmongMany(own).draw,
     "a partial function of a class of the user's": lambda own: OwnPartial(lambda own: own.random(), own),
     "a method of a module that is no part": lambda own: Part(own).forward,

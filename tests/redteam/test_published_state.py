@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
+from array import array
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +23,7 @@ from noisette import PrivacyError
 from noisette._internal import content_mark
 from noisette.nn import PublicBatchNorm, convert_batch_norm
 from noisette.run import seal
+from noisette.run.model_snapshot import ModelSnapshot
 from oracle import clipped_sum
 from published_runs import (
     CLASSES,
@@ -55,6 +58,8 @@ class Writes(nn.Module):
         self.calls, self.ids, self.log, self.table = 0, set(), [], {"sum": torch.zeros(())}
         self.recent, self.space, self.nothing = deque(maxlen=3), SimpleNamespace(n=0, t=torch.zeros(2)), None
         self.meter, self.pair = Meter(), (torch.zeros(2), [])
+        self.user_dict, self.user_list, self.chain = UserDict(), UserList(), ChainMap({}, {})
+        self.numbers, self.objects = array("d", [0.0]), np.array([None, []], dtype=object)
         self.write, self.at = staticmethod(write).__func__, at
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,6 +141,12 @@ PUT_BACK = {
     "a deque": lambda m, x: m.recent.append(float(x.sum())),
     "a namespace": lambda m, x: (setattr(m.space, "n", m.space.n + 1), m.space.t.add_(x.sum())),
     "an object": lambda m, x: (setattr(m.meter, "total", m.meter.total + float(x.sum())), m.meter.last.add_(x.sum())),
+    "a dictionary of collections": lambda m, x: m.user_dict.update({len(m.user_dict): x}),
+    "a list of collections": lambda m, x: m.user_list.append(x),
+    "a chain of dictionaries": lambda m, x: m.chain.update({len(m.chain): x}),
+    "an array of Python's": lambda m, x: m.numbers.append(float(x.sum())),
+    "an entry of an array of Python's": lambda m, x: m.numbers.__setitem__(0, float(x.sum())),
+    "an array of objects": lambda m, x: (m.objects.__setitem__(0, x), m.objects[1].append(x)),
     "in a tuple": lambda m, x: (m.pair[0].add_(x.sum()), m.pair[1].append(1)),
     "a setting of a layer": lambda m, x: setattr(m.layer, "bits", len(x)),
     "modes": lambda m, x: m.layer.train(bool((x < 20).all())),
@@ -163,6 +174,17 @@ def test_what_a_forward_pass_writes_is_put_back(write: Callable[[Any, Tensor], o
     for refused, other in others:
         assert not refused
         assert differences(first, other) == []
+
+
+def test_a_queue_is_put_back() -> None:
+    """A model that holds one cannot be pickled."""
+    model = nn.Linear(1, 1)
+    queue = model.queue = Queue()
+    queue.put("before")
+    before = ModelSnapshot(model)
+    queue.put(X)
+    before.put_back()
+    assert list(queue.queue) == ["before"]
 
 
 def test_what_a_backward_pass_writes_is_put_back() -> None:

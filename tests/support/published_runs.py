@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -92,7 +93,7 @@ def published(model: nn.Module) -> dict[str, Any]:
     def walk(value: Any, path: str) -> None:
         if isinstance(value, Tensor):
             found[path] = value.detach().clone()
-        elif isinstance(value, np.ndarray):
+        elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             found[path] = torch.from_numpy(value.copy())
         elif isinstance(value, torch.Generator):
             found[path] = value.get_state()
@@ -106,7 +107,7 @@ def published(model: nn.Module) -> dict[str, Any]:
                 for name, entry in value.items():
                     if "hook" not in str(name):
                         walk(entry, f"{path}.{name}")
-            elif isinstance(value, list | tuple) or hasattr(value, "popleft"):
+            elif isinstance(value, list | tuple | array | np.ndarray) or hasattr(value, "popleft"):
                 for k, entry in enumerate(value):
                     walk(entry, f"{path}[{k}]")
             if isinstance(value, nn.Module) or (hasattr(value, "__dict__") and not callable(value)):

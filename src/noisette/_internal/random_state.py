@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import random
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-OF_PYTHON_AND_NUMPY = (np.random.Generator, np.random.RandomState, random.Random)
+OF_PYTHON_AND_NUMPY = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 GENERATORS = (torch.Generator, *OF_PYTHON_AND_NUMPY)
 # What generators_of does not look into, because it holds none.
-_WITHOUT_GENERATORS = (Tensor, np.ndarray, ModuleType, type, str, bytes, int, float, type(None))
+_WITHOUT_GENERATORS = (Tensor, ModuleType, type, str, bytes, int, float, type(None))
 # Loaders, samplers, trainers and runs draw outside of losses, and their orders are the user's.
 _OUTSIDE = ("torch.utils.data.", "lightning.", "pytorch_lightning.", "accelerate.", "noisette.")
-_MOST_OBJECTS = 10_000
-_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+_MOST_OBJECTS, _MOST_ENTRIES = 10_000, 1_000_000
+_LEAVES = frozenset((Tensor, Parameter, str, bytes, bool, int, float, complex, type(None)))
 EMPTY_CELL = CellType()
 _BITS = 2**63 - 1
 _SECRET_BITS = 256  # nobody can try all of them
@@ -68,8 +70,10 @@ def seed_secretly_again(generators: Iterable[object]) -> None:
 def generators_of(*values: object, known: Iterable[object] = ()) -> list[object]:
     """The generators that objects are or draw from, each once.
 
-    Of a method its object is looked at; of a function its closure, defaults and attributes, and what it is given by
-    ``partial``; and so on in containers and attributes, up to ten thousand objects beside these.
+    Looked at are the object and the function of a method; the closure, defaults and attributes of a function; and what
+    any other object holds, such as the entries of a container, attributes and slots, what a ``partial`` is given, and
+    the results that a ``functools.cache`` keeps; up to ten thousand objects and a million entries beside these. Not
+    looked at are global names, attributes of classes, and what is held weakly.
 
     Args:
         values: the objects.
@@ -77,8 +81,8 @@ def generators_of(*values: object, known: Iterable[object] = ()) -> list[object]
     """
     found: list[object] = []
     seen = {id(one): one for one in known}  # while they are here, no other object has their ids
-    following, left = deque(values), len(values) + _MOST_OBJECTS  # what is nearest comes first
-    while following and left:
+    following, left, entries = deque(values), len(values) + _MOST_OBJECTS, _MOST_ENTRIES  # what is nearest comes first
+    while following and left and entries > 0:
         held = following.popleft()
         if issubclass(type(held), _WITHOUT_GENERATORS) or id(held) in seen:
             continue
@@ -87,26 +91,20 @@ def generators_of(*values: object, known: Iterable[object] = ()) -> list[object]
         if issubclass(type(held), GENERATORS):
             found.append(held)
         elif not f"{type(held).__module__}.".startswith(_OUTSIDE):
-            following.extend(islice(_held_by(held), _MOST_OBJECTS))
+            parts = _held_by(held)
+            entries -= len(parts)
+            following.extend(islice((part for part in parts if type(part) not in _LEAVES), _MOST_OBJECTS))
     return found
 
 
-def _held_by(value: Any) -> Iterator[object]:
+def _held_by(value: Any) -> list[Any]:
     """What an object holds that it may draw from; no code of its class is called."""
-    kind = type(value)
-    if kind in (MethodType, BuiltinFunctionType):
-        yield value.__self__
-    elif issubclass(kind, partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif kind is FunctionType:
-        yield from held_by_function(value)
-    elif issubclass(kind, dict):
-        yield from dict.values(value)
-    for base in _SEQUENCES:
-        if issubclass(kind, base):
-            yield from base.__iter__(value)
-    with suppress(AttributeError, TypeError):
-        yield from dict.values(object.__getattribute__(value, "__dict__"))
+    if type(value) is FunctionType:
+        return [*held_by_function(value), vars(value)]
+    # The collector finds what an object holds of any type, also of those written in C, but for arrays of objects.
+    if isinstance(value, np.ndarray):
+        return value.ravel().tolist() if value.dtype.hasobject else []
+    return gc.get_referents(value)
 
 
 def closure_of(function: FunctionType) -> list[object]:
@@ -167,7 +165,26 @@ def _state_of(generator: object) -> object:
         return generator.getstate()
     if isinstance(generator, np.random.RandomState):
         return _of_numpy(generator.get_state(legacy=False))
-    return _of_numpy(generator.bit_generator.state) if isinstance(generator, np.random.Generator) else None
+    bits = bits_of(generator)
+    return None if bits is None else _of_numpy(bits.state)
+
+
+def bits_of(generator: object) -> Any:
+    """What a newer generator of NumPy draws bits from, or is; ``None`` of others, and where all of it is the user's.
+
+    >>> type(bits_of(np.random.default_rng(1))).__name__
+    'PCG64'
+    """
+    bits = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+    return bits if _kind_of(bits) else None
+
+
+def _kind_of(bits: object) -> Any:
+    """The class of NumPy's that bits come from, also where they are of a class derived from it."""
+    if not isinstance(bits, np.random.BitGenerator):
+        return None
+    kind = next(base for base in type(bits).__mro__ if base.__module__.startswith("numpy."))
+    return None if kind is np.random.BitGenerator else kind
 
 
 def _of_numpy(state: Any) -> object:
@@ -250,12 +267,14 @@ def _of(generator: Any) -> _Seeded:
     if isinstance(generator, np.random.RandomState):
         draw = partial(generator.randint, 2**32, size=8, dtype=np.uint32)
         return lambda: _joined(draw().tolist(), 32), lambda seed: _seed_older(generator, seed)
-    bits = generator.bit_generator
+    bits = bits_of(generator)
+    if bits is None:
+        return lambda: 0, lambda seed: None
 
     def seed(value: int) -> None:
-        bits.state = type(bits)(value).state
+        bits.state = _kind_of(bits)(value).state | {"bit_generator": type(bits).__name__}
 
-    return lambda: _joined(generator.integers(2**32, size=8).tolist(), 32), seed
+    return lambda: _joined(np.random.Generator(bits).integers(2**32, size=8).tolist(), 32), seed
 
 
 def _drawn(generator: torch.Generator) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict, deque
+from argparse import Namespace
+from array import array
+from collections import ChainMap, OrderedDict, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import is_dataclass
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
+from queue import Queue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,22 +17,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from noisette._internal.random_state import GENERATORS, generators_of
+from noisette._internal.random_state import generators_of
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device, torch.Size)
 _ARE_PLAIN = frozenset(_PLAIN).issuperset
 _HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
 # Wrappers that keep the state of a job in their attributes; the modules inside them are walked.
 _MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
-_MAY_DRAW = (*GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial)
 _NOT_OF_A_MODEL = {"torch", "noisette", "builtins"}
+# Of Python's own library, for values of the user's.
+_OPEN = (SimpleNamespace, Namespace, UserDict, UserList, ChainMap, Queue)
+_CONTAINERS = {dict, OrderedDict, list, tuple, set, frozenset, deque, bytearray, array}
 
 
 class ModelSnapshot:
-    """The attributes of all modules, followed through lists, dictionaries, sets, deques, arrays and objects.
+    """The attributes of all modules, followed through lists, dictionaries, sets, deques, arrays, queues and objects.
 
     Objects are followed if they are data classes, namespaces, or of a class of the package that defines the module;
-    objects of other packages, functions and hooks are not, but for the generators that they hold. Of modules whose
+    objects of other packages, functions and hooks are not, but for the generators that they hold. What counts up by
+    itself, such as ``itertools.count``, is not put back. Of modules whose
     class says ``refreshed_from_public_data`` only the parameters are taken; modules with parameters that have no shape
     yet keep their attributes.
 
@@ -45,7 +50,7 @@ class ModelSnapshot:
         self.tensors: list[Tensor] = []
         self._parts: list[tuple[Any, Any, Callable[[Any, Any], None]]] = []
         self._seen: dict[int, object] = {}  # by id, which is unique only while the object exists
-        self._others: list[object] = []  # of which the generators alone are taken
+        self._others: list[object] = []  # that may hold generators, also where attributes do not show them
         self._open: list[tuple[Any, object]] = [(part, part) for part in model.modules()]  # values and their holders
         while self._open:
             value, holder = self._open.pop()
@@ -78,8 +83,12 @@ class ModelSnapshot:
         elif isinstance(value, nn.Module):
             self._visit_module(value)
         elif isinstance(value, np.ndarray):
-            if value.dtype != object and value.flags.writeable:
+            if value.flags.writeable:
                 self._parts.append((value, value.copy(), _restore_array))
+            if value.dtype.hasobject:
+                self._open += [(entry, holder) for entry in value.ravel().tolist()]
+        elif isinstance(value, array):
+            self._parts.append((value, value[:], _restore_numbers))
         elif isinstance(value, dict):
             self._take(value, _restore_dict, holder)
         elif isinstance(value, set):
@@ -90,12 +99,11 @@ class ModelSnapshot:
             self._open += [(entry, holder) for entry in value]
         if isinstance(value, Tensor | nn.Module):
             return
-        has_attributes = hasattr(value, "__dict__") and type(value) is not OrderedDict  # whose entries are all it has
-        is_part = has_attributes and _is_part(value, holder)
-        if is_part:
+        if type(value) in _CONTAINERS or isinstance(value, np.ndarray | np.generic):
+            return
+        if hasattr(value, "__dict__") and _is_part(value, holder):
             self._take(vars(value), _restore_dict, value)
-        if isinstance(value, _MAY_DRAW) or (has_attributes and not is_part):
-            self._others.append(value)
+        self._others.append(value)
 
     def _visit_module(self, module: nn.Module) -> None:
         # Parts in TorchScript have no dictionaries, but answer these questions.
@@ -127,14 +135,14 @@ def _is_plain(value: object) -> bool:
 
 def _is_part(value: object, holder: object) -> bool:
     """Whether an object without a container's type belongs to the model: see :class:`ModelSnapshot`."""
-    if isinstance(value, SimpleNamespace):
+    if isinstance(value, _OPEN):
         return True
     package = _package(value)
     return package not in _NOT_OF_A_MODEL and (is_dataclass(value) or package == _package(holder))
 
 
 def _package(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
+    return str(type(value).__module__).partition(".")[0]
 
 
 def _changed_names(before: dict[str, Any], now: Any) -> list[str]:
@@ -174,6 +182,11 @@ def _restore_set(container: set[Any], entries: list[Any]) -> None:
     if len(container) != len(entries) or not container.issuperset(entries):
         set.clear(container)
         set.update(container, entries)
+
+
+def _restore_numbers(container: array[Any], entries: array[Any]) -> None:
+    if container != entries:
+        container[:] = entries
 
 
 def _restore_array(container: np.ndarray, entries: np.ndarray) -> None:

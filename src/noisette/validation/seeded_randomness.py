@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from noisette._internal.random_state import GENERATORS, OF_PYTHON_AND_NUMPY, seed_torch
+from noisette._internal.random_state import GENERATORS, OF_PYTHON_AND_NUMPY, bits_of, seed_torch
 
 _SEED = 20160721 % 2**32
 
@@ -56,21 +56,21 @@ def own_generators(model: nn.Module) -> list[str]:
 
 
 def _has_state(source: object) -> bool:
+    if isinstance(source, np.random.Generator | np.random.BitGenerator):
+        return bits_of(source) is not None
     return isinstance(source, GENERATORS) and not isinstance(source, random.SystemRandom)
 
 
 def _state(source: Any) -> Any:
     if isinstance(source, random.Random):
         return source.getstate()
-    if isinstance(source, np.random.Generator):
-        return source.bit_generator.state
-    return source.get_state()
+    return source.get_state() if (bits := bits_of(source)) is None else bits.state
 
 
 def _restore(source: Any, state: Any) -> None:
     if isinstance(source, random.Random):
         source.setstate(state)
-    elif isinstance(source, np.random.Generator):
-        source.bit_generator.state = state
+    elif (bits := bits_of(source)) is not None:
+        bits.state = state
     else:
         source.set_state(state)
