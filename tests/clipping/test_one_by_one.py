@@ -6,8 +6,9 @@ import random
 import struct
 import warnings
 from array import array
-from collections import deque
+from collections import UserList, deque
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -223,7 +224,7 @@ def by_tensor() -> Loss:
 
 
 def by_queue() -> Loss:
-    tensors: Queue[Tensor] = Queue()  # which the walk through Python's values does not follow
+    tensors: Queue[Tensor] = Queue()
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         before = tensors.get() if tensors.qsize() else 0.0
@@ -231,6 +232,18 @@ def by_queue() -> Loss:
         return (model(x) * before).sum() * (1 if x.sum() > 0 else 2)
 
     return loss
+
+
+def by_queue_of_numbers() -> Queue[float]:
+    numbers: Queue[float] = Queue()
+    numbers.put(0.0)
+    return numbers
+
+
+def by_list_in_array() -> np.ndarray:
+    objects = np.empty(2, dtype=object)
+    objects[1] = [0.0]
+    return objects
 
 
 def by_generator() -> Loss:
@@ -270,6 +283,15 @@ LEAVES: dict[str, Callable[[], Loss]] = {
     ),
     "view of bytes": by_holder(
         lambda: memoryview(bytearray(8)).cast("d"), lambda h: h[0], lambda h, v: h.__setitem__(0, v)
+    ),
+    "list of collections": by_holder(lambda: UserList([0.0]), lambda h: h[0], lambda h, v: h.__setitem__(0, v)),
+    "queue": by_holder(by_queue_of_numbers, lambda h: h.queue[-1], lambda h, v: h.put(v)),
+    "array of objects": by_holder(
+        lambda: np.array([[0.0]], dtype=object), lambda h: h[0, 0], lambda h, v: h.__setitem__((0, 0), v)
+    ),
+    "list in an array of objects": by_holder(by_list_in_array, lambda h: h[1][-1], lambda h, v: h[1].append(v)),
+    "attribute of a partial function": by_holder(
+        lambda: partial(sum), lambda h: getattr(h, "last", 0.0), lambda h, v: setattr(h, "last", v)
     ),
     "generator": by_generator,
     "set": by_holder(lambda: {0.0}, lambda h: max(h), lambda h, v: h.add(v)),

@@ -466,6 +466,11 @@ def test_generators_that_a_model_holds_indirectly_have_secret_seeds(hold: Callab
 _OWN = {"NumPy": np.random.default_rng(1), "older": np.random.RandomState(1), "Python": random.Random(1)}
 _DRAW: dict[str, Callable[[], Any]] = {f"{name}, held": generator.random for name, generator in _OWN.items()}
 _DRAW["behind np.vectorize"] = partial(np.vectorize(lambda scale: scale * _OWN["NumPy"].random()), 1.0)
+_DRAW["behind np.frompyfunc"] = partial(np.frompyfunc(lambda scale: scale * _OWN["NumPy"].random(), 1, 1), 1.0)
+_DRAW["kept by a function"] = kept(_OWN["NumPy"])
+_DRAW["among objects"] = in_objects(_OWN["Python"])
+_DRAW["one of many"] = (lambda many: lambda: many[0].random())([_OWN["older"], *range(5000)])
+_DRAW["bits of NumPy"] = (lambda bits: lambda: bits.random_raw() / 2**64)(np.random.PCG64(1))
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand, *_DRAW.values()])

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import types
 from array import array
-from collections import OrderedDict, deque
+from collections import OrderedDict, UserList, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from operator import is_
+from queue import Queue
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.random_state import GENERATORS, closure_of
+from noisette._internal.random_state import GENERATORS, closure_of, generators_of
 from noisette.capture.code_names import names_counted, names_read
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
@@ -29,6 +31,8 @@ _INSTALLED = {*_FIXED, "transformers", "peft", "timm", "lightning", "pytorch_lig
 # What recurrent layers keep of their weights, and make anew where these are new in each call, as noisy ones are.
 _DERIVED = {"_flat_weights", "_flat_weight_refs"}
 _OPEN = (types.SimpleNamespace, argparse.Namespace)  # of the library, and for values of the user's
+_IN_ATTRIBUTES = (UserList, Queue)  # containers of the library that have their entries in an attribute
+_CACHED = type(cache(len))  # a function that keeps its results
 # Methods that no call of a loss goes through.
 _NOT_CALLED = {
     *("__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__repr__", "__str__"),
@@ -174,7 +178,16 @@ class Walk:
         if isinstance(value, types.BuiltinFunctionType):
             return () if isinstance(value.__self__, types.ModuleType) else (value.__self__,)
         if isinstance(value, partial):
-            return value.func, value.args, value.keywords
+            return value.func, value.args, value.keywords, vars(value)
+        if isinstance(value, _IN_ATTRIBUTES):
+            return self._watch(_entries, vars(value))
+        if isinstance(value, np.ndarray):
+            return self._of_container(value.ravel().tolist()) if value.dtype.hasobject else ()
+        if isinstance(value, np.ufunc):  # perhaps made of a function in Python
+            return [held for held in gc.get_referents(value) if isinstance(held, types.FunctionType)]
+        if isinstance(value, _CACHED):  # of the results that it keeps only generators: a result more is no change
+            self._is_watchable = False
+            return value.__wrapped__, *generators_of(value)
         if isinstance(value, np.vectorize):
             return (value.pyfunc,)
         if isinstance(value, Mapping | list | tuple | set | frozenset | deque):
@@ -194,14 +207,16 @@ class Walk:
 
     def _of_container(self, value: Any) -> Iterable[Any]:
         if len(value) > self._widest:
-            return id(value), len(value)
+            entries = value.values() if isinstance(value, Mapping) else value
+            return id(value), len(value), *(entry for entry in entries if isinstance(entry, GENERATORS))
         if type(value) in (dict, OrderedDict):
             return len(value), *self._watch(_entries, value)
         if type(value) is list:
             return len(value), *self._watch(tuple, value)
         if not isinstance(value, tuple | frozenset):
             self._is_watchable = False
-        return len(value), *value, *(value.values() if isinstance(value, Mapping) else ())
+        made_by = value.default_factory if isinstance(value, defaultdict) else None
+        return len(value), made_by, *value, *(value.values() if isinstance(value, Mapping) else ())
 
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
         yield from self._watch(_parts, function)

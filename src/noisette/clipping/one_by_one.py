@@ -3,9 +3,10 @@
 Guarantee: an example's gradient is computed from that example and the weights, provided that nothing of an earlier
 example is left in what the loss reads. Tensors are followed, the model is put back after each example where a run does
 so, and what else Python keeps is compared: the attributes of modules and objects, closures, globals, and containers.
-Generators are refused. Not seen are other objects of Python's own library, files, and containers of more than a million
-entries. Random numbers of an example start from a seed that was drawn before the first one, also those of generators
-that the model and the loss hold.
+Generators are refused. Not seen are other objects of Python's own library, such as files, results that a
+``functools.cache`` keeps, context variables and the environment, and containers of more than a million entries. Random
+numbers of an example start from a seed that was drawn before the first one, also those of generators that the model and
+the loss hold.
 """
 
 from __future__ import annotations
