@@ -97,12 +97,22 @@ def lists_are_columns(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(loading, "_refuse_columns", lambda tensors: None)
 
 
+def form_of_the_first_record(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(loading, "check_one_form", lambda records, pad: None)
+
+
 def order_found_for_one_position(patch: pytest.MonkeyPatch) -> None:
     """What was found with one position to an example holds for several."""
     patch.setattr("noisette.gradients.batch_axis._rows", lambda use, b: (len(use.shape),))
 
 
 MUTANTS = [
+    Mutant(
+        "a microbatch has the fields of its first record",
+        "one record decides what all others are computed with",
+        form_of_the_first_record,
+        ("sampling/test_record_forms.py::test_a_record_of_another_form_does_not_change_what_others_are_computed_with",),
+    ),
     Mutant(
         "order of rows by their number of axes",
         "an example is clipped by the norm of others",

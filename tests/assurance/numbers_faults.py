@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 
 import numpy as np
 import pytest
@@ -86,9 +88,21 @@ def generators_behind_functions_alone(patch: pytest.MonkeyPatch) -> None:
     search = random_state.generators_of
 
     def behind_functions(*values: object, known: Iterable[object]) -> list[object]:
-        return search(*(value for value in values if isinstance(value, model_snapshot._MAY_DRAW)), known=known)
+        may_draw = *random_state.GENERATORS, MethodType, BuiltinFunctionType, FunctionType, partial
+        return search(*(value for value in values if isinstance(value, may_draw)), known=known)
 
     patch.setattr(model_snapshot, "generators_of", behind_functions)
+
+
+def methods_without_their_functions(patch: pytest.MonkeyPatch) -> None:
+    whole = random_state._held_by
+    patch.setattr(
+        random_state, "_held_by", lambda value: [value.__self__] if isinstance(value, MethodType) else whole(value)
+    )
+
+
+def containers_of_the_library_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(model_snapshot, "_OPEN", ())
 
 
 def noise_from_around(patch: pytest.MonkeyPatch) -> None:
@@ -153,6 +167,21 @@ MUTANTS = [
         "numbers that others know, and a state that tells the batch",
         generators_behind_functions_alone,
         (f"{_GENERATORS}::test_generators_that_a_model_holds_indirectly_have_secret_seeds",),
+    ),
+    Mutant(
+        "a method hides the function that it is made of",
+        "numbers that others know",
+        methods_without_their_functions,
+        (f"{_GENERATORS}::test_generators_that_a_model_holds_indirectly_have_secret_seeds",),
+    ),
+    Mutant(
+        "containers of Python's library keep what a batch leaves",
+        "records are published with the model",
+        containers_of_the_library_stay,
+        (
+            "redteam/test_published_state.py::test_what_a_forward_pass_writes_is_put_back",
+            "redteam/test_published_state.py::test_a_queue_is_put_back",
+        ),
     ),
     Mutant(
         "a thread loads records whose code draws",

@@ -186,7 +186,7 @@ def repaired_by_dropping(patch: pytest.MonkeyPatch) -> None:
                 lines.pop()
         return b"".join(lines)
 
-    patch.setattr("noisette.accounting.ledger.ledger.repaired", repaired)
+    patch.setattr("noisette.accounting.ledger.repair.repaired", repaired)
 
 
 MUTANTS = [

@@ -8,7 +8,7 @@ import warnings
 from array import array
 from collections import UserList, deque
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
+from functools import cache, partial
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -223,12 +223,12 @@ def by_tensor() -> Loss:
     return loss
 
 
-def by_queue() -> Loss:
-    tensors: Queue[Tensor] = Queue()
+def by_results() -> Loss:
+    tensors: Callable[[], list[Tensor]] = cache(list)  # the walk does not look into results
 
     def loss(model: nn.Module, x: Tensor) -> Tensor:
-        before = tensors.get() if tensors.qsize() else 0.0
-        tensors.put(x.detach().sum())
+        before = tensors().pop() if tensors() else 0.0
+        tensors().append(x.detach().sum())
         return (model(x) * before).sum() * (1 if x.sum() > 0 else 2)
 
     return loss
@@ -298,7 +298,7 @@ LEAVES: dict[str, Callable[[], Loss]] = {
     "default": by_default,
     "attribute of the function": by_attribute_of_the_function,
     "tensor": by_tensor,
-    "tensor in a queue": by_queue,
+    "tensor among the results that a function keeps": by_results,
     "write": by_write,
 }
 

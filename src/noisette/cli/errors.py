@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import typer
 
@@ -22,6 +23,16 @@ def plain_errors() -> Iterator[None]:
     """
     try:
         yield
+    except RecursionError:
+        _refuse("a file is nested too deeply to be read")
     except (ValueError, TypeError, OverflowError, OSError, PrivacyError) as error:
-        typer.echo("\n".join([f"Error: {error}", *getattr(error, "__notes__", [])]), err=True)
-        raise typer.Exit(EXIT_CODE) from None
+        _refuse("\n".join([str(error), *getattr(error, "__notes__", [])]))
+    except RuntimeError as error:
+        if not str(error).startswith("Symlink loop"):  # from Path.resolve, before Python 3.13
+            raise
+        _refuse(f"a path cannot be followed, because links lead to each other ({error})")
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"Error: {message}", err=True)
+    raise typer.Exit(EXIT_CODE) from None

@@ -55,7 +55,7 @@ def check_batch_size_independence(
                 found = _difference(model, example, size, (seed, restore_buffers), exact=exact)
         except PrivacyError:
             raise
-        except (RuntimeError, TypeError, ValueError):
+        except Exception:  # the model does not support double precision; its code may raise anything
             if not exact:
                 raise
             found = _difference(model, example, size, (seed, restore_buffers), exact=False)

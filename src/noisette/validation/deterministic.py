@@ -88,6 +88,9 @@ class DisableRandomness(TorchFunctionMode):
         if func in _DROPOUT:
             x = args[0] if args else kwargs["input"]
             return x * 0 if _is_on(func, args, kwargs) and self._uniform() < _SHUT else x
+        if func is torch.native_dropout:
+            self.used = True
+            return func(args[0] if args else kwargs["input"], 0.0, True)
         if func in (_F.scaled_dot_product_attention, _F.multi_head_attention_forward):
             return self._without_dropout(func, args, kwargs)
         if func in _RECURRENT:
@@ -205,6 +208,26 @@ def _drawn(u: float, output: Tensor, given: Given) -> Tensor:
     return output.copy_(passed.sum(-1, keepdim=True).clamp(max=weights.shape[-1] - 1))
 
 
+def _gamma(u: float, shape: Tensor) -> Tensor:
+    """About the quantile of a gamma distribution, by the cube of Wilson and Hilferty."""
+    return shape * (1 - 1 / (9 * shape) + _normal(u) / (3 * shape.sqrt())).clamp(min=0.1) ** 3
+
+
+def _dirichlet(u: float, output: Tensor, given: Given) -> Tensor:
+    """The parts of one gamma number each."""
+    drawn = _gamma(u, _argument(given, 0, "input", None))
+    return output.copy_(drawn / drawn.sum(-1, keepdim=True))
+
+
+def _binomial(u: float, output: Tensor, given: Given) -> Tensor:
+    """About the quantile, as of a normal number."""
+    count, p = _argument(given, 0, "count", None), _argument(given, 1, "prob", None)
+    return output.copy_((count * p + _normal(u) * (count * p * (1 - p)).sqrt()).round().clamp(min=0).minimum(count))
+
+
+# What torch.distributions draws by.
+_standard_gamma, _sample_dirichlet = torch._standard_gamma, torch._sample_dirichlet  # pyright: ignore[reportPrivateImportUsage]
+
 Sample = Callable[[float, Tensor, Given], Tensor]
 _SAMPLES: dict[Callable[..., Any], Sample] = {
     **dict.fromkeys((torch.rand, torch.rand_like), lambda u, output, given: output.fill_(u)),
@@ -218,6 +241,9 @@ _SAMPLES: dict[Callable[..., Any], Sample] = {
     Tensor.bernoulli_: lambda u, output, given: output.copy_(
         (u < _argument(given, 1, "p", 0.5) * torch.ones_like(output)).to(output.dtype)
     ),
+    _standard_gamma: lambda u, output, given: output.copy_(_gamma(u, _argument(given, 0, "input", None))),
+    _sample_dirichlet: _dirichlet,
+    torch.binomial: _binomial,
     torch.poisson: lambda u, output, given: output.copy_((_argument(given, 0, "input", None) + u).floor()),
     Tensor.normal_: lambda u, output, given: output.fill_(
         _argument(given, 1, "mean", 0.0) + _argument(given, 2, "std", 1.0) * _normal(u)
@@ -329,6 +355,12 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "normal": lambda u, loc=0.0, scale=1.0, size=None: loc + scale * _normal(u),
     "uniform": lambda u, low=0.0, high=1.0, size=None: low + u * (high - low),
     "exponential": lambda u, scale=1.0, size=None: -scale * math.log1p(-u),
+    "lognormal": lambda u, mean=0.0, sigma=1.0, size=None: math.exp(mean + sigma * _normal(u)),
+    "laplace": lambda u, loc=0.0, scale=1.0, size=None: (
+        loc + scale * math.copysign(math.log1p(-abs(2 * u - 1)), 0.5 - u)
+    ),
+    "logistic": lambda u, loc=0.0, scale=1.0, size=None: loc + scale * math.log(u / (1 - u)),
+    "gumbel": lambda u, loc=0.0, scale=1.0, size=None: loc - scale * math.log(-math.log(u)),
     "binomial": lambda u, n, p, size=None: n * (u < p),
     "randint": _numpy_integer,
 }

@@ -76,12 +76,14 @@ class Call:
         kwargs: the keyword arguments.
         public: the user's own public inputs, if there are any; their values are used.
         kinds: the kinds of public inputs that the model takes, the first of which every check uses.
+        lists_are_rows: whether a list of as many numbers as there are examples has one for each of them.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     public: Call | None = None
     kinds: tuple[Kind, ...] = (NORMAL,)
+    lists_are_rows: bool = True
 
     @property
     def values(self) -> list[Any]:
@@ -103,7 +105,7 @@ class Call:
         if isinstance(value, PackedSequence):
             return True
         numbers = type(value) in (list, tuple) and value and all(type(entry) in (int, float) for entry in value)
-        return bool(numbers) and len(value) == self.examples
+        return bool(numbers) and self.lists_are_rows and len(value) == self.examples
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Call:
         """The same call with ``change`` applied to every tensor."""
@@ -233,7 +235,9 @@ def _ranges(example: Call) -> Iterator[tuple[int, int]]:
 def _packed(value: PackedSequence, kind: Kind, examples: int) -> PackedSequence:
     """Sequences of this kind, as many as there are examples and as long as the longest, some of them shorter."""
     longest = len(value.batch_sizes)
-    padded = kind.floating((examples, longest, *value.data.shape[1:])).to(value.data)
+    shape = examples, longest, *value.data.shape[1:]
+    drawn = kind.floating(shape) if value.data.is_floating_point() else kind.whole(0, 1, shape)
+    padded = drawn.to(value.data)
     lengths = torch.tensor([longest - k % longest for k in range(examples)])
     return pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
 

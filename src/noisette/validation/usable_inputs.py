@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -44,18 +45,16 @@ def with_usable_kinds(model: nn.Module, call: Call, public: object = None) -> Ca
     """
     example = replace(call, public=of_the_form(public, call) if public is not None else None)
     candidates = (*(EXAMPLE_KINDS if example.public is not None else ()), *RANDOM_KINDS)
-    errors: list[Exception] = []
-    kinds: list[Kind] = []
-    for kind in candidates:
-        try:
-            if _is_finite(model, replace(example, kinds=(kind,))):
-                kinds.append(kind)
-        except (PrivacyError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # whatever the user's code raises
-            errors.append(error)
+    kinds, errors = _usable(model, example, candidates)
     if kinds:
-        return replace(example, kinds=tuple(kinds))
+        return replace(example, kinds=kinds)
+    if any(type(value) in (list, tuple) for value in example.values):
+        # Perhaps as long as the microbatch by chance, such as the size of an image in a microbatch of two.
+        constants = replace(example, lists_are_rows=False)
+        if constants.public is not None:
+            constants = replace(constants, public=replace(constants.public, lists_are_rows=False))
+        if kinds := _usable(model, constants, candidates)[0]:
+            return replace(constants, kinds=kinds)
     other_form = (
         " The example given has another form than the model's arguments."
         if public is not None and example.public is None
@@ -66,6 +65,27 @@ def with_usable_kinds(model: nn.Module, call: Call, public: object = None) -> Ca
         f"the preflight cannot check the model with inputs that are {', '.join(kind.name for kind in candidates)}: "
         f"{problem}.{other_form} {GIVE_AN_EXAMPLE}"
     ) from (errors[0] if errors else None)
+
+
+def _usable(
+    model: nn.Module, example: Call, candidates: Sequence[Kind]
+) -> tuple[tuple[Kind, ...], Sequence[Exception]]:
+    """The kinds with which some output is finite, and the errors of the model with others.
+
+    Raises:
+        PrivacyError: the model fails on one example alone though not on the batch.
+    """
+    errors: list[Exception] = []
+    kinds: list[Kind] = []
+    for kind in candidates:
+        try:
+            if _is_finite(model, replace(example, kinds=(kind,))):
+                kinds.append(kind)
+        except (PrivacyError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever the user's code raises
+            errors.append(error)
+    return tuple(kinds), errors
 
 
 def _is_finite(model: nn.Module, example: Call) -> bool:
