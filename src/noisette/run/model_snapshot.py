@@ -34,8 +34,8 @@ class ModelSnapshot:
     """The attributes of all modules, followed through lists, dictionaries, sets, deques, arrays, queues and objects.
 
     Objects are followed if they are data classes, namespaces, or of a class of the package that defines the module;
-    objects of other packages, functions and hooks are not, but for the generators that they hold. What counts up by
-    itself, such as ``itertools.count``, is not put back. Of modules whose
+    objects of other packages, functions and hooks are not, but for the generators that they hold. What cannot be
+    read without a change, such as ``itertools.count`` and ``queue.SimpleQueue``, is not put back. Of modules whose
     class says ``refreshed_from_public_data`` only the parameters are taken; modules with parameters that have no shape
     yet keep their attributes.
 
