@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Beta, Binomial, Dirichlet, Gamma, StudentT
 from torch.nn import functional as F
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from noisette import PerExampleClip, PrivacyError, engines
+from noisette import PerExampleClip, PrivacyError
 from noisette.validation import Call
 from noisette.validation.checks import prove
 
@@ -77,18 +76,3 @@ class Resized(nn.Module):
 def test_a_list_of_constants_may_be_as_long_as_the_microbatch(examples: int, size: Any) -> None:
     """How many records the last microbatch has depends on the records."""
     prove(PerExampleClip(Resized(), 1.0), Call((torch.zeros(examples, 1, 8, 8),), {"size": size}))
-
-
-class OfTokens(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(10, 3)
-
-    def forward(self, x: PackedSequence) -> Tensor:
-        embedded = x._replace(data=self.embedding(x.data))
-        return pad_packed_sequence(embedded, batch_first=True)[0].sum(1)
-
-
-def test_packed_tokens_pass() -> None:
-    packed = pack_sequence([torch.tensor([3, 4, 5]), torch.tensor([6, 7])])
-    prove(PerExampleClip(OfTokens(), 1.0, engine=engines.PerExampleLoop()), Call((packed,), {}))

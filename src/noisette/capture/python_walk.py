@@ -182,7 +182,7 @@ class Walk:
         if isinstance(value, _IN_ATTRIBUTES):
             return self._watch(_entries, vars(value))
         if isinstance(value, np.ndarray):
-            return self._of_container(value.ravel().tolist()) if value.dtype.hasobject else ()
+            return self._of_objects(value) if value.dtype.hasobject else ()
         if isinstance(value, np.ufunc):  # perhaps made of a function in Python
             return [held for held in gc.get_referents(value) if isinstance(held, types.FunctionType)]
         if isinstance(value, _CACHED):  # of the results that it keeps only generators: a result more is no change
@@ -217,6 +217,12 @@ class Walk:
             self._is_watchable = False
         made_by = value.default_factory if isinstance(value, defaultdict) else None
         return len(value), made_by, *value, *(value.values() if isinstance(value, Mapping) else ())
+
+    def _of_objects(self, value: np.ndarray) -> Iterable[Any]:
+        """The entries of an array, which are exchanged in its own memory; which ones it holds is read with arrays."""
+        self._is_watchable = False
+        entries = value.ravel().tolist()
+        return entries if len(entries) <= self._widest else [one for one in entries if isinstance(one, GENERATORS)]
 
     def _of_function(self, function: types.FunctionType) -> Iterator[Any]:
         yield from self._watch(_parts, function)

@@ -21,7 +21,7 @@ from noisette.gradients.outside_watch import OutsideWatch
 from noisette.gradients.per_example import user_hooks_disabled
 from noisette.gradients.vectorized import Loss, Microbatch, vectorized_losses
 from noisette.lipschitz import NormBound, propagation
-from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_hooks_only_looked, record_call
+from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_hooks_only_looked, made, record_call
 from noisette.lipschitz.module_hooks import RandomState, has_foreign_hooks, module_hooks_disabled
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
@@ -193,7 +193,7 @@ class LipschitzBound:
         check_one_per_example(losses)
         if losses.shape[0] == 0:
             return
-        call = _called(call, "the model itself, with gradients enabled, before each backward")
+        call = made(call, "the model itself, with gradients enabled, before each backward")
         if call.vectorized_axis is not None or losses.shape[0] != call.examples:
             raise PrivacyError(
                 f"there are {losses.shape[0]} losses for {call.examples} rows of scores, but the bounds are those of "
@@ -236,7 +236,7 @@ class LipschitzBound:
         self._outside.end()
         call, self._call = self._call, None
         check_one_per_example(losses)
-        call = _called(call, "it in the loss, with gradients enabled")
+        call = made(call, "it in the loss, with gradients enabled")
         if call.vectorized_axis is None:
             raise PrivacyError("the scores do not depend on the example: call the model with the loss's own arguments")
         self._refuse_changed_weights()
@@ -394,9 +394,3 @@ class LipschitzBound:
                 "the weights were changed after the model's last call and before optimizer.step(), but the bounds of a "
                 "batch are those of the weights at its start. Change weights between batches"
             )
-
-
-def _called(call: ModelCall | None, what: str) -> ModelCall:
-    if call is None:
-        raise PrivacyError(f"the losses do not come from a call of the model: call {what}")
-    return call

@@ -37,6 +37,21 @@ class ModelCall:
     hooked: GradientEdge | None  # the scores of the call in which the user's hooks ran, if there are any
 
 
+def made(call: ModelCall | None, what: str) -> ModelCall:
+    """The call, which the losses come from.
+
+    Args:
+        call: the last one that no backward has used.
+        what: has to be called, and when, for the message.
+
+    Raises:
+        PrivacyError: there is none.
+    """
+    if call is None:
+        raise PrivacyError(f"the losses do not come from a call of the model: call {what}")
+    return call
+
+
 def record_call(
     model: nn.Module,
     shape: tuple[int, ...],

@@ -27,6 +27,7 @@ _MACHINERY = ("torch.nn.parallel.", "torch.distributed.", "torch._dynamo.")
 _NOT_OF_A_MODEL = {"torch", "noisette", "builtins"}
 # Of Python's own library, for values of the user's.
 _OPEN = (SimpleNamespace, Namespace, UserDict, UserList, ChainMap, Queue)
+# All that they hold is visited.
 _CONTAINERS = {dict, OrderedDict, list, tuple, set, frozenset, deque, bytearray, array}
 
 

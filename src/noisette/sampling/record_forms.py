@@ -50,7 +50,7 @@ def _form(value: Any) -> Hashable:
 
 def _difference(one: Any, other: Any, name: object, pad: str) -> str:
     """The message for two records of different forms, or for parts of them that have a name."""
-    what = "the records" if name is None else f"the field {name!r}"
+    what, has, own = ("the records", "have", "their") if name is None else (f"the field {name!r}", "has", "its")
     if type(one) is type(other) and isinstance(one, _IN_PARTS):
         parts, others = _parts(one), _parts(other)
         if parts.keys() != others.keys() and not isinstance(one, list):
@@ -63,11 +63,11 @@ def _difference(one: Any, other: Any, name: object, pad: str) -> str:
             for key, part in parts.items():
                 if _form(part) != _form(others[key]):
                     return _difference(part, others[key], _joined(name, key), pad)
-            return f"{what} have their fields in another order in some records: bring them to one order"
+            return f"{what} {has} {own} fields in another order in some records: bring them to one order"
     kinds, other_kinds = _kind(one), _kind(other)
     if kinds != other_kinds:
         return (
-            f"{what} {'have' if name is None else 'has'} different types, such as {kinds} and {other_kinds}: a "
+            f"{what} {has} different types, such as {kinds} and {other_kinds}: a "
             "microbatch has the type of its first record. Bring them to one type"
         )
     if name is None:

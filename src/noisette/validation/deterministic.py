@@ -30,6 +30,8 @@ _RECURRENT = {torch._VF.lstm, torch._VF.gru, torch._VF.rnn_tanh, torch._VF.rnn_r
 # Loops that draw until a number is accepted, such as that of random.sample, would never end if it were always the same.
 _FEW_IN_LIBRARY = 32  # draws by one call of a function of Python's or torch's
 _MOST_DRAWS = 10_000  # by one call of a model
+_DRAW_ONCE_EACH = {"choices", "<listcomp>"}  # of random.choices, once for each entry of its result
+_BETWEEN = {__name__, "torch.overrides", "torch.utils._device"}  # between a draw and the call that draws
 _STEP = (math.sqrt(5) - 1) / 2  # from one number to the next: multiples of it fill the unit interval evenly
 
 BY_PLACE = None  # a uniform number for each place in the code that draws one: loops over examples see the same
@@ -51,7 +53,7 @@ class DisableRandomness(TorchFunctionMode):
         super().__init__()
         self._level = level
         self._patched = ExitStack()
-        self._draws = 0
+        self._draws = 0  # since the mode was entered
         self._drawing: tuple[FrameType | None, int] = None, 0  # the call that drew last, and how often in a row
         self.used = False  # whether anything random was called
 
@@ -68,15 +70,15 @@ class DisableRandomness(TorchFunctionMode):
 
     def _uniform(self) -> float:
         self.used = True
+        self._draws += 1
         level = _uniform_of_place() if self._level is None else self._level
         further = max(self._draws_of_caller() - _FEW_IN_LIBRARY, self._draws - _MOST_DRAWS)
         return (level + further * _STEP) % 1 if further > 0 else level
 
     def _draws_of_caller(self) -> int:
         """How often in a row the same call of a function of a library has drawn; zero for one of the user's."""
-        frame = _outside_of_noisette()
+        frame = _innermost(lambda frame: frame.f_globals.get("__name__") in _BETWEEN)
         last, times = self._drawing
-        self._draws += 1
         self._drawing = frame, times + 1 if frame is last else 1
         code = frame.f_code
         return self._drawing[1] if _is_library(code.co_filename) and code.co_name not in _DRAW_ONCE_EACH else 0
@@ -89,8 +91,8 @@ class DisableRandomness(TorchFunctionMode):
             x = args[0] if args else kwargs["input"]
             return x * 0 if _is_on(func, args, kwargs) and self._uniform() < _SHUT else x
         if func is torch.native_dropout:
-            self.used = True
-            return func(args[0] if args else kwargs["input"], 0.0, True)
+            is_shut = _is_on(func, args, kwargs) and self._uniform() < _SHUT
+            return func(args[0] if args else kwargs["input"], float(is_shut), True)
         if func in (_F.scaled_dot_product_attention, _F.multi_head_attention_forward):
             return self._without_dropout(func, args, kwargs)
         if func in _RECURRENT:
@@ -262,25 +264,17 @@ _SAMPLES: dict[Callable[..., Any], Sample] = {
 }
 
 
-_DRAW_ONCE_EACH = {"choices", "<listcomp>"}  # of random.choices, once for each entry of its result
-
-
-def _outside_of_noisette() -> FrameType:
-    """The innermost call that is none of this file, and not of how torch calls modes."""
+def _innermost(passing: Callable[[FrameType], bool]) -> FrameType:
+    """The innermost call that is not one of those that are passed over."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.endswith(_BETWEEN):
+    while frame.f_back is not None and passing(frame):
         frame = frame.f_back
     return frame
 
 
-_BETWEEN = ("/noisette/validation/deterministic.py", "/torch/overrides.py", "/torch/utils/_device.py")
-
-
 def _uniform_of_place() -> float:
     """A number in (0, 1) from the place of the innermost call in code that is neither torch's nor ours."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = _innermost(lambda frame: _is_library(frame.f_code.co_filename))
     return (zlib.crc32(f"{frame.f_code.co_name}:{frame.f_lineno}:{frame.f_lasti}".encode()) + 0.5) / 2**32
 
 

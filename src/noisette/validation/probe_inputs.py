@@ -235,9 +235,7 @@ def _ranges(example: Call) -> Iterator[tuple[int, int]]:
 def _packed(value: PackedSequence, kind: Kind, examples: int) -> PackedSequence:
     """Sequences of this kind, as many as there are examples and as long as the longest, some of them shorter."""
     longest = len(value.batch_sizes)
-    shape = examples, longest, *value.data.shape[1:]
-    drawn = kind.floating(shape) if value.data.is_floating_point() else kind.whole(0, 1, shape)
-    padded = drawn.to(value.data)
+    padded = kind.floating((examples, longest, *value.data.shape[1:])).to(value.data)
     lengths = torch.tensor([longest - k % longest for k in range(examples)])
     return pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
 
