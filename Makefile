@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 
 # `make check` takes a minute and a half: rules, clipping, accounting without its longest files, sampling and mechanisms.
 # `worksteal` gives neighbouring tests, which share fixtures, to one process.
-CHECK := tests/test_architecture.py tests/gradients/rules tests/_internal/test_keystream.py \
+CHECK := tests/test_architecture.py tests/rules tests/core \
   $(addprefix tests/,clipping accounting sampling mechanisms) --ignore=tests/accounting/test_calibrate.py \
   --ignore=tests/accounting/accountants/test_group_privacy.py --ignore=tests/accounting/test_prices.py
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal --durations=40 --durations-min=5

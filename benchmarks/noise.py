@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 _STEPS = 5

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from noisette import epsilon_for, noise_multiplier_for
-from noisette._internal.keystream import SecretKey
 from noisette.bench.report import hardware
-from noisette.sampling.poisson import PoissonSampler
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 
 _BATCHES = (1_000, 4_000, 100_000)  # expected sizes
 _EPSILON, _DELTA, _PLANNED = 3.0, 1e-10, 10_000

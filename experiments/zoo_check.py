@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
-from noisette._internal.keystream import SecretKey
 from noisette._internal.tensor_tree import tensors
 from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.core.keys import SecretKey
 from noisette.run.seal import Seal
 
 F = nn.functional

@@ -15,7 +15,7 @@ from noisette.accounting.accountants.pld import PldCurve
 MARKERS = {
     "unit": (
         *("gradients", "clipping", "accounting", "sampling", "mechanisms", "lipschitz", "nn", "models", "data"),
-        *("_internal", "capture", "validation", "redteam", "test_architecture.py"),
+        *("_internal", "capture", "core", "rules", "validation", "redteam", "test_architecture.py"),
     ),
     "run": (
         *("run", "ranks", "training", "audit", "assurance", "bench", "estimators", "integrations", "gpu", "redteam"),

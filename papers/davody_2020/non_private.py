@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, models
-from noisette._internal.keystream import SecretKey
 from noisette.accounting.sampling_plan import schedule
 from noisette.clipping.engines import PerExampleLoop
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
+from noisette.core.release import GaussianRelease
 from noisette.nn import convert_batch_norm
-from noisette.sampling.poisson import PoissonSampler
 from noisette.training.build import public_examples
 from noisette.training.loop import evaluate
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm

@@ -11,12 +11,12 @@ import pytest
 from torch import Tensor
 
 from noisette.accounting.events import BandedGaussian, PoissonGaussian
+from noisette.core.batches import PoissonSampler
 from noisette.mechanisms import banded_factor
 from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.run.private import PrivateRun
 from noisette.sampling import schemes
 from noisette.sampling.cyclic import CyclicPoissonSampler
-from noisette.sampling.poisson import PoissonSampler
 from planted import Mutant, Patch
 
 _NOISE = "mechanisms/test_banded_noise.py"

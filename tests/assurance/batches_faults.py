@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from noisette.core.batches import PoissonSampler
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.sampling import schemes
 from noisette.sampling.balls_in_bins import BallsInBinsSampler
-from noisette.sampling.poisson import PoissonSampler
 from noisette.sampling.truncated import TruncatedPoissonSampler
 from noisette.sampling.users import KeptRecordsSampler, UserRecords, UserSampler
 from planted import Mutant, Patch

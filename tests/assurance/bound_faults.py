@@ -11,19 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from noisette.clipping import norms as clipping_norms
-from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.norms import ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
 from noisette.clipping.per_example import PerExampleClip
-from noisette.gradients.per_example import LocatedRecording
-from noisette.gradients.rules import registry
-from noisette.gradients.rules.embedding import touched_rows
-from noisette.gradients.rules.forms import Dense, Outer, Rows, Total
-from noisette.gradients.rules.kernel_factors import KernelFactors
+from noisette.core import clip as clipping_norms
+from noisette.core import registry
+from noisette.core.backward import LocatedRecording
+from noisette.core.batches import Batch
+from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights, clipping_factors, group_of
+from noisette.core.forms import Dense, Outer, Rows, Total
+from noisette.rules.embedding import touched_rows
+from noisette.rules.kernel_factors import KernelFactors
 from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.released_gradients import ReleasedGradients
-from noisette.sampling.poisson import Batch
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/engines/test_engines.py::test_clipped_sum_is_the_oracles"
@@ -41,7 +40,7 @@ def bounds(change: Callable[[float], float]) -> Patch:
     def factors(groups: Iterable[Group], norms: Tensor, examples: float) -> Tensor:
         return clipping_factors([replace(group, bound=change(group.bound)) for group in groups], norms, examples)
 
-    return lambda patch: patch.setattr("noisette.clipping.norms.clipping_factors", factors)
+    return lambda patch: patch.setattr("noisette.core.clip.clipping_factors", factors)
 
 
 def engine(clipped_sum: Callable[..., ClippedSum]) -> Patch:
@@ -132,7 +131,7 @@ def product_of_norms(patch: pytest.MonkeyPatch) -> None:
         return (self.left.square().sum(2) * self.right.square().sum(2)).sum(1)
 
     patch.setattr(Outer, "squared_norms", squared_norms)
-    patch.setattr("noisette.gradients.rules.forms._MIN_POSITIONS_TO_KEEP", 10**9)
+    patch.setattr("noisette.core.forms._MIN_POSITIONS_TO_KEEP", 10**9)
 
 
 def swapped_axes(patch: pytest.MonkeyPatch) -> None:
@@ -148,7 +147,7 @@ def swapped_axes(patch: pytest.MonkeyPatch) -> None:
 
 def counted_padding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        "noisette.gradients.rules.embedding.touched_rows",
+        "noisette.rules.embedding.touched_rows",
         lambda ids, rows, weight, padding: touched_rows(ids, rows, weight, None),
     )
 
@@ -162,13 +161,11 @@ def tied_apart(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Total, "squared_norms", lambda self: torch.stack([part.squared_norms() for part in self.parts]).sum(0)
     )
-    patch.setattr(
-        "noisette.gradients.per_example.add", lambda forms: forms[0] if len(forms) == 1 else Total(tuple(forms))
-    )
+    patch.setattr("noisette.core.backward.add", lambda forms: forms[0] if len(forms) == 1 else Total(tuple(forms)))
 
 
 def last_use_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.gradients.per_example.add", lambda forms: forms[-1])
+    patch.setattr("noisette.core.backward.add", lambda forms: forms[-1])
 
 
 def multiplied_by_zero(patch: pytest.MonkeyPatch) -> None:
@@ -279,13 +276,13 @@ MUTANTS = [
         "product of norms for sequences",
         "norms of sequences are too small",
         product_of_norms,
-        (oracle("attention"), "gradients/rules/test_forms.py::test_positions_of_one_example_never_just_add_up"),
+        (oracle("attention"), "core/test_forms.py::test_positions_of_one_example_never_just_add_up"),
     ),
     Mutant(
         "axes of a convolution swapped",
         "gradients of uneven kernels are wrong",
         swapped_axes,
-        ("gradients/rules/test_conv.py::test_lattice",),
+        ("rules/test_conv.py::test_lattice",),
         seen_as=(RuntimeError,),
     ),
     Mutant(
@@ -298,7 +295,7 @@ MUTANTS = [
         "repeated words counted apart",
         "norms of texts are too small",
         repeated_ids_apart,
-        (oracle("padding row"), "gradients/rules/test_forms.py::test_rows"),
+        (oracle("padding row"), "core/test_forms.py::test_rows"),
     ),
     Mutant(
         "tied weight counted twice",

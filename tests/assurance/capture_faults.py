@@ -10,7 +10,7 @@ import torch
 
 from noisette.capture import captured, compiler, graph, python_walk
 from noisette.clipping import captured_step
-from noisette.clipping.norms import Group, limits_of
+from noisette.core.clip import Group, limits_of
 from noisette.gradients.outside_tensors import OutsideTensors
 from planted import Mutant
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from noisette.clipping import loss_checks, per_example
+from noisette.core.forms import ExampleGradients
 from noisette.gradients import batch_axis
-from noisette.gradients.rules.forms import ExampleGradients
 from planted import Mutant
 
 _LOSSES = "redteam/test_loss_coupling.py::"
@@ -57,7 +57,7 @@ def ignores_faint_rows(patch: pytest.MonkeyPatch) -> None:
 
 def reuses_places(patch: pytest.MonkeyPatch) -> None:
     """Places of one batch are taken for those of the next, however the model arranges its examples."""
-    patch.setattr("noisette.gradients.tape.MOVING", set())
+    patch.setattr("noisette.core.trace.MOVING", set())
     patch.setattr(batch_axis.BatchAxisFinder, "_is_due", lambda self, b: False)
     placed = batch_axis._Layout.examples
     patch.setattr(batch_axis._Layout, "examples", lambda self, *, reordered: replace(placed(self, reordered=False)))
@@ -73,7 +73,7 @@ def guesses_places(patch: pytest.MonkeyPatch) -> None:
     def guessed(form: ExampleGradients, order: Tensor) -> ExampleGradients:
         return form.select(order.clamp(min=0))
 
-    patch.setattr("noisette.gradients.per_example.placed", guessed)
+    patch.setattr("noisette.core.backward.placed", guessed)
 
 
 MUTANTS = [

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from noisette.clipping.engines import two_passes
-from noisette.gradients import recomputed_blocks
 from noisette.gradients.surroundings import Surroundings
+from noisette.rules import recomputed_blocks
 from planted import Mutant
 
 _TWO_PASSES = "clipping/engines/test_repeated_passes.py"
-_BLOCKS = "gradients/test_recomputed_blocks.py"
+_BLOCKS = "rules/test_recomputed_blocks.py"
 
 
 def draws_anew(patch: pytest.MonkeyPatch) -> None:

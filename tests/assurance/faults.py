@@ -108,7 +108,7 @@ FAULTS = [
         "a process is forked",
         "the copy can neither draw noise nor spend",
         (
-            "_internal/test_keystream.py::test_forked_process_may_not_use_the_key",
+            "core/test_keys.py::test_forked_process_may_not_use_the_key",
             "accounting/ledger/test_ledger_lock.py::test_a_forked_process_cannot_write_and_takes_no_lock_along",
         ),
     ),

@@ -13,12 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.batches import Batch
 from noisette.nn import conversion
 from noisette.run import released_gradients
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.sampling import loading
 from noisette.sampling.buckets import PaddedBuckets
-from noisette.sampling.poisson import Batch
 from planted import Mutant
 
 _PADDING = "redteam/test_batch_padding.py"
@@ -186,6 +186,6 @@ MUTANTS = [
         "a list of columns taken for records",
         "the unit of privacy is a column",
         lists_are_columns,
-        ("sampling/test_poisson.py::test_a_list_that_looks_like_columns_is_refused",),
+        ("core/test_poisson.py::test_a_list_that_looks_like_columns_is_refused",),
     ),
 ]

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from noisette.clipping import norms
-from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines import two_passes
-from noisette.clipping.norms import Clipping, Weights
+from noisette.core import clip as norms
+from noisette.core.clip import Accumulator, Clipping, Weights
 from planted import Mutant
 
-_SUMS = "clipping/test_accumulator.py"
+_SUMS = "core/test_accumulator.py"
 _READS = "clipping/test_no_host_sync.py"
 _PASSES = "clipping/engines/test_two_passes.py"
 
@@ -49,7 +48,7 @@ def any_limits(patch: pytest.MonkeyPatch) -> None:
 
 
 def two_terms(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.gradients.rules.brain_floats._TERMS", 2)
+    patch.setattr("noisette.rules.brain_floats._TERMS", 2)
 
 
 def never_interrupted(patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +59,7 @@ def adds_in_single_precision(patch: pytest.MonkeyPatch) -> None:
     def add(total: Tensor, sum: Tensor, scratch: Any) -> None:
         total.copy_((total.float() + sum).double())
 
-    patch.setattr("noisette.clipping.accumulator._add_in_pieces", add)
+    patch.setattr("noisette.core.clip._add_in_pieces", add)
 
 
 MUTANTS = [
@@ -110,6 +109,6 @@ MUTANTS = [
         "weighted factors are split into two terms",
         "where positions cancel, the error of the sum exceeds the gradient",
         two_terms,
-        ("gradients/rules/test_brain_floats.py::test_terms_hold_all_digits",),
+        ("rules/test_brain_floats.py::test_terms_hold_all_digits",),
     ),
 ]

@@ -13,19 +13,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
-from noisette.clipping.accumulator import Accumulator
+from noisette.core.clip import Accumulator
+from noisette.core.keys import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.mechanisms import launch_table, torch_noise
-from noisette.mechanisms.bounded_sum import BoundedSum
 from noisette.mechanisms.box_muller import RADIUS_MASK
 from noisette.mechanisms.eager_noise import EagerPass
-from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.window import WHOLE, Window
 from planted import Mutant, Patch
 
 Add = Callable[..., None]
-_SIZE = "mechanisms/test_gaussian.py::test_deviation_is_noise_times_bound_over_the_constant"
+_SIZE = "core/test_release.py::test_deviation_is_noise_times_bound_over_the_constant"
 _AUDIT = "audit/test_step_audit.py::test_real_loop_is_the_documented_mechanism[BookKeeping-1.0]"
 
 
@@ -159,7 +158,7 @@ def one_key_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def whole_budget_for_each_sum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.mechanisms.gaussian.shares_of", lambda sums: [1.0] * len(sums))
+    patch.setattr("noisette.core.release.shares_of", lambda sums: [1.0] * len(sums))
 
 
 MUTANTS = [
@@ -184,7 +183,7 @@ MUTANTS = [
         "same noise for each tensor",
         "the difference of two tensors has none",
         added(by_one_name),
-        ("mechanisms/test_gaussian.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
+        ("core/test_release.py::test_all_parameters_get_noise_of_their_own", _AUDIT),
     ),
     Mutant(
         "tiled noise",
@@ -281,7 +280,7 @@ MUTANTS = [
         "noise can be computed again, and a resumed run repeats it",
         one_key_for_all,
         (
-            "_internal/test_keystream.py::test_keys_differ",
+            "core/test_keys.py::test_keys_differ",
             "run/test_private_run.py::test_two_runs_never_share_noise",
             "run/test_resume.py::test_each_process_draws_noise_of_its_own",
         ),
@@ -290,6 +289,6 @@ MUTANTS = [
         "whole budget for each of several sums",
         f"noise of k sums too small by the root of k (for two by {math.sqrt(2):.1f})",
         whole_budget_for_each_sum,
-        ("mechanisms/test_gaussian.py::test_several_sums_share_one_mechanism",),
+        ("core/test_release.py::test_several_sums_share_one_mechanism",),
     ),
 ]

@@ -13,12 +13,12 @@ import pytest
 from noisette._internal import random_state
 from noisette.clipping import shared_numbers
 from noisette.clipping.shared_numbers import SharedNumbers
+from noisette.core.batches import Batch
 from noisette.nn import weight_noise
 from noisette.run import model_snapshot, seal
 from noisette.run.dp_sgd import DpSgdRun
 from noisette.run.seal import Seal
 from noisette.sampling import fetching
-from noisette.sampling.poisson import Batch
 from planted import Mutant
 from ranks_faults import on_each_rank
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 import process_group
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.joint_sums import JointSums
 from noisette.ranks import Ranks

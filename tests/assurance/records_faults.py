@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from noisette.core import batches as gaps
 from noisette.run.private import PrivateRun
-from noisette.sampling import fetching, gaps, loading
+from noisette.sampling import fetching, loading
 from planted import Mutant
 
-_GAPS = "sampling/test_gaps.py"
+_GAPS = "core/test_gaps.py"
 _FETCHING = "sampling/test_fetching.py"
 _OWN = "sampling/test_own_records.py"
 
@@ -42,7 +43,7 @@ def by_chunk(patch: pytest.MonkeyPatch) -> None:
             self.key.fill(words, **stream)
 
     patch.setattr(
-        "noisette.sampling.poisson.records_at_gaps",
+        "noisette.core.batches.records_at_gaps",
         lambda size, rate, key, **stream: _at_gaps(size, rate, FromTheFirst(key), **stream),  # pyright: ignore[reportArgumentType]
     )
 

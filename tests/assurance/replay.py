@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from noisette._internal.keystream import SecretKey
 from noisette.accounting import Event, epsilon_curve
 from noisette.cli import app
-from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.gaussian import GaussianRelease, shares_of
+from noisette.core.keys import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease, shares_of
 
 SECRET = bytes(range(32))
 # A keyed digest of the records, for their owner's eyes: of the same size, and gone when the run is over.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from noisette.clipping import norms
 from noisette.clipping.engines import two_pass
-from noisette.gradients.rules import forms
-from noisette.gradients.rules.kernel_gradients import KernelGradients
+from noisette.core import clip as norms
+from noisette.core import forms
+from noisette.rules.kernel_gradients import KernelGradients
 from planted import Mutant
 
 _ROUNDING = "redteam/test_rounding.py::"
@@ -21,8 +21,8 @@ def _one_long_sum(patch: pytest.MonkeyPatch) -> None:
 
 def _half_precision(patch: pytest.MonkeyPatch) -> None:
     """Sums in the dtype of the weights."""
-    patch.setattr("noisette.gradients.per_example.AT_LEAST_SINGLE", {})
-    patch.setattr("noisette.clipping.accumulator.AT_LEAST_SINGLE", {})
+    patch.setattr("noisette.core.backward.AT_LEAST_SINGLE", {})
+    patch.setattr("noisette.core.clip.AT_LEAST_SINGLE", {})
     dense = forms.Dense.weighted_sum
 
     def weighted_sum(self: forms.Dense, weights: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ def _no_slack(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_smallest_deviation(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.mechanisms.gaussian._SMALLEST_STD", 0.0)
+    patch.setattr("noisette.core.release._SMALLEST_STD", 0.0)
 
 
 def _lost_squares(patch: pytest.MonkeyPatch) -> None:
@@ -114,6 +114,6 @@ MUTANTS = [
         "Plans of convolutions tried whatever their memory",
         "a patch embedding runs out of memory",
         _any_plan,
-        ("gradients/rules/test_conv_memory.py::test_every_plan_that_is_tried_is_affordable",),
+        ("rules/test_conv_memory.py::test_every_plan_that_is_tried_is_affordable",),
     ),
 ]

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from noisette.core.batches import Batch, PoissonSampler
 from noisette.run.dp_sgd import DpSgdRun
-from noisette.sampling.poisson import Batch, PoissonSampler
 from planted import Mutant, Patch
 
-_LAW = "sampling/test_poisson.py::test_law"
+_LAW = "core/test_poisson.py::test_law"
 _RELEASED = "run/test_private_run.py::test_gradient_is_the_clipped_sum_and_noise_over_the_constant"
 
 
@@ -130,7 +130,7 @@ MUTANTS = [
         "same batch in each step",
         "a record takes part in all steps or none",
         drawn(same_in_each_step),
-        (_LAW, "sampling/test_poisson.py::test_batches_are_a_function_of_key_and_step"),
+        (_LAW, "core/test_poisson.py::test_batches_are_a_function_of_key_and_step"),
     ),
     Mutant("records drawn more often", "a rate above the one that is priced", drawn(more_often), (_LAW,)),
     Mutant(
@@ -144,13 +144,13 @@ MUTANTS = [
         "batches by the global seed",
         "who knows the seed knows the batches",
         drawn(of_the_global_generator),
-        ("sampling/test_poisson.py::test_seeds_do_not_reach_it",),
+        ("core/test_poisson.py::test_seeds_do_not_reach_it",),
     ),
     Mutant(
         "last piece dropped",
         "the size of a batch decides which records count",
         cut_by_pieces,
-        ("run/test_private_run.py::test_pieces_change_nothing", "sampling/test_poisson.py::test_no_batch_is_cut"),
+        ("run/test_private_run.py::test_pieces_change_nothing", "core/test_poisson.py::test_no_batch_is_cut"),
     ),
     Mutant(
         "empty batches skipped",

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from noisette import Ledger, PerExampleClip, PrivateRun, RdpAccountant, privatize
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.core.release import GaussianRelease
 
 STEPS, LEASE = 300, 15
 NUMBERS = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from noisette import PrivacyError, RdpAccountant, privatize
-from noisette._internal.keystream import SecretKey
-from noisette.sampling.poisson import PoissonSampler
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from small_run import NUMBERS, parts
 
 

@@ -100,9 +100,9 @@ def test_ten_gigabytes_on_the_disk_are_never_in_memory(tmp_path: Path, record_pr
 NOISE = """
 import resource, sys, time
 import torch
-from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette._internal.keystream import SecretKey
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.core.release import BoundedSum
+from noisette.core.keys import SecretKey
+from noisette.core.release import GaussianRelease
 
 torch.set_num_threads(1)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

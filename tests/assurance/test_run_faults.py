@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from noisette import Ledger, PrivacyError, PrivateRun, privatize
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.core.release import GaussianRelease
 from small_run import NUMBERS, STEPS, begin, go_on, parts, take_steps
 
 

@@ -68,7 +68,7 @@ BY_NAME = {
     "bench/large_models.py",
     "bench/peer_fastdp.py",
     "bench/peer_opacus.py",
-    "gradients/rules/__init__.py",
+    "rules/__init__.py",
     "integrations/lightning.py",
 }  # the library itself, a user's model, peers to measure, models of transformers, Lightning under either of its names
 

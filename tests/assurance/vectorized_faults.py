@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from noisette.clipping.one_by_one import OneByOneWarning
-from noisette.gradients import physical_operations, vectorized, vectorized_recorder
+from noisette.core import trace as vectorized
+from noisette.core import trace as vectorized_recorder
+from noisette.core.forms import Dense
+from noisette.core.registry import PHYSICAL
+from noisette.core.trace import VectorizedRecorder
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.physical_operations import PHYSICAL
-from noisette.gradients.rules.forms import Dense
-from noisette.gradients.vectorized_recorder import VectorizedRecorder
+from noisette.rules import physical_operations
 from planted import Mutant
 
 _MEET = "redteam/test_examples_meet_in_a_vectorised_loss.py::test_no_value_reaches_another_example"
-_SEPARATE = "gradients/test_physical_operations.py::test_equal_to_single_examples_and_separate"
+_SEPARATE = "rules/test_physical_operations.py::test_equal_to_single_examples_and_separate"
 _ACCUMULATE = "clipping/test_accumulate.py"
 
 
@@ -78,7 +80,7 @@ def mixes_sequences(patch: pytest.MonkeyPatch) -> None:
 
 def shares_copies(patch: pytest.MonkeyPatch) -> None:
     """The gradient of a copied weight is the mean over the examples."""
-    patch.setattr("noisette.gradients.rules.own_copies.Dense", lambda dy: Dense(dy.mean(0, keepdim=True).expand_as(dy)))
+    patch.setattr("noisette.rules.own_copies.Dense", lambda dy: Dense(dy.mean(0, keepdim=True).expand_as(dy)))
 
 
 MUTANTS = [

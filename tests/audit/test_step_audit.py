@@ -37,9 +37,8 @@ from noisette.audit import (
     assert_consistent,
     audit_bound,
 )
-from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
-from noisette.clipping.norms import ClippedSum, Engine
+from noisette.core.clip import Accumulator, ClippedSum, Engine
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.score_clipping import ScoreClipping
 from noisette.mechanisms.gaussian_noise import GaussianNoise
@@ -208,7 +207,7 @@ def of_two_seeds(real, source, tensors, *, step, std, divisor):
 
 def factors_changed(change: Callable[[Tensor, float], Tensor]) -> Patch:
     return lambda patch: patch.setattr(
-        "noisette.clipping.norms.clipping_factors", lambda groups, norms, examples: change(norms, BOUND)
+        "noisette.core.clip.clipping_factors", lambda groups, norms, examples: change(norms, BOUND)
     )
 
 

@@ -9,10 +9,10 @@ from noisette import PerExampleClip, PldAccountant
 from noisette.audit import Axes, LipschitzAxes, Rows, Verdict, audit_run, certified_epsilon
 from noisette.audit.whole_run import likelihood_ratio
 from noisette.clipping.engines import BookKeeping, TwoPass
+from noisette.core.batches import PoissonSampler
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import TauCrossEntropy
-from noisette.sampling.poisson import PoissonSampler
 
 
 def clip(model) -> PerExampleClip:

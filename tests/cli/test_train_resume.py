@@ -37,7 +37,7 @@ torch.set_num_threads(1)
 import noisette.cli.watch, noisette.training.loop, noisette.training.report, noisette.data
 import dp_accounting.rdp, matplotlib.figure, sklearn.datasets, torch._dynamo  # once, not in every child
 from noisette.cli import main
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.core.release import GaussianRelease
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -95,9 +95,9 @@ POINTS = [
     "noisette.accounting.ledger.ledger:Ledger.commit",
     "noisette.accounting.ledger.ledger:Ledger.release",
     "noisette.accounting.ledger.file:LedgerFile._sync",
-    "noisette.sampling.poisson:PoissonSampler.indices",
+    "noisette.core.batches:PoissonSampler.indices",
     "noisette.clipping.per_example:PerExampleClip.backward",
-    "noisette.mechanisms.gaussian:GaussianRelease.__call__",
+    "noisette.core.release:GaussianRelease.__call__",
     "noisette.mechanisms.gaussian_noise:GaussianNoise.add_",
     "torch.optim:SGD.step",
     "noisette.run.dataset_fingerprint:Fingerprint.write",

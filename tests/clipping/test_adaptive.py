@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from engine_check import ENGINES
 from model_cases import mlp, squares
 from noisette import AdaptiveClip, FlatClipping, Ledger, PerExampleClip, PrivacyError, RdpAccountant, privatize
-from noisette._internal.keystream import SecretKey
-from noisette.mechanisms.gaussian import GaussianRelease, parts_of, shares_of
+from noisette.core.keys import SecretKey
+from noisette.core.release import GaussianRelease, parts_of, shares_of
 from noisette.validation import Call, prove
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)

@@ -25,7 +25,7 @@ from noisette import (
 )
 from noisette.clipping.captured_step import CaptureWarning
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
-from noisette.clipping.norms import ClippingRule, Engine
+from noisette.core.clip import ClippingRule, Engine
 
 RULES: dict[str, Callable[[], ClippingRule]] = {
     "flat": lambda: FlatClipping(0.3),

@@ -21,7 +21,7 @@ from noisette import (
     PrivacyError,
     privatize,
 )
-from noisette.clipping.norms import Group
+from noisette.core.clip import Group
 from noisette.validation import Call, prove
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from host_reads import HostReads
-from noisette.clipping import captured_step, norms
+from noisette.clipping import captured_step
 from noisette.clipping.engines import BookKeeping, TwoPasses, two_passes
-from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core import clip as norms
+from noisette.core.clip import Engine
 
 F = nn.functional
 

@@ -7,8 +7,8 @@ import torch
 from test_no_host_sync import MODELS, loss, microbatch
 
 from noisette.clipping.engines import BookKeeping, TwoPasses
-from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.clip import Engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import noisette
 from noisette import FlatClipping, GroupwiseClipping, Ledger, OneByOneWarning, PerExampleClip, PrivacyError
-from noisette.clipping.norms import ClippingRule
+from noisette.core.clip import ClippingRule
 from oracle import example_gradients
 
 Loss = Callable[..., Tensor]

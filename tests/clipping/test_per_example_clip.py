@@ -14,8 +14,8 @@ from engine_check import ENGINES, NOT_FOR_VMAP
 from model_cases import CASES, Case, Forward, Scaling, cross_entropy, mlp, parameter, squares
 from noisette import MissingRuleError, PrivacyError
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
-from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.clip import Engine
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 rule_engines = pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError
-from noisette.gradients.rules import Dense, registry
+from noisette.core import registry
+from noisette.core.forms import Dense
 from oracle import clipped_sum
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "add-a-rule.md"
@@ -72,8 +73,8 @@ def test_rule_that_is_wrong_fails_its_test_and_is_refused(names: dict[str, Any])
 
 
 def test_forms_of_the_page_exist() -> None:
-    import noisette.gradients.rules
+    import noisette.rules
 
     listed = re.findall(r"^\| `(\w+)\(", PAGE.read_text(), re.MULTILINE)
     assert len(listed) == 4
-    assert all(hasattr(noisette.gradients.rules, name) for name in listed)
+    assert all(hasattr(noisette.rules, name) for name in listed)

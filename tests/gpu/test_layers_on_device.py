@@ -14,7 +14,7 @@ from device_check import both_ways
 from engine_check import ENGINES
 from model_cases import Forward, cross_entropy, floats, ids, labelled, squares
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass
-from noisette.clipping.norms import Engine
+from noisette.core.clip import Engine
 
 F = nn.functional
 QUICK: tuple[Engine, ...] = (BookKeeping(), TwoPass(), PerExampleLoop())

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.mechanisms.banded_factor import banded_coefficients
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 KEY = SecretKey(bytes(range(32)))

@@ -11,7 +11,7 @@ from engine_check import ENGINES
 from model_cases import cross_entropy
 from noisette import PerExampleClip
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.norms import Engine
+from noisette.core.clip import Engine
 
 F = nn.functional
 EXAMPLES = 6

@@ -16,8 +16,8 @@ import noisette
 import pretend_device
 from noisette import PerExampleClip, PrivateRun, privatize
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.norms import Clipping
-from noisette.gradients.per_example import LocatedRecording
+from noisette.core.backward import LocatedRecording
+from noisette.core.clip import Clipping
 
 F = nn.functional
 RECORDS = 48

@@ -14,10 +14,10 @@ from torch.overrides import wrap_torch_function
 
 import noisette
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
-from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.clip import Engine
+from noisette.core.forms import Dense
 from noisette.errors import MissingRuleError
-from noisette.gradients.rules import Dense
 
 
 def _gated(x: Tensor, weight: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from engine_check import check, measured
 from model_cases import Case, Forward, floats, ids, parameter, squares
 from noisette import MissingRuleError, PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
-from noisette.clipping.norms import Engine
+from noisette.core.clip import Engine
 from oracle import clipped_sum
 
 every_engine = pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from torch import Tensor, fx, nn
 
 from bfloat16_lstm import skip_without_bfloat16_lstm
 from noisette.capture.graph import Graph, trace
-from noisette.gradients.autograd_graph import search
+from noisette.core.backward import LocatedRecording, per_example_gradients, search
+from noisette.core.forms import Examples
+from noisette.core.registry import rewrites
+from noisette.core.trace import Loss, Microbatch, Tape, record_losses
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.per_example import LocatedRecording, per_example_gradients
-from noisette.gradients.rules import Examples, recurrent, rewrites
-from noisette.gradients.tape import Tape
-from noisette.gradients.vectorized import Loss, Microbatch, record_losses
+from noisette.rules import recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 

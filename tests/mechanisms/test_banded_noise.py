@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.mechanisms.banded_factor import SLACK, banded_coefficients, mean_squared_error, square_root_of_sums
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.window import Window
 

@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
 from noisette.accounting.noise_tail import RADIUS
 from noisette.capture.compiler import why_not
 from noisette.capture.schedule import schedule_of
+from noisette.core.keys import SecretKey
 from noisette.mechanisms import box_muller, gaussian_noise
 from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass, example_inputs, noised_quotient
 from noisette.mechanisms.compiled_noise import CompiledNoise

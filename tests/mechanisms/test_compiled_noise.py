@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import noisette
-from noisette._internal.keystream import SecretKey
 from noisette.capture.compiler import why_not
 from noisette.capture.schedule import schedule_of
+from noisette.core.keys import SecretKey
 from noisette.mechanisms import compiled_noise
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian_noise import GaussianNoise

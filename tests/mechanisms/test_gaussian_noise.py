@@ -13,8 +13,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
 from noisette.accounting.noise_tail import RADIUS
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import TILE
 from noisette.mechanisms.window import Window

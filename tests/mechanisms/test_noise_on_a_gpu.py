@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import Part
 from noisette.mechanisms.torch_noise import TorchNoise

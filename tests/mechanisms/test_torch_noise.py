@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms import box_muller, device_noise
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import Part

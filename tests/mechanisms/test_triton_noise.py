@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.eager_noise import EagerPass
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import PAIRS, Part

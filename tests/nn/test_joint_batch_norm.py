@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine_check import ENGINES
 from noisette import PerExampleClip
 from noisette.clipping.engines import MultiLoss, PerExampleLoop
-from noisette.clipping.norms import Engine
+from noisette.core.clip import Engine
 from noisette.nn import (
     ExactPerExampleBatchNorm,
     FrozenBatchNorm,

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from engine_check import ENGINES
 from noisette import PerExampleClip, PrivacyError, explain, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop
-from noisette.clipping.norms import Engine
+from noisette.core.clip import Engine
 from noisette.nn import PerExampleBatchNorm, PublicBatchNorm, convert_batch_norm, use_public_batch
 from norm_models import NETWORKS, Residual, losses, network
 

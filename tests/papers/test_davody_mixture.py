@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, privatize
-from noisette._internal.keystream import SecretKey
 from noisette.clipping.engines import MultiLoss, PerExampleLoop
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn import convert_batch_norm
-from noisette.sampling.poisson import PoissonSampler
 from noisette.validation import check_no_batch_norm
 from norm_models import network
 from papers.davody_2020.mixture_batch_norm import MixtureBatchNorm

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from model_cases import Forward
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
-from noisette.clipping.norms import Engine
+from noisette.core.clip import Engine
 from noisette.gradients import batch_axis
 from oracle import clipped_sum
 

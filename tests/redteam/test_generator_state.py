@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 import noisette
 from noisette.capture.python_state import PythonState
 from noisette.clipping.shared_numbers import SharedNumbers
-from noisette.gradients.vectorized_errors import NotVectorizedError
+from noisette.core.trace import NotVectorizedError
 from noisette.validation.probe_inputs import SEED
 from published_runs import CLASSES, FEATURES, SIZE, STEPS, X, differences, known_release, published, train
 

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, engines
-from noisette._internal.keystream import SecretKey
 from noisette.clipping.adaptive import AdaptiveClip
 from noisette.clipping.flat import FlatClipping
-from noisette.gradients.rules.forms import Dense, Outer, gram_product
-from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.core.forms import Dense, Outer, gram_product
+from noisette.core.keys import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.validation import Call
 from noisette.validation.additivity import check_additivity
 

@@ -26,9 +26,9 @@ from noisette import (
     Users,
     privatize,
 )
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
+from noisette.core.release import shares_of
 from noisette.mechanisms.banded_factor import banded_coefficients
-from noisette.mechanisms.gaussian import shares_of
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 
 SIZE, STEPS, BANDS, RATE, NOISE = 200, 22, 4, 0.1, 1.3

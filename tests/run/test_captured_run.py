@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import noisette
 from noisette import AdaptiveClip, PerExampleClip
-from noisette._internal.keystream import SecretKey
 from noisette.capture.captured import Captured
+from noisette.core.keys import SecretKey
 
 SECRET = bytes(range(32))
 Loss = Callable[..., Tensor]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import noisette
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.errors import PrivacyError
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.run.dp_sgd import DpSgdRun

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import noisette
-from noisette._internal.keystream import SecretKey
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.sampling.poisson import PoissonSampler
 
 SECRET = bytes(range(32))
 WORDS = "9b023db13bfc7ae775f57a441e6032c8c744f50d7a1119baa1715b7c1a01a32b"

@@ -24,9 +24,9 @@ from noisette import (
     Users,
     privatize,
 )
-from noisette._internal.keystream import SecretKey
 from noisette.accounting import BallsInBinsGaussian, Event, TruncatedPoissonGaussian, UserLevel
 from noisette.accounting.run_parameters import RunParameters
+from noisette.core.keys import SecretKey
 from noisette.ranks import Alone
 
 SIZE = 60

@@ -25,7 +25,7 @@ from noisette import (
     RdpAccountant,
     privatize,
 )
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from oracle import clipped_sum
 

@@ -24,8 +24,8 @@ from noisette import (
     privatize,
 )
 from noisette._internal import atomic_files
-from noisette._internal.keystream import SecretKey
 from noisette.accounting import Gaussian
+from noisette.core.keys import SecretKey
 
 SECRET = bytes(range(32))
 SIZE = 60

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import noisette
+from noisette.core.batches import Batch
 from noisette.sampling.joint_batch import JointBatch
-from noisette.sampling.poisson import Batch
 
 
 def a_run(steps: int = 2) -> tuple[noisette.PrivateRun, torch.optim.Optimizer]:

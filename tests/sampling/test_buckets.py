@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.utils.data import Subset
 
 from noisette import PaddedBuckets
+from noisette.core.batches import Batch
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.sampling.loading import records_of
 from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
-from noisette.sampling.poisson import Batch
 
 LENGTHS = [3, 9, 0, 4, 5, 40, 1, 8, 16, 17, 4, 2]
 EDGES = (4, 8, 16)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.sampling.cyclic import CyclicPoissonSampler
-from noisette.sampling.poisson import PoissonSampler
 
 KEY = SecretKey(bytes(range(32)))
 

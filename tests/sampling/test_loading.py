@@ -98,9 +98,9 @@ def test_a_large_file_is_not_read_whole(tmp_path: Path) -> None:
     program = f"""
 import numpy as np
 from noisette import PoissonGaussian
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.sampling.loading import records_of
-from noisette.sampling.poisson import PoissonSampler
+from noisette.core.batches import PoissonSampler
 def peak():
     return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
 x = np.lib.format.open_memmap({str(tmp_path / "x.npy")!r}, mode="w+", dtype=np.float32, shape=(100_000, 1024))

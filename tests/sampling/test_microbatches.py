@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
-from noisette._internal.keystream import SecretKey
-from noisette.clipping import accumulator
 from noisette.clipping.engines import BookKeeping, TwoPass
-from noisette.gradients.per_example import LocatedRecording
+from noisette.core import clip as accumulator
+from noisette.core.backward import LocatedRecording
+from noisette.core.keys import SecretKey
 from noisette.sampling import microbatch_size
 from noisette.sampling.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from noisette import OwnRecords, PerExampleClip, PrivacyError, Users, privatize
-from noisette._internal.keystream import SecretKey
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.sampling.loading import records_of
-from noisette.sampling.poisson import PoissonSampler
 from noisette.sampling.users import UserRecords
 
 X = torch.arange(200.0).view(100, 2)

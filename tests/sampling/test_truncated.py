@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 from noisette import PrivacyError
-from noisette._internal.keystream import SecretKey
-from noisette.sampling.poisson import PoissonSampler
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.sampling.truncated import TruncatedPoissonSampler
 
 KEY = SecretKey(bytes(range(32)))

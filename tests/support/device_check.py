@@ -12,7 +12,7 @@ from engine_check import NOT_FOR_VMAP, SLACK, cast, measured
 from model_cases import Case, Inputs
 from noisette import PerExampleClip
 from noisette.clipping.engines import Vmap
-from noisette.clipping.norms import Engine
+from noisette.core.clip import Engine
 from oracle import Clipped, Loss, example_gradients
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4}  # a GPU adds up in an order of its own

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from model_cases import Case, Inputs
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
-from noisette.clipping.norms import ClippedSum, Clipping, Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.backward import LocatedRecording
+from noisette.core.clip import ClippedSum, Clipping, Engine
 from noisette.errors import PrivacyError
-from noisette.gradients.per_example import LocatedRecording
 from oracle import Clipped, example_gradients
 
 ENGINES: list[Engine] = [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop(), MultiLoss(), Vmap(chunk_size=3)]

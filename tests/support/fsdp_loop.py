@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from noisette import CyclicPoisson, PerExampleClip, Poisson, PrivateRun, privatize
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.norms import ClippedSum
-from noisette.gradients.per_example import LocatedRecording
+from noisette.core.backward import LocatedRecording
+from noisette.core.clip import ClippedSum
 from ranks_loop import RECORDS, Course
 
 WORDS, LENGTH, WIDTH = 11, 5, 6

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_flatten
 
 import noisette
 from noisette import PrivacyError
-from noisette._internal.keystream import SecretKey
-from noisette.mechanisms.gaussian import GaussianRelease
+from noisette.core.keys import SecretKey
+from noisette.core.release import GaussianRelease
 
 SIZE, FEATURES, CLASSES, STEPS = 9, 4, 3, 4
 X = torch.randn(SIZE, FEATURES, generator=torch.Generator().manual_seed(7))

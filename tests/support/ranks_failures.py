@@ -22,7 +22,7 @@ STEPS = 8
 PLACES = {
     "before the reservation": ("noisette.accounting.ledger.ledger.Ledger.reserve", True),
     "after the reservation": ("noisette.accounting.ledger.ledger.Ledger.reserve", False),
-    "before the batch is drawn": ("noisette.sampling.poisson.PoissonSampler.indices", True),
+    "before the batch is drawn": ("noisette.core.batches.PoissonSampler.indices", True),
     "in a microbatch": ("noisette.clipping.per_example.PerExampleClip.accumulate", True),
     "before the commit": ("noisette.accounting.ledger.ledger.Ledger.commit", True),
     "after the commit": ("noisette.accounting.ledger.ledger.Ledger.commit", False),

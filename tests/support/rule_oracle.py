@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from noisette.gradients.rules import Examples
+from noisette.core.forms import Examples
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-12}
 

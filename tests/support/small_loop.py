@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivateRun, privatize
-from noisette.sampling.poisson import Batch
+from noisette.core.batches import Batch
 
 C, RECORDS = 0.5, 40
 X = torch.randn(RECORDS, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -10,8 +10,8 @@ import torch
 
 from noisette import models
 from noisette.accounting import Gaussian, MomentsAccountant, PldAccountant, PoissonGaussian
+from noisette.core.release import shares_of
 from noisette.data import DataSet, Split, load
-from noisette.mechanisms.gaussian import shares_of
 from noisette.training.loop import evaluate, train
 from noisette.training.outcome import Outcome
 from noisette.training.recipe import (

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette.gradients.vectorized import Microbatch
+from noisette.core.trace import Microbatch
 from noisette.validation.examples_apart import warn_if_examples_meet
 
 Loss = Callable[..., Tensor]

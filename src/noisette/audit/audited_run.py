@@ -19,13 +19,13 @@ from noisette.audit.neighbours import NeighbourAudit, Records, audit_neighbours
 from noisette.audit.step_audit import StepAudit, audit_bound
 from noisette.audit.whole_run import OnStep, RunAudit, audit_run
 from noisette.clipping.flat import FlatClipping
-from noisette.clipping.norms import ClippingRule
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES
+from noisette.core.clip import ClippingRule
+from noisette.core.release import GradientBound
 from noisette.data import DataSet, Split, names
 from noisette.data.target import Target
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.nn.lipschitz import TauCrossEntropy
 from noisette.ranks import Alone
 from noisette.training.build import TrainingSetup, principal_components_of, sha256_of_first_weights

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.audit.step_audit import FALSE_ALARM, StepAudit, Verdict
 from noisette.audit.step_game import Scores, released_steps
-from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
-from noisette.mechanisms.gaussian import shares_of
+from noisette.core.release import BoundedSum, GradientBound, shares_of
 from noisette.validation.deterministic import DisableRandomness, randomness_disabled_in_recomputation
 
 Records = tuple[Tensor, ...]  # columns, each with the records along its first axis

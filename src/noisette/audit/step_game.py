@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.accounting import Accountant
 from noisette.audit.canary_models import Axes, CanaryModel
-from noisette.mechanisms.bounded_sum import BoundedSum, GradientBound
-from noisette.mechanisms.gaussian import shares_of
+from noisette.core.batches import Batch
+from noisette.core.release import BoundedSum, GradientBound, shares_of
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
-from noisette.sampling.poisson import Batch
 
 _MICROBATCH = 200
 _LR = 0.1

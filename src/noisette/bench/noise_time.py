@@ -7,8 +7,8 @@ import time
 
 import torch
 
-from noisette._internal.keystream import SecretKey
 from noisette.capture.schedule import schedule_of
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.compiled_noise import CompiledNoise
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 

@@ -10,17 +10,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.keystream import SecretKey
 from noisette.bench import sgd
 from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.captured_step import CaptureWarning
 from noisette.clipping.engines import BookKeeping
-from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.clip import Engine
+from noisette.core.keys import SecretKey
+from noisette.core.release import GaussianRelease, GradientBound
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.nn.lipschitz import TauCrossEntropy
 
 F = nn.functional

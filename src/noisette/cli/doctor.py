@@ -19,7 +19,7 @@ from noisette.cli.target import CLASSES, WRONG_CALL, given_shape, made_by, model
 from noisette.errors import PrivacyError
 
 if TYPE_CHECKING:
-    from noisette.mechanisms.bounded_sum import GradientBound
+    from noisette.core.release import GradientBound
     from noisette.validation import Call
 
 _EXAMPLES = 2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette.clipping.norms import SMALLEST_BOUND, Count, Group
+from noisette.core.clip import SMALLEST_BOUND, Count, Group
 
 # C stays within this range of its first value. Where all gradients vanish C falls in every step, and the noise with it:
 # without a floor it would leave the range of single precision, in which norms and noise are zero.

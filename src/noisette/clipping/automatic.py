@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette.clipping.norms import Group
+from noisette.core.clip import Group
 
 
 @dataclass(frozen=True)

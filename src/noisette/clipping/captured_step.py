@@ -25,10 +25,10 @@ from noisette.capture.python_state import PythonState
 from noisette.capture.rows import is_real, padded, padded_size
 from noisette.capture.schedule import Schedule
 from noisette.capture.sizes import CapturedSizes
-from noisette.clipping.norms import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of, may_wait
+from noisette.core.clip import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of, may_wait
+from noisette.core.trace import Loss, Microbatch
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.rules.autotune import few_operations
-from noisette.gradients.vectorized import Loss, Microbatch
+from noisette.rules.autotune import few_operations
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette.clipping.norms import Factor, Group, slack_of
+from noisette.core.clip import Factor, Group, slack_of
 
 # Norms that a factor is tried on: zero, and 1e-12 to 1e12.
 _GRID = (0.0, *(10.0 ** (k / 10) for k in range(-120, 121)))

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from noisette._internal.random_state import reseed_later
 from noisette.capture.python_state import PythonState
-from noisette.clipping.norms import ClippedSum, Clipping, Sums, Weights, group_norms
+from noisette.core.clip import ClippedSum, Clipping, Sums, Weights, group_norms
+from noisette.core.forms import Dense
+from noisette.core.trace import Loss, Microbatch, Tape
 from noisette.errors import PrivacyError
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.rules import Dense
 from noisette.gradients.single_examples import call_with_zeros, gradients_of_each
-from noisette.gradients.tape import Tape
-from noisette.gradients.vectorized import Loss, Microbatch
 
 PutBack = Callable[[], None]
 

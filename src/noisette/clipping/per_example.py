@@ -14,13 +14,17 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
-from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import (
+from noisette.clipping.one_by_one import OneByOne, OneByOneWarning, says_one_by_one
+from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.clipping.shared_numbers import SharedNumbers
+from noisette.core.backward import LocatedRecording, UncoveredError, search
+from noisette.core.clip import (
     EXAMPLES,
+    Accumulator,
     AdaptiveRule,
     ClippedSum,
     Clipping,
@@ -31,24 +35,19 @@ from noisette.clipping.norms import (
     check_real,
     clipping_of,
 )
-from noisette.clipping.one_by_one import OneByOne, OneByOneWarning, says_one_by_one
-from noisette.clipping.quantile_count import count_within_norm, twice_the_count
-from noisette.clipping.shared_numbers import SharedNumbers
+from noisette.core.forms import Examples
+from noisette.core.registry import rewrites
+from noisette.core.release import BoundedSum, Stateful
+from noisette.core.trace import Loss, Microbatch, NotVectorizedError, Tape, record_losses
 from noisette.errors import PrivacyError
-from noisette.gradients.autograd_graph import search
 from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.per_example import LocatedRecording, UncoveredError
 from noisette.gradients.repeated_pass import repeatable
-from noisette.gradients.rules import Examples, rewrites
-from noisette.gradients.tape import Tape
-from noisette.gradients.vectorized import Loss, Microbatch, record_losses
-from noisette.gradients.vectorized_errors import NotVectorizedError
-from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped
+from noisette.rules.recomputed_blocks import Blocks
 
 
 class PerExampleClip:
@@ -287,7 +286,9 @@ class PerExampleClip:
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
         with self._shared_numbers.refused(loss) if watched else nullcontext():
-            found = record_losses(self._tape, loss, microbatch, self._outside, public, recompute=recompute)
+            found = record_losses(
+                self._tape, loss, microbatch, self._outside, public, blocks=Blocks if recompute else None
+            )
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)
         examples = [Examples(microbatch.count)] * len(found.recording.uses)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from noisette._internal import checks
-from noisette.clipping.norms import Group
+from noisette.core.clip import Group
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from noisette.clipping.norms import Count
-from noisette.mechanisms.bounded_sum import BoundedSum
+from noisette.core.clip import Count
+from noisette.core.release import BoundedSum
 
 
 def twice_the_count(norms: Tensor, bound: float) -> Tensor:

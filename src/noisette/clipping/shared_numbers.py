@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from noisette._internal.random_state import EMPTY_CELL, OF_PYTHON_AND_NUMPY, of_python_and_numpy
 from noisette.capture.python_state import PythonState
-from noisette.gradients.vectorized import Loss
-from noisette.gradients.vectorized_errors import NotVectorizedError
+from noisette.core.trace import Loss, NotVectorizedError
 
 _SHARES_NUMBERS = (
     "The loss draws from a random generator of Python or NumPy: in one call for a whole microbatch, its records would "

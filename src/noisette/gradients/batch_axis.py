@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisette.core.backward import LossGraph, visit_output_gradients
+from noisette.core.forms import Examples
+from noisette.core.recording import Recording, Use
 from noisette.errors import PrivacyError
-from noisette.gradients.autograd_graph import LossGraph, visit_output_gradients
-from noisette.gradients.recording import Recording, Use
 from noisette.gradients.reordering import BY_VALUES
-from noisette.gradients.rules import Examples
 
 _BASE = 16  # factors of one pass: 2^-8 to 2^7
 _TOLERANCE = 1e-3  # of the largest element of a row

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from noisette._internal.tensor_tree import tensors
+from noisette.core.trace import tensors_among
+from noisette.core.vmap import current_level, is_wrapped
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.tape import tensors_among
-from noisette.gradients.vmap_internals import current_level, is_wrapped
 
 
 class OutsideWatch(TorchFunctionMode):

@@ -9,7 +9,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from noisette._internal.random_state import held_by_torch
-from noisette.gradients.per_example import LocatedRecording
+from noisette.core.backward import LocatedRecording
 from noisette.gradients.surroundings import Surroundings
 
 

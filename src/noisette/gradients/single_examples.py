@@ -18,13 +18,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from noisette.core import vmap as internals
+from noisette.core.backward import user_hooks_disabled
+from noisette.core.recording import Draft, Operation
+from noisette.core.trace import Loss, Microbatch, Recorder, Tape, one_value, outputs_of, tensors_among
 from noisette.errors import PrivacyError
-from noisette.gradients import vmap_internals as internals
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.per_example import user_hooks_disabled
-from noisette.gradients.recording import Draft, Operation
-from noisette.gradients.tape import Recorder, Tape, outputs_of, tensors_among
-from noisette.gradients.vectorized import Loss, Microbatch, one_value
 
 _CALL = "_noisette_single_call"  # the attribute that tells in which call of the loss a tensor was computed
 

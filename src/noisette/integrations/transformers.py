@@ -18,6 +18,7 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.batches import Batch
 from noisette.integrations.tokenized_records import bucketed
 from noisette.integrations.transformers_arguments import PrivateTrainingArguments, declared
 from noisette.integrations.transformers_surroundings import Surroundings
@@ -25,7 +26,6 @@ from noisette.run.checkpoint import SavedRun
 from noisette.run.declared_again import check_declared_again
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
-from noisette.sampling.poisson import Batch
 
 __all__ = ["PrivateTrainer", "PrivateTrainingArguments"]
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from noisette.clipping.accumulator import Accumulator
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
-from noisette.clipping.norms import ClippingRule
+from noisette.core.backward import user_hooks_disabled
+from noisette.core.clip import Accumulator, ClippingRule
+from noisette.core.release import BoundedSum, Stateful
+from noisette.core.trace import Loss, Microbatch, vectorized_losses
 from noisette.errors import PrivacyError
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.outside_watch import OutsideWatch
-from noisette.gradients.per_example import user_hooks_disabled
-from noisette.gradients.vectorized import Loss, Microbatch, vectorized_losses
 from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_hooks_only_looked, made, record_call
 from noisette.lipschitz.module_hooks import RandomState, has_foreign_hooks, module_hooks_disabled
@@ -28,7 +28,6 @@ from noisette.lipschitz.project import project
 from noisette.lipschitz.score_clipping import ScoreClipping
 from noisette.lipschitz.through_scores import check_only_through_scores
 from noisette.lipschitz.weight_fingerprint import WeightFingerprint, weight_fingerprint
-from noisette.mechanisms.bounded_sum import BoundedSum, Stateful
 from noisette.ranks.shards import is_sharded
 from noisette.ranks.wrappers import Unwrapped
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves
 
+from noisette.core.vmap import example_axis, unwrapped
 from noisette.errors import PrivacyError
-from noisette.gradients.vmap_internals import example_axis, unwrapped
 from noisette.lipschitz.module_hooks import RandomState, module_hooks_disabled
 from noisette.lipschitz.torch_modules import check_measured_shape, is_measured
 

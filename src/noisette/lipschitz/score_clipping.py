@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from noisette.clipping.norms import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.core.clip import AdaptiveRule, ClippingRule, Count, Group, clipping_factors
+from noisette.core.release import BoundedSum
 from noisette.lipschitz.model_call import ModelCall
-from noisette.mechanisms.bounded_sum import BoundedSum
 
 _SCORES = "scores"
 

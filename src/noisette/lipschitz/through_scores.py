@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
+from noisette.core.backward import search
 from noisette.errors import PrivacyError
-from noisette.gradients.autograd_graph import search
 
 
 @dataclass(frozen=True)

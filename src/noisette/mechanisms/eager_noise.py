@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.box_muller import (
     QUARTER_TURN,
     RADIUS_MASK,

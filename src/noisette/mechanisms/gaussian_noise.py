@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.box_muller import Compiled, CompiledPass, Pass
 from noisette.mechanisms.device_noise import DeviceNoise, device_noise
 from noisette.mechanisms.eager_noise import EagerPass, is_faithful

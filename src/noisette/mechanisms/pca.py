@@ -13,12 +13,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette._internal.keystream import SecretKey
 from noisette.accounting import TAIL_SHARE, Gaussian, GdpAccountant, Ledger, noise_multiplier_for, tail_delta
 from noisette.accounting.ledger.recorded_run import RecordedRun
+from noisette.core.keys import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.errors import PrivacyError
-from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.ranks import AnyRanks, ranks_of
 
 PART = "principal components"

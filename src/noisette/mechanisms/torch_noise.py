@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms.box_muller import noised_quotient
 from noisette.mechanisms.noise_tiles import PAIRS, WORDS, Part, Stream, TileBuffers
 

@@ -21,7 +21,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 from noisette.mechanisms import launch_table
 from noisette.mechanisms.box_muller import QUARTER_TURN, RADIUS_MASK, SINGLE, TWO_LN_2
 from noisette.mechanisms.noise_tiles import WORDS, Part

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from noisette.core.vmap import outside
 from noisette.errors import PrivacyError
-from noisette.gradients.vmap_internals import outside
 
 F = nn.functional
 _CELLS: dict[str, Callable[..., Any]] = {

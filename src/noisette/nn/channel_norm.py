@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from noisette.gradients.rules.public_statistics import Statistic, normalise_channels, public_mean, public_variance
-from noisette.gradients.rules.shared_slope import Channels
+from noisette.rules.public_statistics import Statistic, normalise_channels, public_mean, public_variance
+from noisette.rules.shared_slope import Channels
 
 F = nn.functional
 _BATCH_NORMS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}  # by number of input axes

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from noisette.core.vmap import outside
 from noisette.errors import PrivacyError
-from noisette.gradients.vmap_internals import outside
 from noisette.nn._time_steps import TimeSteps
 
 _WEIGHTED = (

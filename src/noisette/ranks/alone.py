@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.keys import SecretKey
 
 
 class Alone:

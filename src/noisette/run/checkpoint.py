@@ -14,9 +14,8 @@ from noisette._internal import atomic_files, checks
 from noisette.accounting import Ledger
 from noisette.accounting.events import in_whole_rounds
 from noisette.accounting.run_parameters import RunParameters
+from noisette.core.release import GradientBound, parts_of
 from noisette.errors import PrivacyError
-from noisette.mechanisms.bounded_sum import GradientBound
-from noisette.mechanisms.gaussian import parts_of
 from noisette.run import checkpoint_file
 from noisette.run.model_state import check_fits, restore_state
 

@@ -23,16 +23,16 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from noisette._internal.first_few import first_few
-from noisette._internal.keystream import SecretKey
 from noisette.accounting.events import StepRelease, UserLevel
 from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.batches import Batch
+from noisette.core.keys import SecretKey
+from noisette.core.release import GaussianRelease, GradientBound, TakesDeviations, mark_of
+from noisette.core.trace import Loss, Microbatch
 from noisette.errors import PrivacyError
-from noisette.gradients.vectorized import Loss, Microbatch
 from noisette.mechanisms.banded_factor import correlation_of
-from noisette.mechanisms.bounded_sum import GradientBound, TakesDeviations
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian import GaussianRelease, mark_of
 from noisette.ranks import Alone, AnyRanks, OtherRankRanOut
 from noisette.ranks.shards import is_sharded
 from noisette.run.released_gradients import ReleasedGradients
@@ -43,7 +43,6 @@ from noisette.sampling.fetching import fetch_of
 from noisette.sampling.joint_batch import JointBatch
 from noisette.sampling.loading import Collate, may_draw, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
-from noisette.sampling.poisson import Batch
 from noisette.sampling.schemes import sampler_of, user_records
 from noisette.sampling.users import Users
 from noisette.validation.examples_apart import warn_if_examples_meet, warn_of_backward_hooks

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from noisette.clipping.per_example import PerExampleClip
-from noisette.gradients.vmap_internals import current_level
-from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.core.release import GradientBound
+from noisette.core.vmap import current_level
 from noisette.validation import Call, checks
 from noisette.validation.checked_calls import FUNCTIONS, MOST_ENTRIES, PLAIN, CheckedCalls
 

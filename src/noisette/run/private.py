@@ -11,7 +11,6 @@ from typing import Any, Literal, Self
 
 from torch.optim.optimizer import Optimizer
 
-from noisette._internal.keystream import SecretKey
 from noisette._internal.shown_facts import as_html, as_text
 from noisette.accounting import Accountant, Event, Ledger, PldAccountant
 from noisette.accounting.budget import PrivacyBudget
@@ -19,7 +18,8 @@ from noisette.accounting.events import StepRelease, in_whole_rounds
 from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
 from noisette.clipping.per_example import PerExampleClip
-from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.core.keys import SecretKey
+from noisette.core.release import GradientBound
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint

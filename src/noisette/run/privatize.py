@@ -19,8 +19,7 @@ from noisette.accounting.calibrate import cheapest, least_noisy
 from noisette.accounting.events import check_events
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
-from noisette.mechanisms.bounded_sum import DerivedBound, GradientBound
-from noisette.mechanisms.gaussian import parts_of
+from noisette.core.release import DerivedBound, GradientBound, parts_of
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.private import PrivateRun
 from noisette.run.ranks_agree import ledger_on_ranks

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from noisette._internal.version import __version__
 from noisette.accounting import Ledger
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.release import GradientBound
 from noisette.errors import PrivacyError
-from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.ranks import AnyRanks
 from noisette.ranks.shards import is_sharded
 from noisette.ranks.wrappers import canonical_name

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
-from noisette.sampling.poisson import Batch
+from noisette.core.batches import Batch
 
 
 class RemainingBatches(Generator[Batch, None, None]):

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from noisette._internal.keystream import SecretKey
 from noisette.accounting import Ledger, RepeatAndSelect
 from noisette.accounting.events import Event, Events
 from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.number_of_runs import NumberOfRuns
+from noisette.core.keys import SecretKey
 from noisette.errors import PrivacyError
 from noisette.ranks.choice import refuse_several_processes
 

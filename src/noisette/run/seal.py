@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_flatten
 
 from noisette._internal.content_mark import content_mark
 from noisette._internal.first_few import first_few
-from noisette._internal.keystream import SecretKey
 from noisette._internal.random_state import is_drawn_since_seeded, seed_secretly, seed_secretly_again, torch_seeded
+from noisette.core.keys import SecretKey
+from noisette.core.release import GradientBound, PreparesBatch
 from noisette.errors import PrivacyError
-from noisette.mechanisms.bounded_sum import GradientBound, PreparesBatch
 from noisette.ranks.shards import local
 from noisette.run.model_snapshot import ModelSnapshot
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from noisette._internal.keystream import SecretKey
-from noisette.sampling.poisson import drawn_records
+from noisette.core.batches import drawn_records
+from noisette.core.keys import SecretKey
 
 
 @dataclass(frozen=True)

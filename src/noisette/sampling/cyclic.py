@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from noisette._internal.keystream import SecretKey
-from noisette.sampling.poisson import PoissonSampler
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 
 _CHUNK = 2**20  # records whose group is drawn at once
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from noisette.core.batches import Batch
 from noisette.errors import PrivacyError
 from noisette.ranks import Alone, AnyRanks
 from noisette.sampling.loading import Records
-from noisette.sampling.poisson import Batch
 
 
 @dataclass(repr=False)

@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from noisette._internal import checks
-from noisette._internal.keystream import SecretKey
 from noisette.accounting.events import (
     BallsInBinsGaussian,
     BandedGaussian,
@@ -20,10 +19,11 @@ from noisette.accounting.events import (
     TruncatedPoissonGaussian,
     UserLevel,
 )
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.errors import PrivacyError
 from noisette.sampling.balls_in_bins import BallsInBinsSampler
 from noisette.sampling.cyclic import CyclicPoissonSampler
-from noisette.sampling.poisson import PoissonSampler
 from noisette.sampling.truncated import TruncatedPoissonSampler
 from noisette.sampling.users import KeptRecordsSampler, UserRecords, Users, UserSampler
 

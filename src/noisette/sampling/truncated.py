@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from noisette._internal.keystream import SecretKey
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.errors import PrivacyError
-from noisette.sampling.poisson import PoissonSampler
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette._internal.keystream import SecretKey
+from noisette.core.batches import PoissonSampler
+from noisette.core.keys import SecretKey
 from noisette.errors import PrivacyError
 from noisette.sampling.loading import Records, each_record
-from noisette.sampling.poisson import PoissonSampler
 
 # Types that are compared by value; the elements of other ids are looked at one by one.
 _PLAIN = {int, str, bytes, float, bool}

@@ -18,10 +18,10 @@ from noisette.accounting import Ledger
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.registry import CLIPPING_RULES, ENGINES
+from noisette.core.release import GradientBound
 from noisette.data import DataSet
 from noisette.lipschitz import is_constrained
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.mechanisms.bounded_sum import GradientBound
 from noisette.models.local_folder import is_folder_of_model, sha256_of_weights
 from noisette.nn import Standardise, Whitening, weight_standardised
 from noisette.nn.conversion import convert_batch_norm, refuse_overlap

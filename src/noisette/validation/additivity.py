@@ -19,9 +19,8 @@ from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[r
 
 from noisette._internal.first_few import first_few
 from noisette._internal.random_state import seed_torch
+from noisette.core.release import BoundedSum, DerivedBound, GradientBound, shares_of
 from noisette.errors import MissingRuleError, PrivacyError
-from noisette.mechanisms.bounded_sum import BoundedSum, DerivedBound, GradientBound
-from noisette.mechanisms.gaussian import shares_of
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.deterministic import (
     EXTREME_LEVELS,

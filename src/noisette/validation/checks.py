@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from noisette._internal.random_state import seed_torch
+from noisette.core.release import DerivedBound, GradientBound
 from noisette.errors import PrivacyError
-from noisette.mechanisms.bounded_sum import DerivedBound, GradientBound
 from noisette.validation.additivity import check_additivity
 from noisette.validation.batch_norm import check_no_batch_norm
 from noisette.validation.batch_size_independence import check_batch_size_independence

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette.gradients.vectorized import Loss, Microbatch
+from noisette.core.trace import Loss, Microbatch
 from noisette.validation.deterministic import DisableRandomness
 from noisette.validation.probe_inputs import SEED
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
 from noisette._internal.tensor_tree import tensors
-from noisette.gradients.autograd_graph import search
-from noisette.gradients.rules import find_rule, named_arguments, operation_name, rewrites
-from noisette.gradients.tape import Tape
+from noisette.core.backward import search
+from noisette.core.registry import find_rule, named_arguments, operation_name, rewrites
+from noisette.core.trace import Tape
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.validation import batch_mixing_modules
 

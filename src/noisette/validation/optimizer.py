@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch.optim.optimizer import Optimizer
 
+from noisette.core.release import GradientBound
 from noisette.errors import PrivacyError
-from noisette.mechanisms.bounded_sum import GradientBound
 
 
 def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from noisette._internal.tensor_tree import tensors
 from noisette.clipping.one_by_one import OneByOneWarning
-from noisette.mechanisms.bounded_sum import GradientBound
+from noisette.core.release import GradientBound
 from noisette.validation.batch_norm import check_no_batch_norm
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.checked_calls import attributes_restored

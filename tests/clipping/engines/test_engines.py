@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
 from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
 from noisette.clipping.engines import BookKeeping, TwoPass, Vmap
-from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.clip import Engine
 
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda c: c.name.replace(" ", "-"))

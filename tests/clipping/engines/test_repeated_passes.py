@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette.clipping.engines import BookKeeping, TwoPasses
-from noisette.clipping.norms import Engine
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.clip import Engine
 from noisette.errors import PrivacyError
 
 BOUND = 0.1

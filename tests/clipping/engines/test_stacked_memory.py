@@ -10,7 +10,7 @@ from torch import nn
 
 from noisette.clipping.engines import MultiLoss
 from noisette.clipping.per_example import PerExampleClip
-from noisette.gradients.rules import Dense
+from noisette.core.forms import Dense
 
 
 def test_multi_loss_frees_each_stack_after_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from noisette.clipping.engines import BookKeeping, TwoPasses, two_passes
 from noisette.clipping.per_example import PerExampleClip
+from noisette.core.forms import Dense, Outer
 from noisette.errors import PrivacyError
-from noisette.gradients.rules import Dense
-from noisette.gradients.rules.forms import Outer
 
 
 class Checkpointed(nn.Module):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from noisette.clipping.norms import ClippedSum, Clipping, clip_and_sum
-from noisette.gradients.per_example import LocatedRecording, per_example_gradients
+from noisette.core.backward import LocatedRecording, per_example_gradients
+from noisette.core.clip import ClippedSum, Clipping, clip_and_sum
 
 
 class BookKeeping:

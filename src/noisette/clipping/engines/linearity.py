@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from noisette.gradients.per_example import LocatedRecording, user_hooks_disabled
+from noisette.core.backward import LocatedRecording, user_hooks_disabled
 
 
 def may_be_nonlinear(forward: LocatedRecording) -> bool:

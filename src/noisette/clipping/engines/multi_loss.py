@@ -9,8 +9,8 @@ from torch import Tensor
 
 from noisette.clipping.engines.linearity import adds_to_zero
 from noisette.clipping.engines.per_example_loop import by_rules_or_vmap, one_by_one
-from noisette.clipping.norms import ClippedSum, Clipping, clip_and_sum
-from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
+from noisette.core.backward import LocatedRecording, PerExampleGradients
+from noisette.core.clip import ClippedSum, Clipping, clip_and_sum
 
 
 class MultiLoss:

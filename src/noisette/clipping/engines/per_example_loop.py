@@ -9,11 +9,10 @@ from torch import Tensor
 
 from noisette.clipping.engines.linearity import adds_to_zero
 from noisette.clipping.engines.vmap import Vmap
-from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum, group_norms, group_of
+from noisette.core.backward import LocatedRecording, per_example_gradients, user_hooks_disabled
+from noisette.core.clip import ClippedSum, Clipping, Sums, clip_and_sum, group_norms, group_of
+from noisette.core.forms import AT_LEAST_SINGLE, Dense
 from noisette.errors import PrivacyError
-from noisette.gradients.per_example import LocatedRecording, per_example_gradients, user_hooks_disabled
-from noisette.gradients.rules import Dense
-from noisette.gradients.rules.forms import AT_LEAST_SINGLE
 
 
 class PerExampleLoop:

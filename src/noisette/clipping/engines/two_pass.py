@@ -9,9 +9,9 @@ from torch import Tensor
 
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.engines.linearity import may_be_nonlinear
-from noisette.clipping.norms import ClippedSum, Clipping, Sums, group_norms
-from noisette.gradients.per_example import LocatedRecording, per_example_gradients, user_hooks_disabled
-from noisette.gradients.rules.forms import EXAMPLES_IN_A_BLOCK
+from noisette.core.backward import LocatedRecording, per_example_gradients, user_hooks_disabled
+from noisette.core.clip import ClippedSum, Clipping, Sums, group_norms
+from noisette.core.forms import EXAMPLES_IN_A_BLOCK
 
 # Their backward pass is wrong in PyTorch 2.13 on processors where the memory formats of input and gradient differ.
 _WRONG_BACKWARD = {torch.nn.functional.batch_norm, torch.nn.functional.instance_norm}

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.engines.linearity import may_be_nonlinear
-from noisette.clipping.norms import ClippedSum, Clipping, Sums, Weights, group_norms, may_wait
+from noisette.core.backward import LocatedRecording, give_each, per_example_gradients
+from noisette.core.clip import ClippedSum, Clipping, Sums, Weights, group_norms, may_wait
+from noisette.core.forms import ExampleGradients
 from noisette.errors import PrivacyError
-from noisette.gradients.per_example import LocatedRecording, give_each, per_example_gradients
-from noisette.gradients.rules import ExampleGradients
 
 # By how much a norm of the second pass may exceed that of the first: kernels that add up in no fixed order differ so.
 _TOLERANCE = 1e-5

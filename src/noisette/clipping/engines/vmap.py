@@ -13,10 +13,10 @@ from torch import Tensor
 
 from noisette._internal import checks
 from noisette._internal.tensor_tree import leaves, with_leaves
-from noisette.clipping.norms import ClippedSum, Clipping, Sums, clip_and_sum
+from noisette.core.backward import LocatedRecording, PerExampleGradients
+from noisette.core.clip import ClippedSum, Clipping, Sums, clip_and_sum
+from noisette.core.recording import Output, Recording, RootCall
 from noisette.errors import PrivacyError
-from noisette.gradients.per_example import LocatedRecording, PerExampleGradients
-from noisette.gradients.recording import Output, Recording, RootCall
 
 # By how much, in units of the largest output, a call may differ when it is repeated one example at a time.
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}

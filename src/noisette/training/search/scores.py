@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from noisette._internal import checks
-from noisette._internal.keystream import SecretKey
 from noisette.accounting import Event, Gaussian, Ledger
 from noisette.accounting.calibrate import noise_multiplier_for
 from noisette.accounting.ledger.recorded_run import RecordedRun
+from noisette.core.keys import SecretKey
+from noisette.core.release import BoundedSum, GaussianRelease
 from noisette.data import DataSet, Split
 from noisette.data.holdout import hold_out
-from noisette.mechanisms.bounded_sum import BoundedSum
-from noisette.mechanisms.gaussian import GaussianRelease
 from noisette.nn.evaluation import in_evaluation
 from noisette.training.outcome import Outcome
 from noisette.training.predictions import ClassFigures

@@ -1,0 +1,366 @@
+"""Gradient norms, the clipping factor, the clipped sum, and the running sum of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from noisette.core.backward import LocatedRecording, PerExampleGradients
+from noisette.core.forms import AT_LEAST_SINGLE, ExampleGradients, weighted_sum_in_blocks
+from noisette.errors import PrivacyError
+
+Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
+Sums = dict[str, Tensor]  # by name of the parameter
+
+# Norms of single examples are wrong by at most this part; the rest of the slack is for the sum.
+_NORM_SLACK = {torch.float64: 1e-12, torch.float32: 1e-6}
+# A clip that no run has told its expected batch size leaves slack for sums of so many examples.
+EXAMPLES = 64.0
+# Squares below the smallest normal number of single precision count as zero. A gradient of n numbers can lose a norm of
+# 1e-19 sqrt(n) by that, which for 1e10 numbers is 1e-4 of this bound, and less than 1e-8 of a norm that exceeds it.
+SMALLEST_BOUND = 1e-10
+
+
+def slack_of(dtype: torch.dtype, examples: float = EXAMPLES) -> float:
+    """By which part of C the clipped norms stay below C, so that sums of neighbouring batches differ by at most C.
+
+    Let u be the unit roundoff. Sums of n and of n + 1 vectors of norm at most C, each added one after the other, differ
+    by at most C + 2 n u n C: each addition rounds its partial sum, of norm at most n C, and one more example may turn
+    the direction of every rounding. Adding blocks of m examples, and the blocks in double precision, as the sums of
+    clipped gradients are, makes it C + 2 m u n C, with m at most 256. Both need all roundings of all elements to have
+    one direction with the example and the opposite one without. Orders chosen for the purpose (big before small, pairs
+    that cancel, equal gradients) reach a tenth of u n C above C at n = 256, and half of it at n = 4096. The slack is u
+    for each example that is expected.
+
+    It must not depend on how many examples the batch has. That number is private, and where it changed the factors, one
+    more example would change those of all n others by u, and the sum by u n C: as much as the slack itself.
+
+    Args:
+        dtype: of the norms.
+        examples: expected in a batch, a public number.
+    """
+    single = AT_LEAST_SINGLE.get(dtype, dtype)
+    return _NORM_SLACK[single] + torch.finfo(single).eps / 2 * examples
+
+
+@dataclass(frozen=True)
+class Count:
+    """A count of the examples within their clipping norm: a sum of its own, released beside the gradient.
+
+    Each example adds +1/2 or -1/2, so one example moves the sum by 1/2.
+    """
+
+    released: Tensor  # its ``.grad`` will hold the noised count over the expected batch size
+    share: float  # of the release's budget
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that are clipped together, and the most one example can move their sum."""
+
+    names: tuple[str, ...]
+    bound: float
+    factor: Factor | None = None  # None: the factor is 1 for gradients within the bound
+    count: Count | None = None
+
+    def __post_init__(self) -> None:
+        if not self.bound >= SMALLEST_BOUND:
+            raise ValueError(
+                f"expected a clipping norm of at least {SMALLEST_BOUND:g}, got {self.bound:g}: squares of smaller "
+                "gradients are zero in single precision; multiply the losses and the bound with a constant"
+            )
+
+
+class ClippingRule(Protocol):
+    """Chooses the factor that each example's gradient is multiplied with; no factor exceeds bound / norm."""
+
+    def groups(self, names: Sequence[str]) -> list[Group]:
+        """The groups of these parameters for the next batch, each parameter in one of them.
+
+        Raises:
+            ValueError: the rule does not fit the parameters.
+        """
+        ...
+
+
+@runtime_checkable
+class AdaptiveRule(Protocol):
+    """A clipping rule whose bound follows the released count of the examples within it."""
+
+    def adapt(self, released_count: Tensor) -> None:
+        """Choose the bound of the next batch, given the noised count over the expected batch size.
+
+        The same tensor may come again; it counts once.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Which parameters an engine clips together, and by which factors."""
+
+    groups: Sequence[Sequence[str]]  # names of parameters; each parameter in one group
+    factors: Callable[[Tensor], Tensor]  # norms (groups, b) -> factors (groups, b), not finite where a norm is not
+    are_finite: bool = False  # whether all factors are finite, in a graph: then no example is to be cut out
+
+
+@dataclass(frozen=True)
+class ClippedSum:
+    """Sum of factor times gradient for each parameter the losses depend on, and the norms it was clipped by."""
+
+    sums: Sums
+    norms: Tensor  # (groups, b)
+
+
+class Engine(Protocol):
+    """A way to compute the clipped sum of a vector of losses."""
+
+    def clipped_sum(
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
+    ) -> ClippedSum:
+        """Sum of factor times gradient over the examples.
+
+        Guarantee: an example whose gradient norm is not finite contributes exactly nothing.
+        """
+        ...
+
+
+def check_real(parameters: Mapping[str, Tensor]) -> None:
+    """Check that no parameter is complex: rules, noise and optimizers would treat only its real part.
+
+    Raises:
+        ValueError: some are; all are listed.
+    """
+    if found := [name for name, p in parameters.items() if p.is_complex()]:
+        raise ValueError(
+            f"complex parameters cannot be trained: {', '.join(found)}. Hold the real and the imaginary part as a real "
+            "parameter with a last axis of 2, and use torch.view_as_complex(parameter) in forward."
+        )
+
+
+def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], losses: Tensor) -> Tensor:
+    """The norm of each example's gradient in each group, shape (groups, b), in single precision at least.
+
+    Args:
+        squared: squared norms by name of the parameter, each (b,); a parameter without gradient is left out.
+        groups: the names of the parameters of each group.
+        losses: one value per example, for shape and device.
+    """
+    group = group_of(groups)
+    parts: list[list[Tensor]] = [[] for _ in groups]
+    for name, of_parameter in squared.items():
+        parts[group[name]].append(of_parameter)
+    # The norms have the precision of the least precise gradient.
+    dtypes = {AT_LEAST_SINGLE.get(of_parameter.dtype, of_parameter.dtype) for of_parameter in squared.values()}
+    dtype = torch.float64 if dtypes == {torch.float64} else torch.float32
+    with torch.no_grad():
+        nothing = losses.new_zeros(losses.shape[0], dtype=torch.float64)
+        sums = [torch.stack(part).sum(0, dtype=torch.float64) if part else nothing for part in parts]
+        return torch.stack(sums).sqrt_().to(dtype)
+
+
+def clipping_of(groups: Sequence[Group], examples: float = EXAMPLES) -> Clipping:
+    """The clipping by these groups, for so many examples that are expected in a batch."""
+    return Clipping([group.names for group in groups], partial(clipping_factors, groups, examples=examples))
+
+
+def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = EXAMPLES) -> Tensor:
+    """What each gradient is multiplied with: norms (groups, b) -> factors (groups, b).
+
+    Args:
+        groups: the groups of parameters, with their bounds.
+        norms: of each group and example.
+        examples: expected in a batch, for the slack.
+
+    Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
+    Source: Lee & Kifer 2020, eq. 2.
+    """
+    return factors_within(limits_of(groups, examples, norms.device), groups, norms)
+
+
+_CPU = torch.device("cpu")
+_LIMITS: dict[Hashable, Tensor] = {}  # the last ones, so that no microbatch but the first copies them to a GPU
+_MOST_LIMITS = 64
+
+
+def limits_of(groups: Sequence[Group], examples: float, device: torch.device = _CPU) -> Tensor:
+    """The bound of each group in double precision, (groups, 2), less the slack of single and of double precision.
+
+    The tensor is shared: nobody may write into it.
+    """
+    bounds = tuple([group.bound for group in groups])
+    key = (bounds, examples, device)
+    if key not in _LIMITS:
+        slacks = [slack_of(dtype, examples) for dtype in (torch.float32, torch.float64)]
+        with torch.inference_mode(mode=False):
+            made = torch.tensor([[bound * (1 - slack) for slack in slacks] for bound in bounds], dtype=torch.float64)
+            made = made.to(device)
+        if type(made) is not Tensor:
+            return made  # of a mode that only traces
+        while len(_LIMITS) >= _MOST_LIMITS:
+            _LIMITS.pop(next(iter(_LIMITS)))
+        _LIMITS[key] = made
+    return _LIMITS[key]
+
+
+def may_wait(device: torch.device) -> bool:
+    """Whether the host may read what the device has computed: a GPU would have nothing to do while it waits."""
+    return device.type == "cpu"
+
+
+def factors_within(limits: Tensor, groups: Sequence[Group], norms: Tensor) -> Tensor:
+    """:func:`clipping_factors` for bounds that are given as a tensor by :func:`limits_of`."""
+    precise = norms.double()
+    column = 1 if norms.dtype is torch.float64 else 0
+    factors = limits[:, column : column + 1] / precise
+    for factor, group, row in zip(factors.unbind(), groups, precise.unbind(), strict=True):
+        factor.clamp_(max=1 if group.factor is None else group.factor(row).detach().to(row).clamp(min=0))
+    return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)
+
+
+def clip_and_sum(found: PerExampleGradients, losses: Tensor, clipping: Clipping) -> ClippedSum:
+    """The clipped sum of per-example gradients; ``found.forms`` is used up."""
+    norms = group_norms(found.squared_norms, clipping.groups, losses)
+    return ClippedSum(_weighted_sums(found.forms, clipping, norms), norms)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the examples in the sum of each parameter; one without a finite weight is left out.
+
+    Where the host may wait for the weights, such an example is cut out. Otherwise another one takes its place, with the
+    weight zero: zero times a gradient that is not a number would not be zero.
+    """
+
+    rows: Sequence[Tensor]  # for each group the weights of the kept examples
+    group: Mapping[str, int]  # the number of each parameter's group
+    kept: Tensor | None  # indices of the kept examples; all of them for ``None``
+    some: Tensor | None = None  # whether any example is finite; ``None`` where that does not matter
+
+    @classmethod
+    def of(cls, clipping: Clipping, norms: Tensor) -> Weights:
+        """The weights that clip gradients with these norms, (groups, b)."""
+        weights, group = clipping.factors(norms), group_of(clipping.groups)
+        if clipping.are_finite:
+            return cls(weights.unbind(), group, None)
+        if not may_wait(weights.device):
+            finite = weights.isfinite().all(0)
+            places = torch.arange(len(finite), device=finite.device)
+            kept = torch.where(finite, places, finite.to(torch.uint8).argmax())
+            return cls(torch.where(finite, weights, 0).unbind(), group, kept, finite.any())
+        if math.isfinite(weights.sum()):
+            return cls(weights.unbind(), group, None)
+        kept = weights.isfinite().all(0).nonzero().flatten()
+        return cls(weights[:, kept].unbind(), group, kept)
+
+    def sum_of(self, name: str, form: ExampleGradients, scale: Tensor | None = None) -> Tensor:
+        """The weighted sum of a parameter's gradients, each multiplied by its ``scale``, (b,), where one is given."""
+        row = self.rows[self.group[name]]
+        if scale is not None:
+            row = row * (scale if self.kept is None else scale[self.kept]).to(row)
+        total = weighted_sum_in_blocks(form, row, self.kept)
+        return total if self.some is None else torch.where(self.some, total, 0)
+
+
+def _weighted_sums(forms: dict[str, ExampleGradients], clipping: Clipping, norms: Tensor) -> Sums:
+    """Weighted sum of each parameter; an example without a finite weight is removed, never multiplied by zero."""
+    with torch.no_grad():
+        weights = Weights.of(clipping, norms)
+        return {name: weights.sum_of(name, forms.pop(name)) for name in list(forms)}  # frees each before the next
+
+
+def group_of(groups: Sequence[Sequence[str]]) -> dict[str, int]:
+    """The number of each parameter's group."""
+    return {name: k for k, names in enumerate(groups) for name in names}
+
+
+_PIECE = 2**20  # elements that are converted to double precision at a time, on a processor
+
+
+class Accumulator:
+    """Sums by parameter name, added to microbatch by microbatch.
+
+    The microbatches of a batch are added in double precision, so that their order and number hardly matter, in one
+    tensor for each parameter. A sum is never rounded to half precision, whatever the dtype of its parameter.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}  # a tensor of ``_doubles``, or what the only microbatch so far gave
+        self._doubles: dict[str, Tensor] = {}  # of this batch
+        self._is_whole = True  # no addition ended half-way
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def add(self, sums: Mapping[str, Tensor]) -> None:
+        """Add the sums of one microbatch, all of them or, where memory runs out, none."""
+        self._check_whole()
+        missing = [name for name in sums if name in self._sums and self._sums[name] is not self._doubles.get(name)]
+        made = {name: _double_like(sums[name]) for name in missing}
+        scratch = _scratch(sums)
+        single = {name: sum.to(AT_LEAST_SINGLE.get(sum.dtype, sum.dtype)) for name, sum in sums.items()}
+        # The memory is allocated, so nothing can fail from here on but for an interrupt.
+        self._is_whole = False
+        self._doubles |= made
+        for name in missing:
+            self._sums[name] = self._doubles[name].copy_(self._sums[name])
+        for name, sum in single.items():
+            if name in self._sums:
+                _add_in_pieces(self._sums[name], sum, scratch)
+            else:
+                self._sums[name] = sum
+        self._is_whole = True
+
+    def pop_sums(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The sums of these parameters, zeros where there is none; then start again from nothing."""
+        self._check_whole()
+        sums, self._sums, self._doubles = self._sums, {}, {}
+        return {
+            name: sums[name] if name in sums else torch.zeros_like(p, dtype=AT_LEAST_SINGLE.get(p.dtype, p.dtype))
+            for name, p in parameters.items()
+        }
+
+    def _check_whole(self) -> None:
+        """Check that no addition was interrupted; the sums start again from nothing where one was."""
+        if not self._is_whole:
+            self._sums, self._doubles, self._is_whole = {}, {}, True
+            raise PrivacyError(
+                "the sum of this batch holds a part of a microbatch, because adding it was interrupted; begin the "
+                "batch anew"
+            )
+
+
+def _double_like(sum: Tensor) -> Tensor:
+    return torch.empty_like(sum, dtype=torch.float64)
+
+
+def _scratch(sums: Mapping[str, Tensor]) -> Tensor | None:
+    """Memory for the pieces of these sums; ``None`` where an addition converts without any, as on a GPU."""
+    rows = [_rows(sum) * sum[:1].numel() if sum.dim() else 1 for sum in sums.values() if sum.device.type == "cpu"]
+    return torch.empty(max(rows), dtype=torch.float64) if rows else None
+
+
+def _rows(sum: Tensor) -> int:
+    """So many rows of the sum are added at a time."""
+    return min(len(sum), max(1, _PIECE // max(1, sum[:1].numel())))
+
+
+def _add_in_pieces(total: Tensor, sum: Tensor, scratch: Tensor | None) -> None:
+    """Add a sum to one in double precision, without memory of its own: a mixed addition would copy the whole sum."""
+    if scratch is None or sum.device.type != "cpu" or not sum.dim():
+        total.add_(sum)
+        return
+    for to, piece in _pieces(total, sum):
+        to.add_(scratch[: piece.numel()].view(piece.shape).copy_(piece))
+
+
+def _pieces(total: Tensor, sum: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    if not sum.numel():
+        return
+    yield from zip(total.split(_rows(sum)), sum.split(_rows(sum)), strict=True)

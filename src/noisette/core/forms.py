@@ -1,0 +1,415 @@
+"""Per-example gradients of one tensor, each in the cheapest exact form.
+
+A form holds the gradients G_1..G_b of b examples and computes three things from them: their squared norms, the
+gradients themselves, and a weighted sum of them. The three always agree; forms differ only in time and memory.
+
+Axes: b example, t position within an example, o output feature, i input feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial, singledispatch
+from itertools import combinations
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+# Terms of a Gram product may cancel, and rounding errors then exceed the sum; this many units of rounding of the sum's
+# diagonal are added to it, so that a norm is never underestimated.
+_GRAM_SLACK = 16
+# Explicit gradients replace their factors when they need at most this many times the memory of the factors.
+_KEEP_EXPLICIT = 2
+# Temporary results are computed for a part of the batch at a time, of at most this many elements, or of this share of
+# the factors' elements if that is more.
+_TEMPORARY_SIZE, _TEMPORARY_SHARE = 2**21, 0.25
+# Below this many positions, writing and reading an explicit gradient costs more than computing it twice.
+_MIN_POSITIONS_TO_KEEP = 16
+# The dtype in which gradients are computed where it is not that of the weight. In half precision neither the norms nor
+# the sums of clipped gradients keep to the bound: a sum of 4096 gradients in bfloat16 is wrong by 5 times the bound.
+AT_LEAST_SINGLE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+# Squares are added up in single precision over this many numbers at most, the blocks' sums in double precision: on a
+# processor a longer sum in single precision is too small by 1e-5 at a million numbers, and by 1e-3 at 16 million.
+_NORM_BLOCK = 512
+# Examples are added up in single precision this many at a time, the blocks' sums in double precision.
+EXAMPLES_IN_A_BLOCK = 256
+# A sum of squares loses at most this many of the smallest normal numbers where squares are too small to be represented.
+_LOST_SQUARES = 2**24
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The number of examples, and the axis of the operation's output that holds them.
+
+    A model may fold positions into that axis. With b = 2 examples (A, B) of 3 positions, an axis of length 6 holds
+
+    - A0 A1 A2 B0 B1 B2 if ``inner`` is false: the positions of one example are adjacent;
+    - A0 B0 A1 B1 A2 B2 if ``inner`` is true, as after flattening a (time, example, ...) tensor.
+
+    A model may also permute its examples, as packing by length does. ``order`` then holds the place of each example
+    along the axis, or -1 where it is not known; that example's gradient is zero there. Rules ignore it: the gradients
+    that they return are reordered afterwards.
+    """
+
+    count: int
+    axis: int = 0
+    inner: bool = False
+    order: Tensor | None = field(default=None, compare=False)
+
+    def first(self, tensor: Tensor) -> Tensor:
+        """The tensor with axes (example, position, ...), whatever the model's own order of axes is.
+
+        Raises:
+            ValueError: that axis does not hold the examples.
+        """
+        size = tensor.shape[self.axis] if tensor.dim() > self.axis else 0
+        if size == 0 or self.count == 0 or size % self.count:
+            place = "first axis" if self.axis == 0 else f"axis {self.axis}"
+            raise ValueError(
+                f"the {place} of shape {tuple(tensor.shape)} does not hold the {self.count} examples of the batch"
+            )
+        positions = size // self.count
+        if self.inner:
+            return tensor.unflatten(self.axis, (positions, self.count)).movedim((self.axis + 1, self.axis), (0, 1))
+        return tensor.unflatten(self.axis, (self.count, positions)).movedim((self.axis, self.axis + 1), (0, 1))
+
+    def sequences(self, tensor: Tensor) -> Tensor:
+        """Axes (example, position, feature): all axes but the examples' and the last are flattened to positions."""
+        return self.first(tensor).reshape(self.count, -1, tensor.shape[-1])
+
+
+class ExampleGradients(Protocol):
+    """The gradients of b examples with respect to one tensor."""
+
+    def squared_norms(self) -> Tensor:
+        """Squared Euclidean norm of each example's gradient, shape (b,)."""
+        ...
+
+    def explicit(self) -> Tensor:
+        """The gradients themselves, shape (b, *tensor.shape)."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Sum over examples of weight times gradient, in the tensor's shape; ``weights`` has shape (b,)."""
+        ...
+
+    def select(self, examples: Tensor | slice) -> ExampleGradients:
+        """The gradients of the examples with these indices, (n,), in their order, or of a slice of the examples."""
+        ...
+
+
+def sums_of_squares(rows: Tensor) -> Tensor:
+    """Sum of squares over all axes but the first, shape (b,), in the precision of the rows, at least single."""
+    dtype = AT_LEAST_SINGLE.get(rows.dtype, rows.dtype)
+    flat = rows.reshape(len(rows), rows.shape[1:].numel())
+    blocks = flat.shape[1] // _NORM_BLOCK
+    if blocks < 2:
+        return torch.linalg.vector_norm(flat, dim=1, dtype=dtype).square()
+    end = blocks * _NORM_BLOCK
+    whole = torch.linalg.vector_norm(flat[:, :end].unflatten(1, (blocks, _NORM_BLOCK)), dim=2, dtype=dtype)
+    rest = torch.linalg.vector_norm(flat[:, end:], dim=1, dtype=dtype)
+    return (whole.double().square().sum(1) + rest.double().square()).to(whole.dtype)
+
+
+def scale_rows(rows: Tensor, weights: Tensor) -> Tensor:
+    """Row i times weight i, in the precision of the rows; ``weights`` has shape (b,)."""
+    return rows * weights.to(rows.dtype).view(-1, *[1] * (rows.dim() - 1))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """G_i = gradients[i], written out: for small tensors such as biases, and where it saves work."""
+
+    gradients: Tensor  # (b, *shape)
+
+    def squared_norms(self) -> Tensor:
+        return sums_of_squares(self.gradients)
+
+    def explicit(self) -> Tensor:
+        return self.gradients
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        shape = self.gradients.shape[1:]
+        rows = self.gradients.reshape(len(weights), shape.numel())  # (b, 1) for a scalar parameter
+        rows = rows.to(AT_LEAST_SINGLE.get(rows.dtype, rows.dtype))
+        return (weights.to(rows.dtype) @ rows).view(shape)
+
+    def select(self, examples: Tensor | slice) -> Dense:
+        return Dense(self.gradients[examples])
+
+
+@dataclass(frozen=True)
+class PerExampleRow:
+    """G_i is zero but for ``rows[i]`` in row ``examples[i]``: for a tensor that has an axis of examples itself."""
+
+    rows: Tensor  # (b, ...), where ... are the tensor's other axes
+    examples: Tensor  # (b,): index of each example's row in the tensor
+    length: int  # number of rows of the tensor
+    axis: int = 0  # the tensor's axis of rows
+
+    def squared_norms(self) -> Tensor:
+        return sums_of_squares(self.rows)
+
+    def explicit(self) -> Tensor:
+        count = self.rows.shape[0]
+        full = self.rows.new_zeros(count, self.length, *self.rows.shape[1:])
+        full[torch.arange(count, device=full.device), self.examples] = self.rows
+        return full.movedim(1, self.axis + 1)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        total = self.rows.new_zeros(self.length, *self.rows.shape[1:])
+        return total.index_add_(0, self.examples, scale_rows(self.rows, weights)).movedim(0, self.axis)
+
+    def select(self, examples: Tensor | slice) -> PerExampleRow:
+        return PerExampleRow(self.rows[examples], self.examples[examples], self.length, self.axis)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """G_i = sum over t of left[i, t] right[i, t]^T, shape (o, i): linear layers, matrix products, recurrent cells.
+
+    Source: Goodfellow 2015 (one position); Lee & Kifer 2020, eq. 6 and 12 (sequences).
+    """
+
+    left: Tensor  # (b, t, o)
+    right: Tensor  # (b, t, i)
+
+    def squared_norms(self) -> Tensor:
+        """Norms by the product of norms for one position, else by Gram matrices or written out, whichever is smaller.
+
+        Gram matrices: with G = L^T R for L (t, o) and R (t, i), the squared norm is the trace of R^T L L^T R, which is
+        the sum over all pairs of positions (s, t) of (L L^T)[s, t] (R R^T)[s, t]. Two (t, t) matrices replace one
+        (o, i) matrix. For L = [1, 2]^T and R = [3, 4]^T, G = 1 * 3 + 2 * 4 = 11 and the squared norm is 121. The Gram
+        matrices are [[1, 2], [2, 4]] and [[9, 12], [12, 16]]: 9 + 24 + 24 + 64 = 121.
+        """
+        (b, t, o), i = self.left.shape, self.right.shape[2]
+        if t == 1:
+            left, right = (sums_of_squares(side) + _lost(side.dtype) for side in (self.left, self.right))
+            return left * right
+        if t * t <= o * i:
+            return gram_product(*(torch.bmm(side, side.transpose(1, 2)) for side in (self.left, self.right)))
+        if b == 0:
+            return self.left.new_zeros(0)
+        size = examples_at_once(o * i, b * t * (o + i))
+        pairs = zip(self.left.split(size), self.right.split(size), strict=True)
+        return torch.cat([sums_of_squares(Outer(left, right).explicit()) for left, right in pairs])
+
+    def explicit(self) -> Tensor:
+        return torch.bmm(self.left.transpose(1, 2), self.right)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return scale_rows(self.left, weights).flatten(0, 1).t() @ self.right.flatten(0, 1)
+
+    def select(self, examples: Tensor | slice) -> Outer:
+        return Outer(self.left[examples], self.right[examples])
+
+    def transposed(self) -> Outer:
+        """The same gradients with respect to the transposed tensor."""
+        return Outer(self.right, self.left)
+
+
+@singledispatch
+def compact(form: ExampleGradients) -> ExampleGradients:
+    """The same gradients in the form that costs least where norms are needed now and a weighted sum later."""
+    return form
+
+
+@compact.register
+def _(form: Outer) -> ExampleGradients:
+    """Written out if that saves work and takes little more memory than the factors, which are released."""
+    (_, t, o), i = form.left.shape, form.right.shape[2]
+    return Dense(form.explicit()) if writing_out_pays(t, o * i, t * (o + i)) else form
+
+
+def writing_out_pays(positions: int, explicit: int, factors: int) -> bool:
+    """Whether an explicit gradient saves work and takes little more memory than its factors, both in elements."""
+    return positions >= _MIN_POSITIONS_TO_KEEP and explicit <= _KEEP_EXPLICIT * factors
+
+
+@dataclass(frozen=True)
+class Rows:
+    """G_i is zero but for the sum of ``rows[i, t]`` in row ``ids[i, t]`` of a table; (b, *table) is never allocated."""
+
+    ids: Tensor  # (b, t), -1 where a position adds nothing
+    rows: Tensor  # (b, t, i), zero where a position adds nothing
+    table: torch.Size  # shape of the table
+
+    def squared_norms(self) -> Tensor:
+        """Norms of the rows after adding up those of equal ids.
+
+        Ids [7, 2, 7] are sorted to [2, 7, 7] and numbered [0, 1, 1]; rows are added up by these numbers.
+        """
+        order = self.ids.argsort(dim=1)
+        ids, rows = self.ids.gather(1, order), self.rows.gather(1, order.unsqueeze(2).expand_as(self.rows))
+        is_new = torch.ones_like(ids)
+        is_new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        slots = is_new.cumsum(1) - 1
+        return sums_of_squares(torch.zeros_like(rows).scatter_add_(1, slots.unsqueeze(2).expand_as(rows), rows))
+
+    def explicit(self) -> Tensor:
+        full = self.rows.new_zeros(self.ids.shape[0], *self.table)
+        return full.scatter_add_(1, self.ids.clamp(min=0).unsqueeze(2).expand_as(self.rows), self.rows)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        # In double precision, because every position of every example may add to the same row of the table.
+        total = self.rows.new_zeros(self.table, dtype=torch.float64)
+        rows = scale_rows(self.rows, weights).flatten(0, 1).double()
+        return total.index_add_(0, self.ids.clamp(min=0).flatten(), rows).to(self.rows.dtype)
+
+    def select(self, examples: Tensor | slice) -> Rows:
+        return Rows(self.ids[examples], self.rows[examples], self.table)
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of gradients of different forms with respect to one tensor, such as a weight tied to an embedding."""
+
+    parts: tuple[ExampleGradients, ...]
+
+    def squared_norms(self) -> Tensor:
+        """|A + B|^2 = |A|^2 + |B|^2 + 2 <A, B> where inner products are known, else norms of the written-out sum."""
+        products = [find_inner_product(one, other) for one, other in combinations(self.parts, 2)]
+        if not all(products):
+            return sums_of_squares(self.explicit())
+        squares = torch.stack([part.squared_norms() for part in self.parts]).sum(0)
+        cross_terms = torch.stack([product() for product in products if product]).sum(0)
+        # Parts may cancel, as the terms of a Gram product may.
+        return (squares + 2 * cross_terms).clamp(min=0) + _GRAM_SLACK * torch.finfo(squares.dtype).eps * squares
+
+    def explicit(self) -> Tensor:
+        return torch.stack([part.explicit() for part in self.parts]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.stack([part.weighted_sum(weights) for part in self.parts]).sum(0)
+
+    def select(self, examples: Tensor | slice) -> Total:
+        return Total(tuple(part.select(examples) for part in self.parts))
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """Gradients of some of b examples; those of all others are zero."""
+
+    form: ExampleGradients  # of m examples
+    examples: Tensor  # (m,): their numbers
+    count: int  # b
+
+    def squared_norms(self) -> Tensor:
+        norms = self.form.squared_norms()
+        return norms.new_zeros(self.count).index_copy_(0, self.examples, norms)
+
+    def explicit(self) -> Tensor:
+        gradients = self.form.explicit()
+        return gradients.new_zeros(self.count, *gradients.shape[1:]).index_copy_(0, self.examples, gradients)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.form.weighted_sum(weights[self.examples])
+
+    def select(self, examples: Tensor | slice) -> Scattered:
+        place = torch.full((self.count,), -1, device=self.examples.device)
+        place[self.examples] = torch.arange(len(self.examples), device=place.device)
+        return _scattered(self.form, place[examples])
+
+
+def _scattered(form: ExampleGradients, order: Tensor) -> Scattered:
+    examples = (order >= 0).nonzero().flatten()
+    return Scattered(form.select(order[examples]), examples, len(order))
+
+
+def placed(form: ExampleGradients, order: Tensor) -> ExampleGradients:
+    """The gradients at these places, in their order; zero for an example whose place is -1, whatever is there."""
+    return form.select(order) if bool((order >= 0).all()) else _scattered(form, order)
+
+
+def examples_at_once(size: int, held: int) -> int:
+    """How many examples to compute together: ``size`` temporary elements each, ``held`` elements in all factors."""
+    return max(1, int(max(_TEMPORARY_SIZE, _TEMPORARY_SHARE * held) / size))
+
+
+def _lost(dtype: torch.dtype) -> float:
+    """What a sum of squares may lack at most, because squares too small for the dtype are zero.
+
+    It matters where the sum is multiplied by another one. A gradient of 1e-24 at an output and an input of 1e19 make a
+    gradient of 1e-5 of the weight; without this term its norm would be zero times 1e19.
+    """
+    return _LOST_SQUARES * torch.finfo(dtype).tiny
+
+
+def gram_product(left: Tensor, right: Tensor) -> Tensor:
+    """Sum over (s, t) of the product of two Gram matrices (b, t, t), plus a bound on its rounding error, (b,)."""
+    slack, lost = _GRAM_SLACK * torch.finfo(left.dtype).eps, _lost(left.dtype) * left.shape[1]
+    diagonals = left.diagonal(dim1=1, dim2=2), right.diagonal(dim1=1, dim2=2)
+    traces = torch.stack([diagonal.sum(1) for diagonal in diagonals]).sum(0)
+    total = (left * right).sum((1, 2)).clamp(min=0)
+    return total + slack * (diagonals[0] * diagonals[1]).sum(1) + lost * traces
+
+
+InnerProduct = Callable[[Any, Any], Tensor]  # of two forms, for each example: shape (b,)
+_INNER_PRODUCTS: dict[tuple[type, type], InnerProduct] = {}
+
+
+def inner_product(one: type, other: type) -> Callable[[InnerProduct], InnerProduct]:
+    """Register a function that computes each example's inner product of two forms without writing them out."""
+
+    def register(product: InnerProduct) -> InnerProduct:
+        _INNER_PRODUCTS[one, other] = product
+        return product
+
+    return register
+
+
+def find_inner_product(one: ExampleGradients, other: ExampleGradients) -> Callable[[], Tensor] | None:
+    """What computes each example's inner product of two gradients, shape (b,), or ``None`` for unregistered forms."""
+    for left, right in ((one, other), (other, one)):
+        if product := _INNER_PRODUCTS.get((type(left), type(right))):
+            return partial(product, left, right)
+    return None
+
+
+@inner_product(Rows, Outer)
+def _(rows: Rows, outer: Outer) -> Tensor:
+    """Sum over s of <row id_s of G, rows_s>, where row id of G = sum_t left_t right_t^T is sum_t left_t[id] right_t."""
+    index = rows.ids.clamp(min=0).unsqueeze(1).expand(-1, outer.left.shape[1], -1)
+    picked = outer.left.gather(2, index)  # (b, t, s)
+    return (picked * torch.bmm(outer.right, rows.rows.transpose(1, 2))).sum((1, 2))
+
+
+def add(parts: Sequence[ExampleGradients]) -> ExampleGradients:
+    """The sum of gradients with respect to one tensor; those of one form are merged along the position axis.
+
+    Squared norms of two uses cannot be added, because their gradients may point in the same direction.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    dense = [part for part in parts if isinstance(part, Dense)]
+    outer = [part for part in parts if isinstance(part, Outer)]
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if len(dense) > 1:
+        dense = [Dense(torch.stack([p.gradients for p in dense]).sum(0))]
+    if len(outer) > 1:
+        outer = [Outer(torch.cat([p.left for p in outer], 1), torch.cat([p.right for p in outer], 1))]
+    if len(rows) > 1:
+        rows = [Rows(torch.cat([p.ids for p in rows], 1), torch.cat([p.rows for p in rows], 1), rows[0].table)]
+    others = [part for part in parts if not isinstance(part, Dense | Outer | Rows)]
+    merged: list[ExampleGradients] = [*dense, *outer, *rows, *others]
+    return merged[0] if len(merged) == 1 else Total(tuple(merged))
+
+
+def weighted_sum_in_blocks(form: ExampleGradients, weights: Tensor, kept: Tensor | None) -> Tensor:
+    """The weighted sum over blocks of examples; the blocks are added up in double precision.
+
+    Args:
+        form: the gradients of b examples.
+        weights: of the kept examples.
+        kept: the indices of the examples to be added up; all of them for ``None``.
+    """
+    if len(weights) <= EXAMPLES_IN_A_BLOCK:
+        return (form if kept is None else form.select(kept)).weighted_sum(weights)
+    blocks = [slice(start, start + EXAMPLES_IN_A_BLOCK) for start in range(0, len(weights), EXAMPLES_IN_A_BLOCK)]
+    parts = (form.select(at if kept is None else kept[at]).weighted_sum(weights[at]) for at in blocks)
+    total = next(parts).double()
+    for part in parts:
+        total += part
+    return total

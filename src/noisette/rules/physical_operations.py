@@ -1,0 +1,282 @@
+"""Operations that leave ``vmap``: they run once on the tensors of all examples. ``vmap`` is slow or fails for them.
+
+Each function here gets the arguments of an operation inside of ``vmap``, where what depends on examples is batched. It
+puts the examples where the operation treats its rows separately anyway (the rows of a linear layer, the images of a
+convolution, the sequences of a recurrence), runs the operation on physical tensors, and wraps the result again. It
+returns ``NotImplemented`` where that is not certain; then the operation goes through ``vmap``.
+
+Guarantee: this list is trusted. ``tests/rules/test_physical_operations.py`` checks for each entry that no value of
+one example reaches another.
+
+Axes: b example, n the batch axis inside the loss of one example, usually of length 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from string import ascii_letters
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisette.core.recording import Operation
+from noisette.core.registry import Run, leaves, named_arguments
+from noisette.core.vmap import is_wrapped, physical
+from noisette.errors import PrivacyError
+from noisette.rules.public_statistics import normalise_channels
+
+F = torch.nn.functional
+
+
+def _only_batched(arguments: Mapping[str, Any], name: str) -> bool:
+    """Whether the argument of this name is the only one that depends on examples."""
+    for key, value in arguments.items():
+        parts = value if type(value) in (list, tuple) else (value,)
+        if any(isinstance(part, Tensor) and is_wrapped(part) for part in parts) != (key == name):
+            return False
+    return True
+
+
+@leaves(F.linear, F.layer_norm, F.rms_norm, F.embedding)
+def row_by_row(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Operations on the last axes of ``input``, whatever its other axes are: the examples are one more of these."""
+    arguments = named_arguments(func, args, kwargs)
+    if not _only_batched(arguments, "input") or arguments.get("scale_grad_by_freq"):
+        return NotImplemented
+    if arguments.get("max_norm") is not None:
+        raise PrivacyError(
+            "max_norm rescales the rows of an embedding that an example looks up, which are then saved without noise; "
+            "leave max_norm out"
+        )
+    input = physical(arguments["input"])
+    if func is F.linear:
+        bias = arguments.get("bias")
+        if bias is not None and not 1 == bias.dim() < input.dim():
+            return NotImplemented  # the first axis of the bias must not meet that of the examples
+        if input.dim() == 3 and input.shape[1] == 1:  # the rule is quicker without the axis of one
+            return run(func, (), arguments | {"input": input.squeeze(1)}).unsqueeze(1)
+    return _no_view(run(func, (), arguments | {"input": input}))
+
+
+def _no_view(output: Tensor) -> Tensor:
+    """The output of an operation as autograd sees one of its own.
+
+    Where it is a view of an inner result, writing into it would lead the graph past the recorded edge.
+    """
+    return torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+
+
+@leaves(torch.matmul, torch.mm, torch.mv, Tensor.matmul, Tensor.mm, Tensor.mv)
+def product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """x @ W with one matrix or vector W for all examples."""
+    arguments = named_arguments(torch.matmul, args, kwargs)
+    left, right = arguments.get("input"), arguments.get("other")
+    if len(arguments) != 2 or left is None or right is None or not _only_batched(arguments, "input") or right.dim() > 2:
+        return NotImplemented
+    return run(torch.matmul, (physical(left), right), {})
+
+
+@leaves(torch.addmm, Tensor.addmm)
+def sum_with_product(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """bias + x @ W with one matrix W and one bias for all examples."""
+    arguments = named_arguments(func, args, kwargs)
+    if not arguments.keys() <= {"input", "mat1", "mat2"} or not _only_batched(arguments, "mat1"):
+        return NotImplemented
+    return run(
+        torch.add, (run(torch.matmul, (physical(arguments["mat1"]), arguments["mat2"]), {}), arguments["input"]), {}
+    )
+
+
+@leaves(torch.einsum)
+def einsum(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """With one more letter for the examples, in front of each operand that depends on them."""
+    equation, *operands = args
+    if not isinstance(equation, str) or "->" not in equation or not all(isinstance(x, Tensor) for x in operands):
+        return NotImplemented
+    letter = next((letter for letter in ascii_letters if letter not in equation), None)
+    factors, result = equation.split("->")
+    terms = [
+        f"{letter}{term.strip()}" if is_wrapped(operand) else term
+        for term, operand in zip(factors.split(","), operands, strict=True)
+    ]
+    inner = [physical(operand) if is_wrapped(operand) else operand for operand in operands]
+    if letter is None:
+        return NotImplemented
+    return _no_view(run(func, (f"{','.join(terms)}->{letter}{result.strip()}", *inner), {}))
+
+
+def _merged(run: Run, b: int, func: Operation, arguments: dict[str, Any]) -> Any:
+    """The operation with ``input`` (b, n, ...) as (b n, ...), and its output in the same way."""
+    input = physical(arguments["input"])
+    n = input.shape[1]
+    output = run(func, (), arguments | {"input": input.flatten(0, 1)})
+    return output.unflatten(0, (b, n))
+
+
+_CONVOLUTIONS = {
+    **{F.conv1d: 1, F.conv2d: 2, F.conv3d: 3},
+    **{F.conv_transpose1d: 1, F.conv_transpose2d: 2, F.conv_transpose3d: 3},
+}
+
+
+@leaves(*_CONVOLUTIONS)
+def convolution(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Images (n, c, ...), or one image (c, ...), and one kernel for all examples."""
+    arguments = named_arguments(func, args, kwargs)
+    if not _only_batched(arguments, "input"):
+        return NotImplemented
+    input = arguments["input"]
+    if input.dim() == _CONVOLUTIONS[func] + 1:
+        return run(func, (), arguments | {"input": physical(input)})
+    if _CONVOLUTIONS[func] == 3 and input.shape[0] > 1:
+        return NotImplemented  # the rule takes one volume of each example
+    return _merged(run, b, func, arguments)
+
+
+@leaves(F.group_norm, F.instance_norm, normalise_channels)
+def normalization(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Norms of (n, c, ...) that treat the first axis as separate examples; running statistics stay with ``vmap``."""
+    arguments = named_arguments(func, args, kwargs)
+    if not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
+        return NotImplemented
+    if arguments.get("running_mean") is not None or arguments.get("running_var") is not None:
+        return NotImplemented
+    return _merged(run, b, func, arguments)
+
+
+@leaves(F.batch_norm)
+def fixed_batch_norm(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Batch norm of (n, c, ...) with fixed statistics."""
+    arguments = named_arguments(func, args, kwargs)
+    fixed = not arguments.get("training", False) and arguments.get("running_mean") is not None
+    if not fixed or not _only_batched(arguments, "input") or arguments["input"].dim() < 2:
+        return NotImplemented
+    return _merged(run, b, func, arguments)
+
+
+_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+@leaves(F.scaled_dot_product_attention, data=(0, 1, 2, 3, *_ATTENTION[:4]))
+def attention(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Attention within each (head, position, feature), with or without n in front, and any mask that broadcasts."""
+    arguments: dict[str, Any] = {**dict(zip(_ATTENTION, args, strict=False)), **kwargs}
+    axes, mask = arguments["query"].dim(), arguments.get("attn_mask")
+    inputs = {name: arguments[name] for name in ("query", "key", "value")}
+    sizes = {tensor.shape[0] for tensor in inputs.values()} if axes == 4 else {1}
+    if len({tensor.dim() for tensor in inputs.values()}) > 1 or len(sizes) > 1 or not 2 <= axes <= 4:
+        return NotImplemented
+    if mask is not None and mask.dim() > axes:
+        return NotImplemented
+    n = sizes.pop()
+    rows = {name: _one_for_each(tensor, b) for name, tensor in inputs.items()}
+    if mask is not None and (axes == 4 or is_wrapped(mask)):
+        mask = _one_for_each(mask, b)
+        mask = mask.view(b, *[1] * (axes + 1 - mask.dim()), *mask.shape[1:])
+        mask = mask.expand(b, n, *mask.shape[2:]).flatten(0, 1) if axes == 4 else mask
+    if axes == 4:
+        rows = {name: tensor.flatten(0, 1) for name, tensor in rows.items()}
+    output = run(func, (), arguments | rows | {"attn_mask": mask})
+    return output.unflatten(0, (b, n)) if axes == 4 else output
+
+
+def _one_for_each(tensor: Tensor, b: int) -> Tensor:
+    """The physical tensor; a tensor that depends on no example once for each of them."""
+    return physical(tensor) if is_wrapped(tensor) else tensor.expand(b, *tensor.shape)
+
+
+@leaves(torch.rnn_tanh, torch.rnn_relu, torch.lstm, torch.gru, data=(0, 1))
+def recurrence(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Sequences (n, t, features) or (t, n, features) and states (layers, n, features) as those of b n sequences."""
+    if kwargs or not isinstance(args[3], bool) or any(is_wrapped(weight) for weight in args[2]):
+        return NotImplemented  # packed sequences, or weights that depend on examples
+    input, hx, *rest = args
+    axis = 0 if rest[-1] else 1  # batch_first
+    states: Sequence[Tensor] = (hx,) if isinstance(hx, Tensor) else hx
+    n = input.shape[axis]
+    merged = [_merge_at(_one_for_each(state, b), 1) for state in states]
+    output, *final = run(
+        func, (_merge_at(_one_for_each(input, b), axis), merged[0] if isinstance(hx, Tensor) else merged, *rest), {}
+    )
+    return (_split_at(output, axis, b, n), *[_split_at(state, 1, b, n) for state in final])
+
+
+def _merge_at(tensor: Tensor, axis: int) -> Tensor:
+    """(b, ..., n, ...) with n on this axis of one example's tensor, as (..., b n, ...)."""
+    return tensor.movedim(0, axis).flatten(axis, axis + 1)
+
+
+def _split_at(tensor: Tensor, axis: int, b: int, n: int) -> Tensor:
+    """The inverse of :func:`_merge_at`."""
+    return tensor.unflatten(axis, (b, n)).movedim(axis, 0)
+
+
+@leaves(F.dropout, F.rrelu)
+def number_by_number(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Each number is dropped, or scaled, by a random number of its own, wherever the examples are."""
+    input, *others = args if args else (kwargs["input"],)
+    rest = {name: value for name, value in kwargs.items() if name != "input"}
+    inplace = (len(args) > _PLACE_OF_INPLACE[func] and args[-1]) or kwargs.get("inplace")
+    if inplace or not is_wrapped(input):
+        return NotImplemented  # the result must be the same object, or this is a weight of another model
+    return run(func, (physical(input), *others), rest)
+
+
+_PLACE_OF_INPLACE = {F.dropout: 3, F.rrelu: 4}
+
+
+_RRELU = ("input", "lower", "upper", "training", "inplace")
+
+
+@leaves(F.rrelu)
+def random_slope(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Each number has a slope of its own, wherever the examples are."""
+    arguments: dict[str, Any] = {**dict(zip(_RRELU, args, strict=False)), **kwargs}
+    if arguments.get("inplace") or not is_wrapped(arguments["input"]):
+        return NotImplemented
+    return run(func, (), arguments | {"input": physical(arguments["input"])})
+
+
+_CROSS_ENTROPY = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+
+
+@leaves(F.cross_entropy, F.nll_loss)
+def class_loss(run: Run, b: int, func: Operation, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Losses of scores (n, classes) and labels (n,) or probabilities (n, classes), reduced over n in each example.
+
+    The mean goes over the labels that are not ignored, each with the weight of its class; without any it is not a
+    number, as outside of ``vmap``.
+    """
+    arguments: dict[str, Any] = {**dict(zip(_CROSS_ENTROPY, args, strict=False)), **kwargs}
+    input, target = arguments["input"], arguments["target"]
+    weight = arguments.get("weight")
+    if any(arguments.get(name) is not None for name in ("size_average", "reduce")):
+        return NotImplemented
+    if weight is not None and (is_wrapped(weight) or weight.requires_grad):
+        return NotImplemented
+    if not (is_wrapped(input) and is_wrapped(target)) or input.dim() != 2 or target.dim() > 2:
+        return NotImplemented
+    scores, labels = physical(input), physical(target)
+    reduction = arguments.pop("reduction", "mean")
+    several = scores.shape[1] > 1
+    given = {"input": _rows(scores), "target": _rows(labels), "reduction": "none"}
+    losses = run(func, (), arguments | given)
+    losses = losses.unflatten(0, scores.shape[:2]) if several else losses.unsqueeze(1)
+    if reduction == "none":
+        return losses
+    total = losses.sum(1) if several else losses.squeeze(1)
+    if reduction == "sum":
+        return total
+    counted: Any = scores.shape[1]
+    if target.dim() == 1:
+        counted = labels != arguments.get("ignore_index", -100)
+        if weight is not None:
+            counted = torch.where(counted, weight[torch.where(counted, labels, 0)], 0)
+        counted = counted.sum(1)
+    return total / counted if reduction == "mean" else NotImplemented
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """(b, n, ...) as (b n, ...)."""
+    return tensor.flatten(0, 1) if tensor.shape[1] > 1 else tensor.squeeze(1)

@@ -1,0 +1,182 @@
+"""Activation checkpoints inside of ``vmap``: what a block of the model keeps for the backward pass is recomputed.
+
+``torch.utils.checkpoint`` would run the block after ``vmap`` has ended. Here it runs again within ``vmap``, for the
+same examples and in the same surroundings, and what the tape recorded of it gets its arguments back.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from noisette._internal.tensor_tree import tensors
+from noisette.core import vmap as internals
+from noisette.core.recording import Use
+from noisette.core.trace import VectorizedRecorder
+from noisette.errors import PrivacyError
+from noisette.gradients.surroundings import Surroundings
+
+_Function = Callable[..., Any]
+
+
+class _Saved:
+    """In place of a tensor that the graph would keep; it holds the tensor once the block has been recomputed."""
+
+    def __init__(self) -> None:
+        self.tensor: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _UseInBlock(Use):
+    """A use without its arguments, which come back when its block is recomputed."""
+
+    block: _Block
+    number: int
+
+    def whole(self) -> Use:
+        return self.block.use(self)
+
+
+class Blocks:
+    """The checkpointed blocks of one recorded forward pass inside of ``vmap``."""
+
+    def __init__(self, recorder: VectorizedRecorder) -> None:
+        self._recorder = recorder
+        self._inside = False  # of a block: a block within it is part of it
+
+    def __call__(self, function: _Function, *options: Any, **keywords: Any) -> Iterator[None]:
+        """What ``torch.utils.checkpoint`` does before a function runs, and after it.
+
+        Options come first: the random state's, the contexts', three others; then the arguments of the function.
+        """
+        if self._inside:
+            yield
+            return
+        args, draft = options[5:], self._recorder._draft
+        block = _Block(_Call(self._recorder, function, args, keywords))
+        uses, derived = len(draft.uses), len(draft.derived)
+        self._inside = True
+        try:
+            with saved_tensors_hooks(block.pack, block.unpack):
+                yield
+        finally:
+            self._inside = False
+        if len(draft.derived) == derived:  # a derived weight would be another one when it is recomputed
+            draft.uses[uses:] = [block.without_arguments(use) for use in draft.uses[uses:]]
+
+
+class _Block:
+    """One call of a checkpointed function: what its graph saves and its uses hold, once it has been recomputed."""
+
+    def __init__(self, call: _Call) -> None:
+        self._call: _Call | None = call
+        self._saved: list[weakref.ref[_Saved]] = []  # the graph holds them, and frees them as its nodes are done
+        self._uses = 0  # without arguments
+        self._recomputed: dict[int, Use] = {}
+
+    def pack(self, tensor: Tensor) -> _Saved:
+        saved = _Saved()
+        self._saved.append(weakref.ref(saved))
+        return saved
+
+    def unpack(self, saved: _Saved) -> Tensor:
+        self._recompute()
+        assert saved.tensor is not None
+        return saved.tensor
+
+    def without_arguments(self, use: Use) -> Use:
+        """The use as the tape keeps it until the block is recomputed."""
+        self._uses += 1
+        fields = {name: getattr(use, name) for name in Use.__dataclass_fields__}
+        fields |= {"args": (), "kwargs": {}, "versions": ()}
+        return _UseInBlock(**fields, block=self, number=self._uses - 1)
+
+    def use(self, kept: _UseInBlock) -> Use:
+        """The use with its arguments, which are given away.
+
+        Raises:
+            PrivacyError: they were given away before.
+        """
+        self._recompute()
+        again = self._recomputed.pop(kept.number, None)
+        if again is None:
+            raise PrivacyError(
+                "this engine passes twice over one graph with checkpoints, which are recomputed once; let it repeat "
+                "the forward pass, as noisette.engines.TwoPasses does by forward.repeat, or turn the checkpoints off"
+            )
+        return replace(again, outputs=kept.outputs, edges=kept.edges, upstream=kept.upstream)
+
+    def _recompute(self) -> None:
+        """Run the function once more, for what it saves and for the arguments of its uses.
+
+        Raises:
+            PrivacyError: it does not do the same as before.
+        """
+        if self._call is None:
+            return
+        call, self._call = self._call, None  # nothing of the call is held afterwards: the graph leads back to here
+        saved = iter(self._saved)
+
+        def fill(tensor: Tensor) -> None:
+            place = next(saved, None)
+            if place is None:
+                raise _differs()
+            if (holder := place()) is not None:
+                holder.tensor = tensor.detach()
+
+        uses = call.again(fill)
+        if next(saved, None) is not None or (self._uses and len(uses) != self._uses):
+            raise _differs()
+        if self._uses:
+            self._recomputed = dict(enumerate(uses))
+
+
+class _Call:
+    """A function, its arguments, and what else its values follow from."""
+
+    def __init__(
+        self, recorder: VectorizedRecorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
+    ) -> None:
+        self._recorder = recorder
+        self._function, self._args, self._keywords = function, args, keywords
+        self._before = recorder.made_so_far()
+        with torch._C.DisableTorchFunction(), internals.outside():  # nothing here is a part of the loss
+            self._given = [internals.unwrapped(tensor) for tensor in tensors((args, dict(keywords)))]
+            self._versions = self._versions_now()
+            self._surroundings = Surroundings.now(self._given)
+
+    def again(self, save: Callable[[Tensor], None]) -> list[Use]:
+        """Run the function once more; give each tensor that its graph saves to ``save``, and return its uses.
+
+        Raises:
+            PrivacyError: an argument was written to since.
+        """
+        if self._versions != self._versions_now():
+            raise PrivacyError("an argument of a checkpointed function was changed in place after the call")
+        with (
+            self._surroundings.restored(),
+            saved_tensors_hooks(save, _refuse),
+            self._recorder.again(self._before) as uses,
+        ):
+            self._function(*self._args, **self._keywords)
+        return uses
+
+    def _versions_now(self) -> list[int]:
+        return [0 if tensor.is_inference() else tensor._version for tensor in self._given]
+
+
+def _refuse(nothing: None) -> Tensor:
+    raise PrivacyError("a checkpointed function takes gradients itself, so it cannot be recomputed")
+
+
+def _differs() -> PrivacyError:
+    return PrivacyError(
+        "a function in torch.utils.checkpoint did not do the same when it was recomputed; it must depend on nothing "
+        "but its arguments, the weights and torch's random numbers"
+    )

@@ -1,0 +1,145 @@
+"""Each form agrees with explicit gradients in its norms, gradients and weighted sum."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from noisette.core.forms import Dense, Outer, PerExampleRow, Rows, Total, add, compact, gram_product
+from rule_oracle import check_form, double
+
+B = 5
+
+
+def outer_truth(left: Tensor, right: Tensor) -> Tensor:
+    return torch.einsum("bto,bti->boi", left, right)
+
+
+def rows_truth(ids: Tensor, rows: Tensor, table: torch.Size) -> Tensor:
+    full = torch.zeros(len(ids), *table, dtype=rows.dtype)
+    for i in range(len(ids)):
+        for t in range(ids.shape[1]):
+            if ids[i, t] >= 0:
+                full[i, ids[i, t]] += rows[i, t]
+    return full
+
+
+def some_rows(t: int, width: int, table: int) -> Rows:
+    ids, rows = torch.randint(0, table, (B, t)), double(B, t, width)
+    ids[:, 1:3] = ids[:, :1]
+    ids[0, -1], rows[0, -1] = -1, 0
+    ids[1], rows[1] = -1, 0
+    return Rows(ids, rows, torch.Size((table, width)))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4)])
+def test_dense(shape: tuple[int, ...]) -> None:
+    gradients = double(B, *shape)
+    check_form(Dense(gradients), gradients)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (1, 4)])
+def test_per_example_row(shape: tuple[int, ...]) -> None:
+    rows, examples = double(B, *shape), torch.tensor([3, 0, 6, 2, 5])
+    truth = torch.zeros(B, 7, *shape, dtype=torch.float64)
+    for i, at in enumerate(examples):
+        truth[i, at] = rows[i]
+    check_form(PerExampleRow(rows, examples, 7), truth)
+
+
+# (positions, outputs, inputs) for each branch of Outer
+BRANCHES = {
+    "one": (1, 4, 3),
+    "parts, kept": (20, 4, 3),
+    "gram, kept": (16, 20, 30),
+    "gram": (3, 6, 5),
+    "parts": (12, 3, 4),
+    "gram with many positions": (17, 90, 80),
+}
+
+
+@pytest.mark.parametrize("shape", BRANCHES.values(), ids=BRANCHES)
+def test_outer(shape: tuple[int, int, int]) -> None:
+    t, o, i = shape
+    left, right = double(B, t, o), double(B, t, i)
+    check_form(Outer(left, right), outer_truth(left, right))
+    check_form(compact(Outer(left, right)), outer_truth(left, right))
+    check_form(Outer(left, right).transposed(), outer_truth(right, left))
+
+
+def test_the_shapes_above_reach_every_branch() -> None:
+    """Each branch is chosen by the shapes it is named for, or the test above would not cover it."""
+
+    def branch(t: int, o: int, i: int) -> str:
+        form = compact(Outer(double(1, t, o), double(1, t, i)))
+        norms = "one" if t == 1 else "gram" if t * t <= o * i else "parts"
+        return norms + ", kept" * isinstance(form, Dense)
+
+    assert [branch(*shape) for shape in BRANCHES.values()] == [name.partition(" with")[0] for name in BRANCHES]
+
+
+def test_positions_of_one_example_never_just_add_up() -> None:
+    """Goodfellow's product of norms holds for one position only."""
+    left, right = torch.ones(1, 2, 1, dtype=torch.float64), torch.ones(1, 2, 1, dtype=torch.float64)
+    assert Outer(left, right).squared_norms().item() == pytest.approx(4)
+
+
+def test_rows() -> None:
+    form = some_rows(6, 3, 9)
+    check_form(form, rows_truth(form.ids, form.rows, form.table))
+
+
+def test_rows_never_allocate_the_table() -> None:
+    form = Rows(torch.randint(0, 10**9, (2, 3)), torch.randn(2, 3, 2), torch.Size((10**9, 2)))
+    assert form.squared_norms().shape == (2,)
+
+
+@pytest.mark.parametrize("t", [1, 4, 20])
+def test_total_of_outer_and_rows(t: int) -> None:
+    """A table tied to the output layer: both gradients may point in the same direction."""
+    rows = some_rows(6, 3, 9)
+    left, right = double(B, t, 9), double(B, t, 3)
+    truth = outer_truth(left, right) + rows_truth(rows.ids, rows.rows, rows.table)
+    for parts in ((Outer(left, right), rows), (rows, Outer(left, right))):
+        check_form(Total(parts), truth)
+        check_form(add(parts), truth)
+
+
+def test_total_of_opposite_gradients_is_zero() -> None:
+    rows = some_rows(4, 3, 9)
+    left = torch.nn.functional.one_hot(rows.ids.clamp(min=0), 9).double()
+    total = Total((rows, Outer(left, -rows.rows)))
+    assert float(total.squared_norms().max()) <= 1e-12
+    assert bool((total.squared_norms() >= 0).all())
+
+
+def test_total_with_dense() -> None:
+    left, right, gradients = double(B, 3, 4), double(B, 3, 2), double(B, 4, 2)
+    check_form(Total((Outer(left, right), Dense(gradients))), outer_truth(left, right) + gradients)
+
+
+def test_add_merges_gradients_of_one_form() -> None:
+    left, right = double(B, 3, 4), double(B, 3, 2)
+    twice = add([Outer(left, right), Outer(2 * left, right)])
+    assert isinstance(twice, Outer)
+    check_form(twice, 3 * outer_truth(left, right))
+    dense = double(B, 4, 2)
+    check_form(add([Dense(dense), Dense(dense)]), 2 * dense)
+    rows = some_rows(4, 3, 9)
+    both = add([rows, rows])
+    assert isinstance(both, Rows)
+    check_form(both, 2 * rows_truth(rows.ids, rows.rows, rows.table))
+    assert add([rows]) is rows
+    everything = add([Outer(left, right), Dense(dense), Outer(left, -right), Dense(dense)])
+    check_form(everything, 2 * dense)
+
+
+def test_gram_products_round_upwards() -> None:
+    """Cancellation in a Gram product could reduce the norm; the result is never below the true norm."""
+    for _ in range(50):
+        left, right = torch.randn(4, 30, 8), torch.randn(4, 30, 6)
+        left[:, 15:], right[:, 15:] = left[:, :15], -right[:, :15] * (1 + 1e-4 * torch.randn(4, 15, 6))
+        truth = outer_truth(left.double(), right.double()).flatten(1).square().sum(1)
+        gram = gram_product(left @ left.transpose(1, 2), right @ right.transpose(1, 2))
+        assert bool((gram.double() >= truth * (1 - 1e-6)).all())

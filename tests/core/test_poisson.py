@@ -1,0 +1,292 @@
+"""Batches are Poisson, from the secret key alone, whole, and in the form of the data set."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from noisette import PrivacyError
+from noisette.core import batches as poisson
+from noisette.core.batches import Batch, PoissonSampler
+from noisette.core.keys import SecretKey
+from noisette.sampling.loading import records_of
+from noisette.sampling.microbatch_size import MeasuredSize, UnmeasuredMemory
+
+Z = 6.1
+
+
+def inclusions(size: int, rate: float, steps: int) -> np.ndarray:
+    """1 where a record was in a step's batch, shape (steps, size)."""
+    sampler = PoissonSampler(size=size, sampling_rate=rate, key=SecretKey())
+    table = np.zeros((steps, size))
+    for step in range(steps):
+        table[step, sampler.indices(step=step)] = 1
+    return table
+
+
+def check_poisson(table: np.ndarray, rate: float) -> None:
+    """Records included equally often (Q1), sizes that vary as they should (Q2), no memory (Q3), no pairs (Q4)."""
+    steps, size = table.shape
+    spread = rate * (1 - rate)
+    totals = table.sum(0)
+    chi = ((totals - steps * rate) ** 2 / (steps * spread)).sum()
+    assert 1e-9 < stats.chi2.cdf(chi, size) < 1 - 1e-9
+    sizes = table.sum(1)
+    assert abs(sizes.mean() - size * rate) / math.sqrt(size * spread / steps) <= Z
+    chi = ((sizes - size * rate) ** 2 / (size * spread)).sum()
+    assert 1e-9 < stats.chi2.cdf(chi, steps) < 1 - 1e-9
+    centred = (table - rate) / math.sqrt(spread)
+    for lag in range(1, 20):
+        assert abs((centred[lag:] * centred[:-lag]).sum()) / math.sqrt((steps - lag) * size) <= Z
+        assert abs((centred[:, lag:] * centred[:, :-lag]).sum()) / math.sqrt((size - lag) * steps) <= Z
+    pairs = (centred.T @ centred) / math.sqrt(steps)
+    assert np.abs(pairs[~np.eye(size, dtype=bool)]).max() <= 8
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.3, 0.9])
+def test_law(rate: float) -> None:
+    check_poisson(inclusions(size=200, rate=rate, steps=3000), rate)
+
+
+def shuffled(size: int, rate: float, steps: int) -> np.ndarray:
+    rng, table = np.random.default_rng(0), np.zeros((steps, size))
+    length = round(size * rate)
+    for epoch in range(0, steps, size // length):
+        for k, part in enumerate(np.array_split(rng.permutation(size), size // length)):
+            table[epoch + k, part] = 1
+    return table
+
+
+def fixed_size(size: int, rate: float, steps: int) -> np.ndarray:
+    rng, table = np.random.default_rng(0), np.zeros((steps, size))
+    for row in table:
+        row[rng.choice(size, round(size * rate), replace=False)] = 1
+    return table
+
+
+@pytest.mark.parametrize("wrong", [shuffled, fixed_size, lambda n, q, t: inclusions(n, 1.05 * q, t)])
+def test_the_check_sees_other_samplers(wrong) -> None:
+    with pytest.raises(AssertionError):
+        check_poisson(wrong(200, 0.2, 3000), 0.2)
+
+
+def test_batches_are_a_function_of_key_and_step() -> None:
+    key = SecretKey(bytes(32))
+    one, two = (PoissonSampler(size=500, sampling_rate=0.3, key=key) for _ in range(2))
+    np.testing.assert_array_equal(one.indices(step=3), two.indices(step=3))
+    assert not np.array_equal(one.indices(step=3), one.indices(step=4))
+    other = PoissonSampler(size=500, sampling_rate=0.3, key=SecretKey())
+    assert not np.array_equal(one.indices(step=3), other.indices(step=3))
+
+
+def test_seeds_do_not_reach_it() -> None:
+    def sampled() -> np.ndarray:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        return PoissonSampler(size=500, sampling_rate=0.3, key=SecretKey()).indices(step=0)
+
+    assert not np.array_equal(sampled(), sampled())
+
+
+def test_a_record_does_not_see_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its coin is its own: neither the data set's length nor how many coins are tossed at once change it."""
+    key = SecretKey(bytes(32))
+    long = PoissonSampler(size=1000, sampling_rate=0.4, key=key).indices(step=2)
+    short = PoissonSampler(size=777, sampling_rate=0.4, key=key).indices(step=2)
+    np.testing.assert_array_equal(short, long[long < 777])
+    monkeypatch.setattr(poisson, "_CHUNK", 64)
+    np.testing.assert_array_equal(PoissonSampler(size=1000, sampling_rate=0.4, key=key).indices(step=2), long)
+
+
+def test_rates_at_the_ends() -> None:
+    np.testing.assert_array_equal(
+        PoissonSampler(size=7, sampling_rate=1.0, key=SecretKey()).indices(step=0), np.arange(7)
+    )
+    for rate in (1e-300, 5e-324):
+        assert len(PoissonSampler(size=1000, sampling_rate=rate, key=SecretKey()).indices(step=0)) == 0
+    assert len(PoissonSampler(size=1000, sampling_rate=1 - 2**-53, key=SecretKey()).indices(step=0)) == 1000
+    assert len(PoissonSampler(size=0, sampling_rate=0.5, key=SecretKey()).indices(step=0)) == 0
+
+
+@pytest.mark.parametrize("rate", [0, -0.1, 1.5, float("nan")])
+def test_rates_outside_their_domain(rate: float) -> None:
+    with pytest.raises(ValueError, match="sampling_rate"):
+        PoissonSampler(size=7, sampling_rate=rate, key=SecretKey())
+
+
+X = torch.arange(24.0).view(12, 2)
+Y = torch.arange(12)
+
+
+class Records(Dataset):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return X[i], i
+
+
+class ManyRecords(Records):
+    def __getitems__(self, at: list[int]) -> list[tuple[torch.Tensor, int]]:
+        return [self[i] for i in at]
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return X[i], i
+
+
+PAIRS = {
+    "tuple": (X, Y),
+    "arrays": (X.numpy(), Y.numpy()),
+    "TensorDataset": TensorDataset(X, Y),
+    "Dataset": Records(),
+    "Dataset with __getitems__": ManyRecords(),
+    "Subset": Subset(Records(), range(12)),
+    "list of records": [(X[i], i) for i in range(12)],
+}
+
+
+def drawn(indices: np.ndarray, dataset: object = X, **state: int) -> Batch:
+    return Batch(indices, records_of(dataset), MeasuredSize(UnmeasuredMemory()), **state)
+
+
+def seen(dataset: object, indices: np.ndarray, size: int | str) -> list:
+    assert records_of(dataset).size == 12
+    batch, pieces = drawn(indices, dataset), []
+    for piece in batch.microbatches(size):
+        pieces.append(piece)
+        batch.bounded += batch.current
+    return pieces
+
+
+@pytest.mark.parametrize("dataset", PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize("size", [1, 2, 5, 100, "auto"])
+def test_data_sets_of_pairs(dataset: object, size: int | str) -> None:
+    indices = np.array([0, 3, 4, 7, 11])
+    pieces = seen(dataset, indices, size)
+    lengths = [1, 2, 2] if size == "auto" else [len(part) for part in np.array_split(indices, range(size, 5, size))]
+    assert [len(x) for x, _ in pieces] == lengths
+    assert torch.equal(torch.cat([torch.as_tensor(x) for x, _ in pieces]), X[indices])
+    assert torch.equal(torch.cat([torch.as_tensor(y) for _, y in pieces]), Y[indices])
+
+
+def test_data_sets_of_one_tensor_and_of_names() -> None:
+    indices = np.array([2, 5])
+    for dataset in (X, X.numpy(), Subset(X, range(12))):
+        assert torch.equal(seen(dataset, indices, 9)[0], X[indices])
+    [piece] = seen(OrderedDict(x=X, y=Y.numpy()), indices, 9)
+    assert torch.equal(piece["x"], X[indices])
+    assert torch.equal(piece["y"], Y[indices])
+
+
+def test_empty_batch_has_no_piece() -> None:
+    for dataset in PAIRS.values():
+        assert seen(dataset, np.arange(0), 4) == []
+
+
+def test_no_batch_is_cut() -> None:
+    """A batch far above the mean is processed whole."""
+    x = torch.arange(5000)
+    batch, found = drawn(np.arange(5000), x), []
+    for piece in batch.microbatches(64):
+        found.append(piece)
+        batch.bounded += len(piece)
+    assert torch.equal(torch.cat(found), x)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(X)
+
+
+@pytest.mark.parametrize("dataset", [DataLoader(Records()), Endless(), iter([1, 2]), 5], ids=lambda d: type(d).__name__)
+def test_what_cannot_be_drawn_from_is_refused(dataset: object) -> None:
+    with pytest.raises(TypeError, match="records cannot be drawn one by one"):
+        records_of(dataset)
+
+
+@pytest.mark.parametrize("dataset", [(X, Y[:5]), {"x": X, "y": Y[:5]}], ids=["tuple", "names"])
+def test_columns_of_different_lengths(dataset: object) -> None:
+    with pytest.raises(ValueError, match=r"differ in length: \[5, 12\]"):
+        records_of(dataset)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [[X, Y], [X.numpy(), Y.numpy()], [X, X[:, :1]], [Y.float(), Y]],
+    ids=["tensors", "arrays", "widths", "types"],
+)
+def test_a_list_that_looks_like_columns_is_refused(columns: list) -> None:
+    with pytest.raises(ValueError, match="may mean 2 records or 12: a list is a list of records; give columns as a"):
+        records_of(columns)
+
+
+@pytest.mark.parametrize("dataset", [list(X), list(X.numpy()), [list(X)[k] for k in range(12)]], ids=lambda d: "")
+def test_a_list_of_record_tensors_is_a_list_of_records(dataset: list) -> None:
+    indices = np.array([2, 5, 9])
+    assert torch.equal(torch.cat(seen(dataset, indices, 2)), X[indices])
+
+
+def test_records_of_different_shapes_are_drawn_and_stacked_only_if_they_fit() -> None:
+    images = [torch.ones(3, 4 + k % 2, 5) for k in range(12)]
+    assert [len(piece) for piece in seen(images, np.array([0, 1, 2]), 1)] == [1, 1, 1]
+    with pytest.raises(ValueError, match=r"different shapes, such as \(3, 4, 5\) and \(3, 5, 5\): pad sequences with"):
+        seen(images, np.array([0, 1, 2]), 2)
+
+
+@pytest.mark.parametrize("form", [torch.ones, lambda n: np.ones(n, dtype=np.float32), lambda n: [0.5] * n])
+def test_fields_of_different_shapes_are_named(form: Callable[[int], Any]) -> None:
+    for place, records in (
+        (1, [(k, form(4 + k % 2)) for k in range(12)]),
+        (0, [(form(4 + k % 2), k) for k in range(12)]),
+    ):
+        with pytest.raises(ValueError, match=f"the field {place} has another shape in some records"):
+            seen(records, np.array([0, 1, 2]), 2)
+
+
+def test_a_table_that_is_indexed_by_column_is_refused() -> None:
+    class Frame(list):
+        iloc = None
+
+    with pytest.raises(TypeError, match="no length and index by record"):
+        records_of(Frame([1, 2]))
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5, True, "big", "8"])
+def test_pieces_of_no_size(size: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="size"):
+        list(drawn(np.arange(3)).microbatches(size))
+
+
+def test_error_while_the_next_piece_is_prepared_arrives() -> None:
+    class Broken(Records):
+        def __getitem__(self, i: int):
+            if i == 7:
+                raise OSError("disk gone")
+            return super().__getitem__(i)
+
+    with pytest.raises(OSError, match="disk gone"):
+        seen(Broken(), np.array([1, 2, 7]), 1)
+
+
+def test_examples_left_out_or_twice_are_refused() -> None:
+    batch = drawn(np.arange(6))
+    pieces = batch.microbatches(2)
+    next(pieces)
+    with pytest.raises(PrivacyError, match="0 examples of this batch went through"):
+        next(pieces)
+    batch = drawn(np.arange(6), bounded=6)
+    with pytest.raises(PrivacyError, match="6 examples of this batch went through"):
+        next(batch.microbatches(2))
+    again = drawn(np.arange(6))
+    next(again.microbatches(6))
+    assert len(next(again.microbatches(3))) == 3, (
+        "a piece that did not fit into memory may be cut anew before its backward"
+    )

@@ -1,0 +1,299 @@
+"""The decomposed attention layer against the operation itself, and learned operands of attention against autograd."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from noisette.core.forms import Examples, PerExampleRow
+from noisette.core.registry import find_rule
+from noisette.rules.attention import multi_head_attention
+from rule_oracle import by_autograd, check_form, double
+
+B, L, S, E, HEADS, D = 3, 4, 5, 6, 2, 3
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+attend = F.scaled_dot_product_attention
+
+
+def arguments(source: str = "self", *, bias: bool = True) -> dict[str, Any]:
+    """Arguments of the layer in double precision, without any option; ``source`` says which inputs are one tensor."""
+    query = double(L, B, E)
+    key = query if source == "self" else double(S, B, E)
+    value = key if source in ("self", "memory") else double(S, B, E)
+    return {
+        "query": query,
+        "key": key,
+        "value": value,
+        "embed_dim_to_check": E,
+        "num_heads": HEADS,
+        "in_proj_weight": double(3 * E, E),
+        "in_proj_bias": double(3 * E) if bias else None,
+        "bias_k": None,
+        "bias_v": None,
+        "add_zero_attn": False,
+        "dropout_p": 0.0,
+        "out_proj_weight": double(E, E),
+        "out_proj_bias": double(E) if bias else None,
+    }
+
+
+def check_same(given: dict[str, Any]) -> None:
+    """Both outputs and the gradients of all floating-point arguments equal those of the operation."""
+    results = []
+    for operation in (multi_head_attention, F.multi_head_attention_forward):
+        leaves = {id(x): x.detach().clone() for x in given.values() if isinstance(x, Tensor)}
+        floating = [x.requires_grad_() for x in leaves.values() if x.is_floating_point()]
+        torch.manual_seed(1)
+        output, weights = operation(**{name: leaves.get(id(x), x) for name, x in given.items()})
+        total = output.sin().sum() + (0 if weights is None else weights.square().sum())
+        gradients = torch.autograd.grad(total, floating, allow_unused=True)
+        results.append((output, weights, gradients))
+    (output, weights, gradients), (expected, expected_weights, expected_gradients) = results
+    torch.testing.assert_close(output, expected, **EXACT)
+    assert output.stride() == expected.stride()
+    if expected_weights is None:
+        assert weights is None
+    else:
+        torch.testing.assert_close(weights, expected_weights, **EXACT)
+    for found, truth in zip(gradients, expected_gradients, strict=True):
+        if found is None or truth is None:
+            assert found is truth
+        else:
+            torch.testing.assert_close(found, truth, **EXACT)
+
+
+def masks(length: int) -> dict[str, Tensor | None]:
+    hidden = torch.rand(L, length) > 0.6
+    hidden[:, 0] = False
+    each = torch.rand(B * HEADS, L, length) > 0.6
+    each[..., 0] = False
+    return {
+        "none": None,
+        "bool": hidden,
+        "float": double(L, length),
+        "each bool": each,
+        "each float": double(*each.shape),
+    }
+
+
+def padding(kind: str, length: int) -> Tensor | None:
+    if kind == "none":
+        return None
+    return (
+        torch.arange(length).expand(B, -1) >= length - torch.arange(B).unsqueeze(1)
+        if kind == "bool"
+        else double(B, length)
+    )
+
+
+WEIGHTS = [
+    {"need_weights": False},
+    {"need_weights": True},
+    {"need_weights": True, "average_attn_weights": False},
+]
+
+
+@pytest.mark.filterwarnings("ignore:Support for mismatched:UserWarning")
+@pytest.mark.parametrize("extra", [False, True], ids=["plain", "extra rows"])
+@pytest.mark.parametrize("kind", masks(S))
+def test_every_mask_gives_the_operations_own_result(kind: str, extra: bool) -> None:
+    for padded, settings in itertools.product(["none", "bool", "float"], WEIGHTS):
+        given = arguments("memory") | settings
+        given |= {"attn_mask": masks(S)[kind], "key_padding_mask": padding(padded, S)}
+        if extra:
+            given |= {"bias_k": double(1, 1, E), "bias_v": double(1, 1, E), "add_zero_attn": True}
+        check_same(given)
+
+
+@pytest.mark.parametrize("settings", WEIGHTS, ids=["no weights", "mean weights", "weights of each head"])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("source", ["self", "memory", "distinct"])
+def test_every_kind_of_projection_gives_the_operations_own_result(
+    source: str, bias: bool, settings: dict[str, bool]
+) -> None:
+    given = arguments(source, bias=bias) | settings
+    check_same(given)
+    check_same(given | {"add_zero_attn": True})
+    check_same(given | {"bias_k": double(1, 1, E), "bias_v": double(1, 1, E)})
+    static = {"static_k": double(B * HEADS, S, D), "static_v": double(B * HEADS, S, D)}
+    check_same(given | static)
+    check_same(given | {"training": True, "dropout_p": 0.5})
+    check_same(given | {"training": False, "dropout_p": 0.5})
+
+
+@pytest.mark.parametrize("settings", WEIGHTS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_separate_projections_of_other_widths_give_the_operations_own_result(
+    bias: bool, settings: dict[str, bool]
+) -> None:
+    separate = {"q_proj_weight": double(E, E), "k_proj_weight": double(E, 7), "v_proj_weight": double(E, 8)}
+    given = arguments(bias=bias) | separate | {"use_separate_proj_weight": True, "in_proj_weight": None} | settings
+    check_same(given | {"key": double(S, B, 7), "value": double(S, B, 8)})
+    same_width = given | {"k_proj_weight": double(E, E), "v_proj_weight": double(E, E)}
+    check_same(same_width)
+
+
+@pytest.mark.parametrize("settings", WEIGHTS)
+def test_causal_attention_gives_the_operations_own_result(settings: dict[str, bool]) -> None:
+    causal = {"is_causal": True, "attn_mask": torch.ones(L, L).triu(1).bool()}
+    check_same(arguments() | causal | settings)
+    check_same(arguments() | causal | settings | {"key_padding_mask": padding("bool", L)})
+    check_same(arguments() | causal | settings | {"bias_k": double(1, 1, E), "bias_v": double(1, 1, E)})
+
+
+@pytest.mark.parametrize("settings", WEIGHTS)
+@pytest.mark.parametrize("kind", ["none", "bool", "float"])
+def test_inputs_without_a_batch_give_the_operations_own_result(kind: str, settings: dict[str, bool]) -> None:
+    given = arguments("memory") | settings
+    query, memory = given["query"][:, 0].clone(), given["key"][:, 0].clone()
+    given |= {"query": query, "key": memory, "value": memory, "attn_mask": masks(S)[kind]}
+    check_same(given)
+    check_same(given | {"key_padding_mask": torch.arange(S) > 2, "attn_mask": None})
+    check_same(given | {"attn_mask": double(HEADS, L, S)})
+
+
+def test_results_keep_their_dtype() -> None:
+    for settings in WEIGHTS:
+        given = {n: x.float() if isinstance(x, Tensor) else x for n, x in (arguments() | settings).items()}
+        for found, truth in zip(multi_head_attention(**given), F.multi_head_attention_forward(**given), strict=True):
+            assert (found is None and truth is None) or (found.dtype, found.shape) == (truth.dtype, truth.shape)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"is_causal": True},
+        {"attn_mask": double(1, S)},
+        {"attn_mask": double(B * HEADS, L, 1)},
+        {"value": double(S + 1, B, E)},
+        {"static_k": double(B * HEADS, S + 1, D)},
+    ],
+    ids=["causal without a mask", "short mask", "short mask for each", "longer values", "longer keys"],
+)
+def test_arguments_that_the_operation_refuses_are_not_rewritten(wrong: dict[str, Any]) -> None:
+    given = arguments("memory") | wrong
+    with pytest.raises((AssertionError, RuntimeError)):
+        F.multi_head_attention_forward(**given)
+    assert multi_head_attention(**given) is NotImplemented
+
+
+@pytest.mark.parametrize(("source", "products"), [("self", 2), ("memory", 3), ("distinct", 4)])
+def test_inputs_that_are_one_tensor_share_a_matrix_product(source: str, products: int) -> None:
+    called = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(func)
+            return func(*args, **kwargs or {})
+
+    with Watch():
+        multi_head_attention(**arguments(source))
+    assert called.count(F.linear) == products
+
+
+def sizes(operand: str, b: int) -> tuple[int, ...]:
+    return {
+        "query": (b, HEADS, L, D),
+        "key": (b, HEADS, S, D),
+        "value": (b, HEADS, S, D),
+        "attn_mask": (b, HEADS, L, S),
+    }[operand]
+
+
+def check_operand(operand: str, shape: tuple[int, ...], b: int = B, **settings: Any) -> Any:
+    """The rule of an operand of this shape against autograd; every other operand has its own row in each example."""
+    tensors = {name: double(*sizes(name, b)) for name in ("query", "key", "value", "attn_mask")}
+    if settings.get("is_causal"):
+        del tensors["attn_mask"]
+    weight, dy = double(*shape), double(b, HEADS, L, D)
+
+    def operation(weight: Tensor) -> Tensor:
+        return attend(**tensors | {operand: weight}, **settings)
+
+    rule = find_rule(attend, operand)
+    assert rule is not None
+    found = rule(Examples(b), dy, **tensors | {operand: weight}, **settings)
+    check_form(found, by_autograd(operation, weight, dy, b))
+    return found
+
+
+@pytest.mark.parametrize("operand", ["query", "key", "value", "attn_mask"])
+@pytest.mark.parametrize("b", [1, 2, B])
+def test_learned_operands(operand: str, b: int) -> None:
+    full = sizes(operand, b)
+    found = check_operand(operand, full, b)
+    assert isinstance(found, PerExampleRow) or b == 1
+    for shape in (full[1:], (1, *full[1:]), full[2:], (1, 1, *full[2:])):
+        check_operand(operand, shape, b)
+
+
+@pytest.mark.parametrize("shape", [(L, S), (HEADS, 1, S), (1, 1, S), (B, 1, L, S), (B, 1, 1, 1)])
+def test_learned_masks_of_any_shape(shape: tuple[int, ...]) -> None:
+    check_operand("attn_mask", shape)
+
+
+@pytest.mark.parametrize("operand", ["query", "key", "value"])
+def test_learned_operands_under_a_scale_and_causality(operand: str) -> None:
+    check_operand(operand, sizes(operand, B)[1:], scale=0.3, is_causal=True)
+
+
+@pytest.mark.parametrize("operand", ["key", "value"])
+def test_learned_operands_shared_by_groups_of_queries(operand: str) -> None:
+    query, shared, dy = double(B, 4, L, D), double(B, 2, S, D), double(B, 4, L, D)
+    learned = double(2, S, D)
+
+    def operation(weight: Tensor) -> Tensor:
+        tensors = {"query": query, "key": shared, "value": shared} | {operand: weight.expand(B, -1, -1, -1)}
+        return attend(**tensors, enable_gqa=True)
+
+    rule = find_rule(attend, operand)
+    assert rule is not None
+    tensors = {"query": query, "key": shared, "value": shared} | {operand: learned}
+    check_form(rule(Examples(B), dy, **tensors, enable_gqa=True), by_autograd(operation, learned, dy, B))
+
+
+@pytest.mark.parametrize("shape", [(L, S), (HEADS, L, S)])
+@pytest.mark.parametrize("inner", [False, True])
+def test_heads_in_front_of_the_examples(shape: tuple[int, ...], inner: bool) -> None:
+    q, k, v, dy = double(HEADS, B, L, D), double(HEADS, B, S, D), double(HEADS, B, S, D), double(HEADS, B, L, D)
+    mask = double(*shape).unsqueeze(-3)
+    rule = find_rule(attend, "attn_mask")
+    assert rule is not None
+
+    def operation(mask: Tensor) -> Tensor:
+        return attend(q, k, v, mask).transpose(0, 1)
+
+    truth = by_autograd(operation, mask, dy.transpose(0, 1), B)
+    if inner and shape == (L, S):  # heads and examples in one axis, examples innermost
+        folded = [x.flatten(0, 1) for x in (dy, q, k, v)]
+        check_form(rule(Examples(B, 0, inner=True), *folded, mask), truth)
+    else:
+        check_form(rule(Examples(B, axis=1), dy, q, k, v, mask), truth)
+
+
+def rule_of(operand: str) -> Callable[..., Any]:
+    rule = find_rule(attend, operand)
+    assert rule is not None
+    return rule
+
+
+@pytest.mark.parametrize("operand", ["query", "key", "value", "attn_mask"])
+def test_dropout_on_a_learned_operand_is_refused(operand: str) -> None:
+    tensors = {name: double(*sizes(name, B)) for name in ("query", "key", "value", "attn_mask")}
+    with pytest.raises(ValueError, match=r"dropout_p=0\.1"):
+        rule_of(operand)(Examples(B), double(B, HEADS, L, D), **tensors, dropout_p=0.1)
+
+
+def test_examples_among_the_queries_are_refused() -> None:
+    """Each example's own copy of the keys would need an axis that the operation does not have."""
+    x, memory = double(B, D), double(B, D)  # as many memories as examples, so that sizes are ambiguous
+    with pytest.raises(ValueError, match="among the queries"):
+        rule_of("key")(Examples(B), double(B, D), x, memory, memory)

@@ -1,0 +1,86 @@
+"""Factors in bfloat16 give what double precision gives of them, also where the positions of an example cancel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette.clipping.engines import BookKeeping, TwoPasses
+from noisette.clipping.per_example import PerExampleClip
+from noisette.core.clip import Engine
+from noisette.rules import brain_floats
+from noisette.rules.brain_floats import BrainOuter, split
+
+
+def factors(t: int, o: int, i: int) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(t * o + i)
+    return tuple(torch.randn(5, t, n, generator=made).bfloat16() for n in (o, i))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(("t", "o", "i"), [(1, 4, 3), (3, 8, 8), (20, 3, 4), (2, 1, 1)])
+def test_norms_and_sums_are_those_of_double_precision(t: int, o: int, i: int) -> None:
+    left, right = factors(t, o, i)
+    form, weights = BrainOuter(left, right), torch.rand(5, generator=torch.Generator().manual_seed(1))
+    each = [left[k].double().t() @ right[k].double() for k in range(5)]
+    squares = torch.stack([g.square().sum() for g in each])
+    found = form.squared_norms().double()
+    torch.testing.assert_close(found, squares, rtol=2e-5, atol=1e-6)
+    assert found.dtype is torch.float64
+    exact = sum(float(w) * g for w, g in zip(weights, each, strict=True))
+    scale = sum(float(g.norm()) for g in each)
+    assert float((form.weighted_sum(weights).double() - exact).norm()) <= 1e-6 * scale
+    assert float((form.select(slice(1, 3)).explicit().double() - torch.stack(each[1:3])).norm()) <= 1e-5 * scale
+
+
+def test_terms_hold_all_digits() -> None:
+    numbers = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-20, 20).repeat(25)
+    assert torch.equal(torch.stack([term.double() for term in split(numbers)]).sum(0), numbers.double())
+
+
+def test_positions_that_cancel_leave_nothing_behind() -> None:
+    """Two terms would leave 2^-17 of the factors: here more than the whole gradient."""
+    left = torch.tensor([[[1.0], [1.0], [2.0**-20]]]).bfloat16()
+    right = torch.tensor([[[1.0], [-1.0], [1.0]]]).bfloat16()
+    found = BrainOuter(left, right).weighted_sum(torch.tensor([1 / 3]))
+    torch.testing.assert_close(found.item(), 2.0**-20 / 3, rtol=0.1, atol=0)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPasses()], ids=lambda e: type(e).__name__)
+def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum is that of the same factors in single precision."""
+    torch.manual_seed(0)
+    model, x, sums = Model(), torch.randn(7, 5, 6), []
+    made: list[BrainOuter] = []
+    norms = BrainOuter.squared_norms
+
+    def watched(self: BrainOuter) -> Tensor:
+        made.append(self)
+        return norms(self)
+
+    monkeypatch.setattr(BrainOuter, "squared_norms", watched)
+    for keeps in (True, False):
+        with monkeypatch.context() as patch:
+            if not keeps:
+                patch.setattr("noisette.core.backward.linear_in_brain_floats", lambda *arguments: False)
+            clip = PerExampleClip(model, 0.1, engine=engine)
+            with torch.autocast("cpu", torch.bfloat16):
+                losses = model(x).float().square().sum((1, 2))
+            clip.backward(losses)
+            sums.append(torch.cat([g.flatten() for g in clip.pop_sums()[0].grads]))
+            clip.close()
+        assert bool(made) == keeps
+        made.clear()
+    assert float((sums[0] - sums[1]).norm()) <= 1e-6 * float(sums[1].norm())
+    assert brain_floats._TERMS == 3

@@ -1,0 +1,213 @@
+"""Convolutions against autograd: every plan by itself, on shapes whose per-axis settings all differ."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from noisette.core.forms import Examples, compact
+from noisette.core.registry import find_rule
+from noisette.rules.autotune import few_operations
+from noisette.rules.conv import conv_over_time
+from noisette.rules.explicit_kernels import EXPLICIT_PLANS, few_operations_plans
+from noisette.rules.kernel_factors import Geometry
+from noisette.rules.kernel_gradients import KernelGradients
+from noisette.rules.kernel_grams import GRAM_PLANS
+from rule_oracle import TOLERANCE, by_autograd, check_form, double
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
+B = 3
+FORWARD = (torch.conv1d, torch.conv2d, torch.conv3d)
+TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+
+
+def rule_of(operation: Callable[..., Tensor], operand: str = "weight") -> Callable[..., KernelGradients]:
+    found = find_rule(operation, operand)
+    assert found is not None
+    return found
+
+
+def check(operation: Callable[..., Tensor], x: Tensor, w: Tensor, examples: Examples, **numbers: object) -> None:
+    """Both rules and each plan for the gradients of the kernel, on this convolution."""
+    outputs = w.shape[1] * numbers.get("groups", 1) if operation in TRANSPOSED else w.shape[0]
+    bias, b = double(outputs), examples.count
+    dy = torch.randn_like(operation(x, w, bias, **numbers))
+    apart = torch.zeros(b, *dy.shape, dtype=dy.dtype)  # dy of one example, zero elsewhere
+    for i in range(b):
+        examples.first(apart[i])[i] = examples.first(dy)[i]
+    truth, of_bias = (
+        torch.stack([by_autograd(function, leaf, silent, 1)[0] for silent in apart])
+        for function, leaf in (
+            (lambda v: operation(x, v, bias, **numbers), w),
+            (lambda v: operation(x, w, v, **numbers), bias),
+        )
+    )
+    check_form(rule_of(operation, "bias")(examples, dy, x, w, bias, **numbers), of_bias)
+    form = rule_of(operation)(examples, dy, x, w, bias, **numbers)
+    check_form(form, truth)
+    check_form(compact(form), truth)
+    with few_operations():
+        check_form(form, truth)
+        check_form(compact(form), truth)
+    for plan in (*EXPLICIT_PLANS.values(), *(plan for plan, _ in few_operations_plans(form).values())):
+        found = plan(form)
+        assert found.shape == form.shape
+        torch.testing.assert_close(found.view_as(truth), truth, **TOLERANCE)
+    for norms, _ in GRAM_PLANS.values():
+        torch.testing.assert_close(norms(form), truth.flatten(1).square().sum(1), **TOLERANCE)
+
+
+def distinct(axes: int, *numbers: int) -> st.SearchStrategy[tuple[int, ...]]:
+    """A different one of these numbers for each axis."""
+    return st.permutations(numbers).map(lambda order: tuple(order[:axes]))
+
+
+GROUPS = st.sampled_from([(1, 2, 3), (2, 4, 6), (3, 3, 6), (2, 2, 2)])  # groups, channels, outputs
+
+
+@st.composite
+def convolutions(draw: st.DrawFn, axes: int):
+    kernel, stride, dilation = (draw(distinct(axes, 1, 2, 3)) for _ in range(3))
+    padding = draw(distinct(axes, 0, 1, 2, 3) | st.sampled_from(["valid", "same"]))
+    if padding == "same":
+        stride = (1,) * axes
+    groups, channels, outputs = draw(GROUPS)
+    size = tuple(draw(st.integers(1, 7)) for _ in range(axes))
+    around = (0,) * axes if isinstance(padding, str) else padding
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    assume(padding == "same" or all(n + 2 * p >= s for n, p, s in zip(size, around, spans, strict=True)))
+    numbers = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    return FORWARD[axes - 1], (channels, *size), (outputs, channels // groups, *kernel), numbers
+
+
+@st.composite
+def transposed_convolutions(draw: st.DrawFn, axes: int):
+    kernel, stride, dilation = (draw(distinct(axes, 1, 2, 3)) for _ in range(3))
+    padding = draw(distinct(axes, 0, 1, 2, 3))
+    extra = tuple(draw(st.integers(0, max(s, d) - 1)) for s, d in zip(stride, dilation, strict=True))
+    groups, channels, outputs = draw(GROUPS)
+    size = tuple(draw(st.integers(1, 5)) for _ in range(axes))
+    each = zip(size, stride, dilation, kernel, extra, padding, strict=True)
+    assume(all((n - 1) * s + d * (k - 1) + 1 + e > 2 * p for n, s, d, k, e, p in each))
+    numbers = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "output_padding": extra}
+    return TRANSPOSED[axes - 1], (channels, *size), (channels, outputs // groups, *kernel), numbers
+
+
+@st.composite
+def examples_of(draw: st.DrawFn, axes: int) -> tuple[Examples, int]:
+    """Where the examples lie, and how many images each has; volumes have one."""
+    images = draw(st.integers(1, 2)) if axes < 3 else 1
+    return Examples(B, inner=draw(st.booleans())), images
+
+
+def check_drawn(case, where: tuple[Examples, int]) -> None:
+    (operation, image, weight, numbers), (examples, images) = case, where
+    check(operation, double(B * images, *image), double(*weight), examples, **numbers)
+
+
+either = [convolutions, transposed_convolutions]
+
+
+def run_lattice(kind: Callable[..., st.SearchStrategy], axes: int, cases: int) -> None:
+    @given(kind(axes), examples_of(axes))
+    @settings(max_examples=cases, deadline=None, derandomize=True)
+    def run(case, where: tuple[Examples, int]) -> None:
+        check_drawn(case, where)
+
+    run()
+
+
+@pytest.mark.parametrize("kind", either)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_lattice(kind, axes: int) -> None:
+    run_lattice(kind, axes, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", either)
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_long_lattice(kind, axes: int) -> None:
+    run_lattice(kind, axes, 1000)
+
+
+def test_full_lattice_in_one_dimension() -> None:
+    for kernel, stride, dilation, padding in itertools.product([1, 3], [1, 2, 3], [1, 2], [0, 1, 2, "same"]):
+        if padding == "same" and stride > 1:
+            continue
+        numbers = {"stride": stride, "dilation": dilation, "padding": padding}
+        check(torch.conv1d, double(B, 2, 8), double(3, 2, kernel), Examples(B), **numbers)
+
+
+def test_full_lattice_of_transposed_in_one_dimension() -> None:
+    for kernel, stride, dilation, padding in itertools.product([1, 3], [1, 2, 3], [1, 2], [0, 1]):
+        for extra in range(max(stride, dilation)):
+            numbers = {"stride": stride, "dilation": dilation, "padding": padding, "output_padding": extra}
+            check(torch.conv_transpose1d, double(B, 2, 4), double(2, 3, kernel), Examples(B), **numbers)
+
+
+@pytest.mark.parametrize("operation", FORWARD)
+def test_settings_may_be_integers_or_lists(operation) -> None:
+    axes = FORWARD.index(operation) + 1
+    x, w = double(B, 2, *(7, 6, 5)[:axes]), double(3, 2, *(3, 2, 3)[:axes])
+    for numbers in ({"stride": 2, "padding": 1}, {"stride": [2], "padding": [1]}, {"dilation": 2, "padding": (1,)}):
+        check(operation, x, w, Examples(B), **numbers)
+
+
+def test_arguments_of_transposed_convolutions_in_their_own_order() -> None:
+    x, w, bias = double(B, 4, 5, 4), double(4, 3, 3, 2), double(6)
+    operation, arguments = torch.conv_transpose2d, ((2, 3), (1, 0), (1, 2), 2, (2, 1))
+    dy = torch.randn_like(operation(x, w, bias, *arguments))
+    form = rule_of(operation)(Examples(B), dy, x, w, bias, *arguments)
+    check_form(form, by_autograd(lambda v: operation(x, v, bias, *arguments), w, dy, B))
+
+
+def test_inputs_need_not_be_contiguous() -> None:
+    check(torch.conv2d, double(B, 7, 6, 2).permute(0, 3, 1, 2), double(3, 2, 3, 2), Examples(B), stride=(1, 2))
+    check(torch.conv2d, double(1, 2, 7, 6).expand(B, -1, -1, -1), double(3, 2, 3, 2), Examples(B))
+    check(torch.conv2d, double(B + 1, 5, 7, 9)[1:, 1:3, :, 2:], double(3, 2, 3, 2), Examples(B))
+    check(torch.conv_transpose1d, double(B, 7, 2).transpose(1, 2), double(2, 3, 3), Examples(B))
+
+
+def test_measured_choice_is_exact() -> None:
+    """From sixteen examples on the plans are measured; all have the same result."""
+    for operation, w in ((torch.conv2d, double(3, 2, 3, 3)), (torch.conv_transpose2d, double(2, 3, 3, 2))):
+        check(operation, double(20, 2, 6, 5), w, Examples(20), padding=1)
+
+
+@pytest.mark.parametrize("pad", [0, 1])
+def test_convolution_over_time_is_rewritten(pad: int) -> None:
+    x, w, bias = double(7, B, 2), double(3, 2, 4), double(4)
+    torch.testing.assert_close(conv_over_time(x, w, bias, pad), torch.conv_tbc(x, w, bias, pad), **TOLERANCE)
+
+
+def test_padding_by_name_makes_no_copy_if_both_ends_are_equal() -> None:
+    x = double(B, 2, 6, 5)
+    form = rule_of(torch.conv2d)(Examples(B), double(B, 3, 6, 5), x, double(3, 2, 3, 5), None, padding="same")
+    assert form.x is x
+    assert form.geometry == Geometry((3, 5), (1, 1), (1, 2), (1, 1), 1)
+
+
+@pytest.mark.parametrize("operation", FORWARD + TRANSPOSED)
+@pytest.mark.parametrize("operand", ["weight", "bias"])
+def test_refusals(operation, operand: str) -> None:
+    axes = (FORWARD + TRANSPOSED).index(operation) % 3 + 1
+    size, rule = (4, 5, 6)[:axes], rule_of(operation, operand)
+    w = double(*[2] * (axes + 2))
+    with pytest.raises(ValueError, match=r"without a batch axis.*unsqueeze\(0\)"):
+        rule(Examples(2), double(2, *size), double(2, *size), w, double(2))
+    with pytest.raises(ValueError, match="axis 1 holds the examples"):
+        rule(Examples(2, axis=1), double(3, 2, *size), double(3, 2, *size), w, double(2))
+    with pytest.raises(ValueError, match=r"does not hold the 2 examples|3 volumes in a batch of 2"):
+        rule(Examples(2), double(3, 2, *size), double(3, 2, *size), w, double(2))
+
+
+def test_volumes_folded_into_the_batch_are_refused() -> None:
+    with pytest.raises(ValueError, match="6 volumes in a batch of 3 examples"):
+        rule_of(torch.conv3d)(Examples(3), double(6, 3, 4, 4, 4), double(6, 2, 4, 4, 4), double(3, 2, 1, 1, 1), None)

@@ -1,0 +1,58 @@
+"""Plans of a convolution whose temporary memory is out of proportion are never tried."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from noisette import PerExampleClip
+from noisette.rules import kernel_gradients
+from noisette.rules.kernel_factors import Geometry
+from noisette.rules.kernel_gradients import KernelGradients, explicit_plans
+from noisette.rules.kernel_grams import GRAM_PLANS
+
+LARGE = {
+    "patch embedding": (lambda: nn.Conv2d(3, 768, 16, 16), (3, 224, 224)),
+    "patches of 32": (lambda: nn.Conv2d(3, 768, 32, 32), (3, 256, 256)),
+    "large kernel": (lambda: nn.Conv2d(8, 8, 31, padding=15), (8, 24, 24)),
+}
+
+
+@pytest.mark.parametrize("b", [2, 16])
+@pytest.mark.parametrize("name", LARGE)
+def test_every_plan_that_is_tried_is_affordable(name: str, b: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def checked(size):
+        def counted(form: KernelGradients) -> int:
+            tried.append(size(form))
+            return size(form)
+
+        return counted
+
+    def affordable(norms, size):
+        def run(form: KernelGradients):
+            assert size(form) <= 2**23, "a plan of unbounded memory was tried"
+            return norms(form)
+
+        return run
+
+    planned = {n: (affordable(norms, size), checked(size)) for n, (norms, size) in GRAM_PLANS.items()}
+    monkeypatch.setattr(kernel_gradients, "GRAM_PLANS", planned)
+    make, shape = LARGE[name]
+    model = make()
+    clip = PerExampleClip(model, 1.0)
+    clip.backward(model(torch.randn(b, *shape)).square().mean((1, 2, 3)))
+    [total] = clip.pop_sums()
+    assert all(g.isfinite().all() for g in total.grads)
+
+
+def test_images_are_not_unfolded_where_that_takes_too_much_memory() -> None:
+    model = nn.Conv2d(8, 8, 31, padding=15)
+    x, dy = torch.randn(1, 8, 64, 64), torch.randn(1, 8, 64, 64)
+    geometry = Geometry((31, 31), (1, 1), (15, 15), (1, 1), 1)
+    form = KernelGradients(x, dy, geometry, model.weight.shape)
+    assert "unfold" not in explicit_plans(form)
+    [gradient] = torch.autograd.grad(model(x), model.weight, dy)
+    torch.testing.assert_close(form.explicit()[0], gradient, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,78 @@
+"""Products that can be written as an ``einsum`` against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from noisette.core.forms import Examples
+from noisette.core.registry import find_rule, named_arguments, rewrites
+from rule_oracle import by_autograd, check_form, double
+
+B = 4
+
+
+def check(operation, args: tuple, names: tuple[str | None, ...], settings: dict) -> None:
+    """Each named operand against autograd; operands without a name are skipped."""
+    dy = torch.randn_like(operation(*args, **settings))
+    for k, name in enumerate(names):
+        if name is not None:
+            rule = find_rule(operation, name)
+            assert rule is not None
+            form = rule(Examples(B), dy, **named_arguments(operation, args, settings))
+            check_form(
+                form,
+                by_autograd(lambda v, k=k: operation(*args[:k], v, *args[k + 1 :], **settings), args[k], dy, B),
+            )
+
+
+@pytest.mark.parametrize(
+    ("args", "names"),
+    [
+        (("io,bti->bto", double(3, 5), double(B, 2, 3)), (None, "first")),
+        (("bti,io->bto", double(B, 2, 3), double(3, 5)), (None, None, "second")),
+        (("bti,io,ko->btk", double(B, 2, 3), double(3, 5), double(4, 5)), (None, None, "second", "third")),
+        (
+            ("bi,i,ko,i->bko", double(B, 3), double(3), double(4, 5), double(3)),
+            (None, None, "second", "third", "fourth"),
+        ),
+    ],
+)
+def test_operands_of_einsum(args: tuple, names: tuple[str | None, ...]) -> None:
+    check(torch.einsum, args, names, {})
+
+
+def test_operands_of_einsum_in_a_list_are_passed_one_by_one() -> None:
+    rewritten = rewrites()[torch.einsum]
+    x, w = double(B, 3), double(3, 5)
+    assert rewritten("bi,io->bo", x, w) is NotImplemented
+    torch.testing.assert_close(rewritten("bi,io->bo", [x, w]), x @ w)
+    torch.testing.assert_close(rewritten("bi,io->bo", (x, w)), x @ w)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((3, 5), 1), ((2, 3, 5), 2), ((5, 3, 4), ([2], [1])), ((3, 2), ([-1, 1], [0, -1])), ((5,), 0)]
+)
+def test_tensordot(shape: tuple[int, ...], dims) -> None:
+    check(torch.tensordot, (double(B, 2, 3), double(*shape)), (None, "b"), {"dims": dims, "out": None})
+
+
+def test_tensordot_with_the_weight_first() -> None:
+    x, w = double(3, 5), double(B, 2, 3)
+    check(torch.tensordot, (w, x), ("a", None), {"dims": 1})
+
+
+@pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 5, 3)])
+def test_inner(shape: tuple[int, ...]) -> None:
+    check(torch.inner, (double(B, 2, 3), double(*shape)), (None, "other"), {})
+    check(torch.inner, (double(B, 3), double(*shape)), ("input", None), {})
+
+
+@pytest.mark.parametrize("between", [(), (2,), (2, 3), (9,)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_bilinear(between: tuple[int, ...], bias: bool) -> None:
+    x, z, w = double(B, *between, 3), double(B, *between, 5), double(6, 3, 5)
+    args = (x, z, w, double(6)) if bias else (x, z, w)
+    check(F.bilinear, args, (None, None, "weight", "bias")[: len(args)], {})
+    check(F.bilinear, args, ("input1", "input2", None, None)[: len(args)], {})

@@ -1,0 +1,42 @@
+"""Norms of a kernel's gradients from Gram matrices, by hand and against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from noisette.rules.kernel_factors import Geometry
+from noisette.rules.kernel_gradients import KernelGradients
+from noisette.rules.kernel_grams import GRAM_PLANS
+from rule_oracle import TOLERANCE, double
+
+
+def uneven(b: int) -> KernelGradients:
+    """Two groups, and settings that differ from axis to axis."""
+    geometry = Geometry((3, 2), (2, 1), (1, 0), (1, 2), 2)
+    return KernelGradients(double(b, 4, 5, 6), double(b, 6, 3, 4), geometry, torch.Size((6, 2, 3, 2)))
+
+
+def alone(form: KernelGradients) -> Tensor:
+    """The gradients of one example after another by autograd."""
+    g, weight = form.geometry, torch.zeros(form.weight, dtype=form.x.dtype, requires_grad=True)
+    each = (torch.conv2d(x[None], weight, None, g.stride, g.padding, g.dilation, g.groups) for x in form.x)
+    return torch.stack([torch.autograd.grad(y, weight, dy[None])[0] for y, dy in zip(each, form.dy, strict=True)])
+
+
+@pytest.mark.parametrize("name", GRAM_PLANS)
+def test_plans(name: str) -> None:
+    form = uneven(5)
+    norms, _ = GRAM_PLANS[name]
+    torch.testing.assert_close(norms(form), alone(form).flatten(1).square().sum(1), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", GRAM_PLANS)
+def test_kernel_of_two_by_hand(name: str) -> None:
+    """Pixels 1, 2, 3 and output gradients 1, 10: the gradients are 1 + 20 and 2 + 30."""
+    x, dy = torch.tensor([[[1.0, 2, 3]]]).double(), torch.tensor([[[1.0, 10]]]).double()
+    form = KernelGradients(x, dy, Geometry((2,), (1,), (0,), (1,), 1), torch.Size((1, 1, 2)))
+    norms, size = GRAM_PLANS[name]
+    torch.testing.assert_close(norms(form), torch.tensor([21.0**2 + 32.0**2]).double(), **TOLERANCE)
+    assert size(form) == {"gram of pixels": 3 * 3, "gram of patches": 2 * 2 + 2 * 2}[name]

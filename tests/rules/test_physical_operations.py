@@ -1,0 +1,709 @@
+"""Operations that leave ``vmap``: equal to single examples, and no value of one example reaches another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from noisette.core.backward import LocatedRecording, per_example_gradients, search
+from noisette.core.forms import Examples
+from noisette.core.recording import Operation
+from noisette.core.registry import PHYSICAL, rewrites
+from noisette.core.trace import Microbatch, Tape, record_losses
+from noisette.errors import PrivacyError
+from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.rules.public_statistics import normalise_channels
+
+F = torch.nn.functional
+B = 3  # examples
+Call = Callable[..., Any]  # (weights, *inputs of one example) -> the output, a tensor or nested tensors
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to call an operation.
+
+    Args:
+        name: unique.
+        operation: the one that is called.
+        call: the call, given the weights and the inputs of one example, which have no axis of length 1 in front.
+        weights: shapes of the trainable weights.
+        inputs: a shape of one example's input each, or a function of the number of examples that makes it.
+        leaves: whether the operation leaves ``vmap`` in this form.
+        frozen: numbers of the weights that do not train.
+    """
+
+    name: str
+    operation: Operation
+    call: Call
+    weights: tuple[tuple[int, ...], ...]
+    inputs: tuple[tuple[int, ...] | Callable[[int], Tensor], ...]
+    leaves: bool = True
+    frozen: tuple[int, ...] = ()
+
+
+class Weights(nn.Module):
+    """Weights of these shapes."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.list = nn.ParameterList(
+            [
+                nn.Parameter(torch.randn(shape, dtype=torch.float64), requires_grad=k not in form.frozen)
+                for k, shape in enumerate(form.weights)
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was computed of b examples; tensors with one row per example."""
+
+    outputs: list[Tensor]
+    of_inputs: list[Tensor]
+    of_weights: dict[str, Tensor]
+
+    @property
+    def rows(self) -> list[Tensor]:
+        return [*self.outputs, *self.of_inputs, *self.of_weights.values()]
+
+
+def flat(output: Any) -> list[Tensor]:
+    """The tensors of a nested output."""
+    return [output] if isinstance(output, Tensor) else [tensor for part in output for tensor in flat(part)]
+
+
+def projection(call: Call, count: int, model: Weights, *tensors: Tensor) -> Tensor:
+    """A loss of all outputs of a call: their products with cotangents, the last tensors among the arguments."""
+    tensors = tuple([tensor[0] for tensor in tensors])
+    outputs = flat(call(list(model.list), *tensors[:count]))
+    return sum([(y * c).sum() for y, c in zip(outputs, tensors[count:], strict=True)], torch.zeros(()))
+
+
+def alone(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Result:
+    """Each example by itself, by autograd."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    results = []
+    for i in range(B):
+        own = [x[i].clone().requires_grad_(x.is_floating_point()) for x in inputs]
+        outputs = flat(form.call(list(model.list), *own))
+        loss = sum([(y * c[i]).sum() for y, c in zip(outputs, cotangents, strict=True)], torch.zeros(()))
+        wanted = [x for x in own if x.is_floating_point()] + list(named.values())
+        grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True) if wanted else ()
+        split = len(wanted) - len(named)
+        results.append(([y.detach() for y in outputs], grads[:split], grads[split:]))
+    columns = [[torch.stack(column) for column in zip(*part, strict=True)] for part in zip(*results, strict=True)]
+    return Result(columns[0], columns[1], dict(zip(named, columns[2], strict=True)))
+
+
+def vectorized(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Result:
+    """All examples at once, weights by the rules; an output is the gradient at the cotangent that multiplies it."""
+    inputs = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    cotangents = [c.clone().requires_grad_() for c in cotangents]
+    tape = Tape(model, rewrites())
+    parameters = tape.parameters
+    found = record_losses(
+        tape, partial(projection, form.call, len(inputs)), Microbatch((*inputs, *cotangents), {}), OutsideTensors(), ()
+    )
+    tape.close()
+    floats = [x for x in inputs if x.is_floating_point()]
+    grads = torch.autograd.grad(
+        found.losses.sum(), [*cotangents, *floats], retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    uses = found.recording.uses
+    located = LocatedRecording(found.losses, found.recording, search(found.losses, uses, parameters), ())
+    located = LocatedRecording(found.losses, found.recording, located.graph, [Examples(B)] * len(uses))
+    forms = per_example_gradients(located, parameters, keep=True).forms
+    with torch.no_grad():
+        of_weights = {name: form.explicit().view(B, *parameters[name].shape) for name, form in forms.items()}
+    of_weights = {name: of_weights[name] for name in parameters}
+    split = len(cotangents)
+    return Result(list(grads[:split]), list(grads[split:]), of_weights)
+
+
+def made(form: Form) -> tuple[Weights, list[Tensor], list[Tensor]]:
+    """Weights, inputs and cotangents of a form."""
+    inputs = [make(B) if callable(make) else torch.randn(B, *make, dtype=torch.float64) for make in form.inputs]
+    model = Weights(form)
+    outputs = flat(form.call(list(model.list), *[x[0] for x in inputs]))
+    return model, inputs, [torch.randn(B, *y.shape, dtype=torch.float64) for y in outputs]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, operation: Operation) -> list[bool]:
+    """Whether the operation left ``vmap``, for each of its calls from now on."""
+    leave, left = PHYSICAL[operation], []
+
+    def watched(*arguments: Any) -> Any:
+        output = leave(*arguments)
+        left.append(output is not NotImplemented)
+        return output
+
+    monkeypatch.setitem(PHYSICAL, operation, watched)
+    return left
+
+
+def ids(*shape: int, below: int = 5) -> Callable[[int], Tensor]:
+    return lambda b: torch.randint(0, below, (b, *shape))
+
+
+def flags(*shape: int) -> Callable[[int], Tensor]:
+    """Boolean masks with at least one true in each row of the last axis."""
+    return lambda b: (torch.rand(b, *shape) > 0.4).index_fill(-1, torch.tensor([0]), True)
+
+
+def probabilities(*shape: int) -> Callable[[int], Tensor]:
+    return lambda b: torch.randn(b, *shape, dtype=torch.float64).softmax(-1)
+
+
+def with_ignored(*shape: int) -> Callable[[int], Tensor]:
+    """Labels, the first of each example ignored."""
+    return lambda b: torch.randint(0, 4, (b, *shape)).index_fill(-1, torch.tensor([0]), -100)
+
+
+_mean, _var = torch.randn(4, dtype=torch.float64), torch.rand(4, dtype=torch.float64) + 0.5
+_constant = {
+    name: torch.randn(shape, dtype=torch.float64)
+    for name, shape in {
+        "mask": (5, 6),
+        "mask of rows": (2, 1, 5, 6),
+        "h": (1, 2, 4),
+        "x": (2, 5, 3),
+        "k": (2, 3, 6, 4),
+    }.items()
+}
+
+
+def linear_forms() -> list[Form]:
+    w, b = (4, 6), (4,)
+    products = [torch.matmul, torch.mm, Tensor.matmul, Tensor.mm]
+    return [
+        Form("linear", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((1, 6),)),
+        Form("linear, one vector", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((6,),)),
+        Form("linear, n=2", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((2, 6),)),
+        Form("linear, positions", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((1, 5, 6),)),
+        Form("linear, four axes", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((2, 5, 3, 6),)),
+        Form("linear, by name", F.linear, lambda p, x: F.linear(weight=p[0], bias=None, input=x), (w,), ((1, 6),)),
+        Form("linear, frozen weight", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((1, 6),), frozen=(0,)),
+        Form("linear, frozen", F.linear, lambda p, x: F.linear(x, *p), (w, b), ((2, 6),), frozen=(0, 1)),
+        Form("linear, weight as data", F.linear, lambda p, x: F.linear(p[0], x), ((3, 6),), ((4, 6),), False),
+        Form("linear, weights of each example", F.linear, lambda p, x, v: F.linear(x, v, *p), (b,), ((2, 6), w), False),
+        *[
+            Form(f"{k} {op.__name__}", op, lambda p, x, op=op: op(x, p[0]), ((6, 4),), ((2, 6),))
+            for k, op in enumerate(products)
+        ],
+        Form("mv", torch.mv, lambda p, x: torch.mv(x, p[0]), ((6,),), ((2, 6),)),
+        Form("Tensor.mv", Tensor.mv, lambda p, x: x.mv(p[0]), ((6,),), ((1, 6),)),
+        Form("matmul, vectors", torch.matmul, lambda p, x: torch.matmul(x, other=p[0]), ((6,),), ((6,),)),
+        Form("matmul, vector by matrix", torch.matmul, lambda p, x: torch.matmul(x, p[0]), ((6, 4),), ((6,),)),
+        Form("matmul, four axes", Tensor.matmul, lambda p, x: x @ p[0], ((6, 4),), ((2, 5, 3, 6),)),
+        Form("matmul, weight on the left", torch.matmul, lambda p, x: torch.matmul(p[0], x), (w,), ((6, 2),), False),
+        Form("matmul, stack", torch.matmul, lambda p, x: torch.matmul(x, p[0]), ((5, 6, 4),), ((5, 2, 6),), False),
+        Form("matmul, both", torch.matmul, lambda p, x, y: torch.matmul(x, y * p[0]), (b,), ((2, 6), (6, 4)), False),
+        Form("addmm", torch.addmm, lambda p, x: torch.addmm(p[0], x, p[1]), (b, (6, 4)), ((2, 6),)),
+        Form(
+            "addmm, bias of rows", torch.addmm, lambda p, x: torch.addmm(*p[:1], x, p[1]), ((2, 4), (6, 4)), ((2, 6),)
+        ),
+        Form("Tensor.addmm", Tensor.addmm, lambda p, x: p[0].addmm(x, mat2=p[1]), (b, (6, 4)), ((1, 6),)),
+        Form(
+            "addmm, scaled", torch.addmm, lambda p, x: torch.addmm(p[0], x, p[1], beta=2), (b, (6, 4)), ((2, 6),), False
+        ),
+        Form(
+            "addmm, bias of data", torch.addmm, lambda p, x, v: torch.addmm(v, x, *p), ((6, 4),), ((2, 6), (4,)), False
+        ),
+        Form("einsum", torch.einsum, lambda p, x: torch.einsum("ni,oi->no", x, p[0]), (w,), ((2, 6),)),
+        Form(
+            "einsum, dots", torch.einsum, lambda p, x: torch.einsum("... i, o i -> ... o", x, p[0]), (w,), ((2, 3, 6),)
+        ),
+        Form("einsum, sum of rows", torch.einsum, lambda p, x: torch.einsum("ni,oi->o", x, p[0]), (w,), ((2, 6),)),
+        Form(
+            "einsum, letter a is taken",
+            torch.einsum,
+            lambda p, x, y: torch.einsum("ab,cb,ad->cd", x, p[0], y),
+            (w,),
+            ((2, 6), (2, 3)),
+        ),
+        Form("einsum, diagonal", torch.einsum, lambda p, x: torch.einsum("ii,i->i", x, p[0]), ((4,),), ((4, 4),)),
+        Form("einsum, no arrow", torch.einsum, lambda p, x: torch.einsum("ni,oi", x, p[0]), (w,), ((2, 6),), False),
+        Form("einsum, list", torch.einsum, lambda p, x: torch.einsum("ni,oi->no", [x, p[0]]), (w,), ((2, 6),)),
+    ]
+
+
+def norm_forms() -> list[Form]:
+    c = (4,)
+    return [
+        Form("layer norm", F.layer_norm, lambda p, x: F.layer_norm(x, (4,), *p), (c, c), ((2, 5, 4),)),
+        Form(
+            "layer norm, two axes", F.layer_norm, lambda p, x: F.layer_norm(x, (5, 4), *p), ((5, 4),) * 2, ((1, 5, 4),)
+        ),
+        Form("layer norm, whole example", F.layer_norm, lambda p, x: F.layer_norm(x, (4,)), (), ((4,),)),
+        Form(
+            "layer norm, by name",
+            F.layer_norm,
+            lambda p, x: F.layer_norm(normalized_shape=(4,), bias=p[1], weight=p[0], input=x),
+            (c, c),
+            ((1, 4),),
+        ),
+        Form(
+            "layer norm, frozen", F.layer_norm, lambda p, x: F.layer_norm(x, (4,), *p), (c, c), ((2, 4),), frozen=(0,)
+        ),
+        Form(
+            "layer norm, weight of data",
+            F.layer_norm,
+            lambda p, x, v: F.layer_norm(x, (4,), v, p[0]),
+            (c,),
+            ((2, 4), c),
+            False,
+        ),
+        Form("rms norm", F.rms_norm, lambda p, x: F.rms_norm(x, (4,), *p), (c,), ((2, 5, 4),)),
+        Form("rms norm, plain", F.rms_norm, lambda p, x: F.rms_norm(x, (5, 4), eps=1e-3), (), ((1, 5, 4),)),
+        Form("group norm", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), (c, c), ((1, 4, 3, 2),)),
+        Form("group norm, n=2", F.group_norm, lambda p, x: F.group_norm(x, 2, *p), (c, c), ((2, 4, 3),)),
+        Form(
+            "group norm, no positions", F.group_norm, lambda p, x: F.group_norm(x, num_groups=2, eps=0.1), (), ((2, 4),)
+        ),
+        Form(
+            "instance norm",
+            F.instance_norm,
+            lambda p, x: F.instance_norm(x, weight=p[0], bias=p[1]),
+            (c, c),
+            ((2, 4, 5),),
+        ),
+        Form("instance norm, plain", F.instance_norm, lambda p, x: F.instance_norm(x), (), ((1, 4, 3, 2),)),
+        Form(
+            "instance norm, fixed statistics",
+            F.instance_norm,
+            lambda p, x: F.instance_norm(x, _mean, _var, *p, use_input_stats=False),
+            (c, c),
+            ((2, 4, 5),),
+            False,
+        ),
+        Form("batch norm", F.batch_norm, lambda p, x: F.batch_norm(x, _mean, _var, *p), (c, c), ((2, 4, 5),)),
+        Form(
+            "batch norm, two axes",
+            F.batch_norm,
+            lambda p, x: F.batch_norm(x, _mean, _var, training=False),
+            (),
+            ((2, 4),),
+        ),
+        Form(
+            "batch norm, of one example",
+            F.batch_norm,
+            lambda p, x: F.batch_norm(x, None, None, *p, True),
+            (c, c),
+            ((2, 4, 5),),
+            False,
+        ),
+        Form(
+            "public statistics",
+            normalise_channels,
+            lambda p, x: normalise_channels(x, [p[0], p[1].square() + 1], 1e-3),
+            (c, c),
+            ((2, 4, 3),),
+        ),
+        Form(
+            "public statistics and scale",
+            normalise_channels,
+            lambda p, x: normalise_channels(x, [p[0], p[1].square() + 1, *p[2:]], 1e-3),
+            (c,) * 4,
+            ((1, 4, 3, 2),),
+        ),
+        Form("embedding", F.embedding, lambda p, x: F.embedding(x, *p), ((5, 3),), (ids(1, 6),)),
+        Form("embedding, one id", F.embedding, lambda p, x: F.embedding(x, *p), ((5, 3),), (ids(),)),
+        Form(
+            "embedding, padding",
+            F.embedding,
+            lambda p, x: F.embedding(weight=p[0], input=x, padding_idx=1),
+            ((5, 3),),
+            (ids(2, 6),),
+        ),
+        Form("embedding, frozen", F.embedding, lambda p, x: F.embedding(x, *p), ((5, 3),), (ids(1, 6),), frozen=(0,)),
+        Form(
+            "embedding, frequencies",
+            F.embedding,
+            lambda p, x: F.embedding(x, *p, scale_grad_by_freq=True),
+            ((5, 3),),
+            (ids(1, 6),),
+            False,
+        ),
+        Form(
+            "embedding, table of data",
+            F.embedding,
+            lambda p, x, v: F.embedding(x, v * p[0]),
+            ((3,),),
+            (ids(2), (5, 3)),
+            False,
+        ),
+    ]
+
+
+def convolution_forms() -> list[Form]:
+    """Each axis with values of its own."""
+    forms = []
+    for d, (conv, transposed) in enumerate(
+        [(F.conv1d, F.conv_transpose1d), (F.conv2d, F.conv_transpose2d), (F.conv3d, F.conv_transpose3d)], start=1
+    ):
+        size, kernel, stride, padding = ((7, 6, 5)[:d], (3, 2, 2)[:d], (2, 1, 2)[:d], (1, 2, 0)[:d])
+        for n in ((), (1,), (2,)):
+            name, inputs = f"{d} axes, n={n}", ((*n, 4, *size),)
+            more = {"stride": stride, "padding": padding, "groups": 2}
+            leaves = d < 3 or n != (2,)
+            for op, shapes in [(conv, ((6, 2, *kernel), (6,))), (transposed, ((4, 3, *kernel), (6,)))]:
+                call = partial(lambda op, more, p, x: op(x, *p, **more), op, more)
+                forms.append(Form(f"{op.__name__}, {name}", op, call, shapes, inputs, leaves))
+    return [
+        *forms,
+        Form(
+            "conv, same",
+            F.conv2d,
+            lambda p, x: F.conv2d(x, p[0], padding="same", dilation=(1, 2)),
+            ((3, 4, 2, 3),),
+            ((1, 4, 6, 5),),
+        ),
+        Form(
+            "conv, by name",
+            F.conv1d,
+            lambda p, x: F.conv1d(bias=None, weight=p[0], input=x),
+            ((3, 4, 2),),
+            ((1, 4, 6),),
+        ),
+        Form(
+            "conv, depthwise, frozen",
+            F.conv1d,
+            lambda p, x: F.conv1d(x, *p, groups=4),
+            ((4, 1, 2), (4,)),
+            ((1, 4, 6),),
+            frozen=(0,),
+        ),
+        Form(
+            "conv, kernel of data", F.conv1d, lambda p, x, k: F.conv1d(x, k, *p), ((3,),), ((1, 4, 6), (3, 4, 2)), False
+        ),
+        Form("conv, image is a weight", F.conv1d, lambda p, k: F.conv1d(p[0], k), ((1, 4, 6),), ((3, 4, 2),), False),
+    ]
+
+
+def attention_forms() -> list[Form]:
+    """Queries (n, heads, 5, 4); keys and values (n, heads, 6, 4)."""
+    attend = F.scaled_dot_product_attention
+    q, kv = (2, 3, 5, 4), (2, 3, 6, 4)
+    forms = [
+        Form(f"attention, {name}", attend, lambda p, q, k, v: attend(q, k, v), (), (q, kv, kv))
+        for name, q, kv in [
+            ("n=2", q, kv),
+            ("n=1", (1, *q[1:]), (1, *kv[1:])),
+            ("heads", q[1:], kv[1:]),
+            ("one head", q[2:], kv[2:]),
+        ]
+    ]
+    for kind, mask_of in {"float": lambda *shape: shape, "bool": flags}.items():
+        for shape in [(5, 6), (1, 6), (1, 1, 6), (3, 5, 6), (1, 1, 5, 6), (2, 1, 1, 6), (2, 3, 5, 6)]:
+            masked = lambda p, q, k, v, m: attend(q, k, v, m)  # noqa: E731
+            forms.append(Form(f"attention, {kind} mask {shape}", attend, masked, (), (q, kv, kv, mask_of(*shape))))
+        for shape in [(5, 6), (1, 6), (3, 5, 6), (1, 1, 6)]:
+            masked = lambda p, q, k, v, m: attend(q, k, v, attn_mask=m)  # noqa: E731
+            inputs = (q[1:], kv[1:], kv[1:], mask_of(*shape))
+            forms.append(Form(f"attention, heads, {kind} mask {shape}", attend, masked, (), inputs))
+        forms.append(
+            Form(
+                f"attention, one head, {kind} mask",
+                attend,
+                lambda p, q, k, v, m: attend(q, k, v, m),
+                (),
+                (q[2:], kv[2:], kv[2:], mask_of(5, 6)),
+            )
+        )
+    inputs = (q, kv, kv)
+    return [
+        *forms,
+        Form("attention, constant mask", attend, lambda p, q, k, v: attend(q, k, v, _constant["mask"]), (), inputs),
+        Form(
+            "attention, mask of rows", attend, lambda p, q, k, v: attend(q, k, v, _constant["mask of rows"]), (), inputs
+        ),
+        Form(
+            "attention, heads, constant mask",
+            attend,
+            lambda p, q, k, v: attend(q, k, v, _constant["mask"]),
+            (),
+            (q[1:], kv[1:], kv[1:]),
+        ),
+        Form("attention, causal", attend, lambda p, q, k, v: attend(q, k, v, is_causal=True), (), (q, q, q)),
+        Form(
+            "attention, scale, by name",
+            attend,
+            lambda p, q, k, v: attend(value=v, key=k, query=q, scale=0.3),
+            (),
+            inputs,
+        ),
+        Form("attention, constant keys", attend, lambda p, q, v: attend(q, _constant["k"], v), (), (q, kv)),
+        Form(
+            "attention, groups",
+            attend,
+            lambda p, q, k, v: attend(q, k, v, enable_gqa=True),
+            (),
+            ((2, 4, 5, 4), (2, 2, 6, 4), (2, 2, 6, 4)),
+        ),
+        Form(
+            "attention, groups, heads",
+            attend,
+            lambda p, q, k, v: attend(q, k, v, enable_gqa=True),
+            (),
+            ((4, 5, 4), (2, 6, 4), (2, 6, 4)),
+        ),
+        Form("attention, learned query", attend, lambda p, k, v: attend(p[0], k, v), (q,), (kv, kv)),
+        Form("attention, learned key and value", attend, lambda p, q: attend(q, *p), (kv, kv), (q,)),
+        Form("attention, learned mask", attend, lambda p, q, k, v: attend(q, k, v, p[0]), ((3, 5, 6),), inputs),
+        Form(
+            "attention, learned mask, frozen query",
+            attend,
+            lambda p, k, v: attend(p[0], k, v, p[1]),
+            (q, (5, 6)),
+            (kv, kv),
+            frozen=(0,),
+        ),
+        Form(
+            "attention, values of another width", attend, lambda p, q, k, v: attend(q, k, v), (), (q, kv, (2, 3, 6, 7))
+        ),
+    ]
+
+
+def recurrence_forms() -> list[Form]:
+    """Two layers in two directions of width 4, one of width 4, with and without biases, states, axes of time first."""
+    forms = []
+    for op, gates in [(torch.rnn_tanh, 1), (torch.rnn_relu, 1), (torch.gru, 3), (torch.lstm, 4)]:
+        wide = 4 * gates
+        for layers, two_ways, biased, batch_first, n in [
+            (1, False, True, True, 1),
+            (1, False, False, False, 2),
+            (2, True, True, False, 1),
+            (2, True, True, True, 2),
+        ]:
+            ways = 1 + two_ways
+            shapes = [
+                shape
+                for layer in range(layers)
+                for _ in range(ways)
+                for shape in [(wide, 4 * ways if layer else 3), (wide, 4), *[(wide,)] * (2 * biased)]
+            ]
+            state, x = (layers * ways, n, 4), (n, 5, 3) if batch_first else (5, n, 3)
+            settings = (biased, layers, 0.0, False, two_ways, batch_first)
+
+            def call(p: Any, x: Tensor, *states: Tensor, op: Any = op, settings: Any = settings) -> Any:
+                return op(x, list(states) if op is torch.lstm else states[0], p, *settings)
+
+            states = (state,) * (2 if op is torch.lstm else 1)
+            name = f"{op.__name__}, layers {layers}, ways {ways}, batch first {batch_first}, n={n}"
+            forms.append(Form(name, op, call, tuple(shapes), (x, *states)))
+    gru, some = ((12, 3), (12, 4), (12,), (12,)), (True, 1, 0.0, False, False, True)
+    state = (1, 2, 4)
+    return [
+        *forms,
+        Form("gru, constant state", torch.gru, lambda p, x: torch.gru(x, _constant["h"], p, *some), gru, ((2, 5, 3),)),
+        Form(
+            "gru, learned state",
+            torch.gru,
+            lambda p, x: torch.gru(x, p[-1], p[:-1], *some),
+            (*gru, state),
+            ((2, 5, 3),),
+        ),
+        Form("gru, constant input", torch.gru, lambda p, h: torch.gru(_constant["x"], h, p, *some), gru, (state,)),
+        Form(
+            "gru, learned input",
+            torch.gru,
+            lambda p, h: torch.gru(p[-1], h, p[:-1], *some),
+            (*gru, (2, 5, 3)),
+            (state,),
+        ),
+        Form(
+            "gru, frozen",
+            torch.gru,
+            lambda p, x, h: torch.gru(x, h, p, *some),
+            gru,
+            ((2, 5, 3), state),
+            frozen=(0, 1, 2, 3),
+        ),
+    ]
+
+
+def loss_forms() -> list[Form]:
+    """Four classes."""
+    forms = []
+    for n in (1, 3):
+        for reduction in ("mean", "sum", "none"):
+            more: dict[str, Any] = {"reduction": reduction}
+            kinds: dict[str, tuple[Any, dict[str, Any]]] = {
+                "labels": (ids(n, below=4), {}),
+                "smoothing": (ids(n, below=4), {"label_smoothing": 0.2}),
+                "class to ignore": (ids(n, below=4), {"ignore_index": 2})
+                if reduction != "mean"
+                else (ids(n, below=3), {"ignore_index": 3}),
+                "probabilities": (probabilities(n, 4), {}),
+                "smoothed probabilities": (probabilities(n, 4), {"label_smoothing": 0.2}),
+            }
+            if n > 1:
+                kinds["ignored"] = (with_ignored(n), {"label_smoothing": 0.1})
+            for kind, (target, other) in kinds.items():
+                name = f"cross entropy, n={n}, {reduction}, {kind}"
+                forms.append(
+                    Form(
+                        name,
+                        F.cross_entropy,
+                        partial(lambda more, p, x, y: F.cross_entropy(x, y, **more), more | other),
+                        (),
+                        ((n, 4), target),
+                    )
+                )
+            forms.append(
+                Form(
+                    f"nll, n={n}, {reduction}",
+                    F.nll_loss,
+                    partial(lambda more, p, x, y: F.nll_loss(x, y, **more), more),
+                    (),
+                    ((n, 4), ids(n, below=4)),
+                )
+            )
+    weighted = lambda p, x, y: F.cross_entropy(x, y, _var)  # noqa: E731
+    return [
+        *forms,
+        Form(
+            "cross entropy, positional",
+            F.cross_entropy,
+            lambda p, x, y: F.cross_entropy(x, y, None, None, 1, None, "sum", 0.1),
+            (),
+            ((3, 4), ids(3, below=4)),
+        ),
+        Form("cross entropy, class weights", F.cross_entropy, weighted, (), ((3, 4), ids(3, below=4))),
+        Form(
+            "cross entropy, old names",
+            F.cross_entropy,
+            lambda p, x, y: F.cross_entropy(x, y, size_average=False),
+            (),
+            ((3, 4), ids(3, below=4)),
+            False,
+        ),
+        Form(
+            "cross entropy, pixels",
+            F.cross_entropy,
+            lambda p, x, y: F.cross_entropy(x, y),
+            (),
+            ((2, 4, 3), ids(2, 3, below=4)),
+            False,
+        ),
+        Form(
+            "cross entropy, no batch axis",
+            F.cross_entropy,
+            lambda p, x, y: F.cross_entropy(x, y),
+            (),
+            ((4,), ids(below=4)),
+            False,
+        ),
+        Form(
+            "cross entropy, constant label",
+            F.cross_entropy,
+            lambda p, x: F.cross_entropy(x, torch.tensor([1, 2])),
+            (),
+            ((2, 4),),
+            False,
+        ),
+        Form("rrelu, off", F.rrelu, lambda p, x: F.rrelu(x, 0.1, 0.3), (), ((2, 4),)),
+        Form(
+            "rrelu, one slope", F.rrelu, lambda p, x: F.rrelu(input=x, lower=0.2, upper=0.2, training=True), (), ((4,),)
+        ),
+        Form(
+            "dropout, in place by position",
+            F.dropout,
+            lambda p, x: F.dropout(x * 1, 0.0, True, True),
+            (),
+            ((4,),),
+            False,
+        ),
+        Form("dropout, off", F.dropout, lambda p, x: F.dropout(x, 0.5, False), (), ((2, 4),)),
+        Form("random slopes, off", F.rrelu, lambda p, x: F.rrelu(x, 0.1, 0.3, False), (), ((2, 4),)),
+        Form("random slopes, all alike", F.rrelu, lambda p, x: F.rrelu(x, 0.2, 0.2, training=True), (), ((2, 4),)),
+        Form("dropout, of nothing", F.dropout, lambda p, x: F.dropout(input=x, p=0.0), (), ((2, 4),)),
+        Form("dropout, in place", F.dropout, lambda p, x: F.dropout(x * 1, 0.0, inplace=True), (), ((2, 4),), False),
+    ]
+
+
+FORMS = [*linear_forms(), *norm_forms(), *convolution_forms(), *attention_forms(), *recurrence_forms(), *loss_forms()]
+
+
+def test_every_operation_of_the_list_has_forms() -> None:
+    assert {form.operation for form in FORMS if form.leaves} == set(PHYSICAL)
+    assert len({form.name for form in FORMS}) == len(FORMS)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_equal_to_single_examples_and_separate(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs, cotangents = made(form)
+    left = watch(monkeypatch, form.operation)
+    truth, found = alone(form, model, inputs, cotangents), vectorized(form, model, inputs, cotangents)
+    assert any(left) is form.leaves
+    assert found.of_weights.keys() == truth.of_weights.keys()
+    for got, expected in zip(found.rows, truth.rows, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+    for k, changed in enumerate(inputs):
+        values = (torch.nan, 1e30) if changed.is_floating_point() else (0,)
+        for value in values:
+            others = [*inputs]
+            others[k] = changed.clone()
+            others[k][1] = value
+            after = vectorized(form, model, others, cotangents)
+            for got, expected in zip(after.rows, found.rows, strict=True):
+                assert torch.equal(got[[0, 2]], expected[[0, 2]]), (k, value)
+
+
+@pytest.mark.parametrize("training_of", ["dropout", "attention", "recurrence"])
+def test_dropped_positions_are_fresh_and_their_gradient_is_their_own(training_of: str) -> None:
+    """With one and the same input in each example, the outputs differ; nothing moves with another example's values."""
+    if training_of == "dropout":
+        form = Form("", F.dropout, lambda p, x: F.dropout(x, 0.5), (), ((2, 40),))
+    elif training_of == "attention":
+        attend = F.scaled_dot_product_attention
+        form = Form("", attend, lambda p, q, k, v: attend(q, k, v, dropout_p=0.5), (), ((2, 3, 8, 4),) * 3)
+    else:
+        shapes = ((12, 3), (12, 4), (12, 4), (12, 4))
+        form = Form(
+            *("", torch.gru, lambda p, x, h: torch.gru(x, h, p, False, 2, 0.5, True, False, True)),
+            *(shapes, ((1, 8, 3), (2, 1, 4)), True, (0, 1, 2, 3)),
+        )
+    model, inputs, cotangents = made(form)
+    equal = [x[:1].expand_as(x).clone() for x in inputs]
+    torch.manual_seed(0)
+    found = vectorized(form, model, equal, cotangents)
+    assert not torch.equal(found.outputs[0][0], found.outputs[0][1])
+    if training_of == "dropout":
+        masks = found.outputs[0] / equal[0]
+        torch.testing.assert_close(found.of_inputs[0], masks * cotangents[0])
+        assert {round(value, 6) for value in masks.unique().tolist()} == {0.0, 2.0}
+    equal[0] = equal[0].clone()
+    equal[0][1] = torch.nan
+    torch.manual_seed(0)
+    after = vectorized(form, model, equal, cotangents)
+    for got, expected in zip(after.rows, found.rows, strict=True):
+        assert torch.equal(got[[0, 2]], expected[[0, 2]])
+
+
+def test_a_table_that_is_rescaled_by_what_was_looked_up_is_refused() -> None:
+    form = Form("", F.embedding, lambda p, x: F.embedding(x, *p, max_norm=0.1), ((5, 3),), (ids(1, 6),))
+    model, inputs, cotangents = made(form)
+    with torch.no_grad():
+        model.list[0].fill_(1.0)
+    with pytest.raises(PrivacyError, match="max_norm"):
+        vectorized(form, model, inputs, cotangents)
+    assert bool((model.list[0] == 1).all())
+
+
+def test_a_bias_whose_rows_would_meet_the_examples_does_not() -> None:
+    """With as many rows in the bias as examples, a joint operation would give each example another row."""
+    form = Form("", F.linear, lambda p, x: F.linear(x, *p), ((4, 6), (B, 4)), ((1, 6),))
+    tape = Tape(Weights(form), rewrites())
+    x = torch.randn(B, 1, 6, dtype=torch.float64)
+    with pytest.raises(Exception, match=r"one value|expand|shape"):
+        record_losses(tape, lambda m, x: F.linear(x[0], *m.list).sum(1), Microbatch((x,), {}), OutsideTensors(), ())

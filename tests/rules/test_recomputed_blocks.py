@@ -1,0 +1,162 @@
+"""Checkpointed blocks inside of ``vmap``: nothing of them is kept, and they come out the same when recomputed."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
+from noisette.clipping.per_example import PerExampleClip
+from noisette.core.backward import LocatedRecording, per_example_gradients
+from noisette.core.clip import ClippedSum, Clipping, Engine
+from noisette.errors import PrivacyError
+from noisette.rules.recomputed_blocks import _Block
+from oracle import example_gradients
+
+ENGINES = [BookKeeping(), TwoPass(), TwoPasses()]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, drop: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.drop = nn.Dropout(drop)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.drop(F.gelu(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    """Two blocks that share a weight, between an embedding and the same embedding."""
+
+    def __init__(self, checkpointed: bool, drop: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(11, 6)
+        self.blocks = nn.ModuleList([Block(6, drop), Block(6, drop)])
+        self.blocks[1].up.weight = self.blocks[0].up.weight
+        self.call = partial(checkpoint, use_reentrant=False) if checkpointed else lambda block, x: block(x)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for block in self.blocks:
+            x = self.call(block, x)
+        return F.linear(x, self.words.weight)
+
+
+def of_words(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+
+def summed(model: nn.Module, engine: Engine, loss: Callable[..., Tensor], *batch: Tensor) -> dict[str, Tensor]:
+    clip = PerExampleClip(model, 0.05, engine=engine, capture="eager")
+    try:
+        clip.accumulate(loss, *batch)
+        [total] = clip.pop_sums()
+        return dict(zip(clip.parameters, total.grads, strict=True))
+    finally:
+        clip.close()
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+def test_exact(engine: Engine) -> None:
+    ids = torch.randint(0, 11, (7, 5))
+    model = Net(checkpointed=True).double()
+
+    def losses(model: nn.Module, ids: Tensor) -> Tensor:
+        return F.cross_entropy(model(ids).transpose(1, 2), ids, reduction="none").mean(1)
+
+    truth = example_gradients(Net(checkpointed=False).double(), losses, (ids,)).clipped(0.05)
+    found = summed(model, engine, of_words, ids)
+    assert found.keys() == truth.sums.keys()
+    for name, expected in truth.sums.items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("lower", [False, True], ids=["single", "autocast"])
+def test_random_numbers_and_precision_are_those_of_the_first_time(engine: Engine, lower: bool) -> None:
+    ids = torch.randint(0, 11, (7, 5))
+    found: list[Mapping[str, Tensor]] = []
+    for checkpointed in (False, True):
+        model = Net(checkpointed, drop=0.5)
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            found.append(summed(model, engine, of_words, ids) | {"next": torch.rand(3)})
+    for name, expected in found[0].items():
+        assert torch.equal(found[1][name], expected), name
+
+
+class Looking(TwoPasses):
+    """Two passes that look at the uses in blocks before."""
+
+    def __init__(self) -> None:
+        self.kept = 0
+        self.inside = 0
+
+    def clipped_sum(
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
+    ) -> ClippedSum:
+        inside = [use for use in forward.recording.uses if type(use).__name__ == "_UseInBlock"]
+        self.inside, self.kept = len(inside), sum(len(use.args) for use in inside)
+        return super().clipped_sum(forward, parameters, clipping)
+
+
+def test_nothing_of_a_block_is_kept() -> None:
+    looking = Looking()
+    summed(Net(checkpointed=True), looking, of_words, torch.randint(0, 11, (7, 5)))
+    assert looking.inside >= 2 * 3
+    assert looking.kept == 0
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if type(thing) is _Block]
+
+
+class Twice:
+    """An engine of the user, which passes twice over one graph."""
+
+    def clipped_sum(
+        self, forward: LocatedRecording, parameters: Mapping[str, Tensor], clipping: Clipping
+    ) -> ClippedSum:
+        per_example_gradients(forward, parameters, keep=False, retain_graph=True)
+        return BookKeeping().clipped_sum(forward, parameters, clipping)
+
+
+def test_arguments_that_are_asked_for_twice_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="turn the checkpoints off"):
+        summed(Net(checkpointed=True), Twice(), of_words, torch.randint(0, 11, (7, 5)))
+
+
+def test_a_block_that_comes_out_different_is_refused() -> None:
+    class Changing(Net):
+        def forward(self, ids: Tensor) -> Tensor:
+            steps = iter([1, 2])
+
+            def often(x: Tensor) -> Tensor:
+                for _ in range(next(steps)):
+                    x = self.blocks[0](x)
+                return x
+
+            return F.linear(checkpoint(often, self.words(ids), use_reentrant=False), self.words.weight)
+
+    with pytest.raises(PrivacyError, match="did not do the same"):
+        summed(Changing(checkpointed=True), BookKeeping(), of_words, torch.randint(0, 11, (7, 5)))
+
+
+def test_an_argument_that_was_written_to_is_refused() -> None:
+    class Writing(Net):
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.words(ids) * 1
+            y = checkpoint(self.blocks[0], x, use_reentrant=False)
+            x.mul_(2)
+            return F.linear(y, self.words.weight)
+
+    with pytest.raises(PrivacyError, match="changed in place"):
+        summed(Writing(checkpointed=True), BookKeeping(), of_words, torch.randint(0, 11, (7, 5)))

@@ -1,0 +1,187 @@
+"""Rules from outside the package are compared with autograd before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_cases import Forward, parameter, squares
+from noisette import PerExampleClip, PrivacyError
+from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
+from noisette.core import registry
+from noisette.core.forms import Dense, Outer
+from noisette.core.registry import rule
+from noisette.rules import rule_check
+from oracle import clipped_sum
+
+Rule = Callable[..., object]
+
+
+def product(input: Tensor, weight: Tensor) -> Tensor:
+    """A user's operation, which the tape records as one."""
+    if torch.overrides.has_torch_function((input, weight)):
+        return torch.overrides.handle_torch_function(product, (input, weight), input, weight)
+    return input.tanh() @ weight
+
+
+@pytest.fixture(autouse=True)
+def _registry_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", dict(registry._RULES))
+    monkeypatch.setattr(registry, "_OPERANDS", dict(registry._OPERANDS))
+    monkeypatch.setattr(rule_check, "_AGREED", set())
+
+
+def right(examples, dy, input, weight):
+    return Outer(examples.sequences(input.tanh()), examples.sequences(dy))
+
+
+def doubled(examples, dy, input, weight):
+    return Outer(2 * examples.sequences(input.tanh()), examples.sequences(dy))
+
+
+def omits_the_function(examples, dy, input, weight):
+    return Outer(examples.sequences(input), examples.sequences(dy))
+
+
+def batch_mean(examples, dy, input, weight):
+    return Dense(right(examples, dy, input, weight).explicit().mean(0, keepdim=True).expand(examples.count, -1, -1))
+
+
+def wrong_for_small_gradients(examples, dy, input, weight):
+    gradients = right(examples, dy, input, weight).explicit()
+    norms = gradients.flatten(1).norm(dim=1).view(-1, 1, 1)
+    return Dense(gradients * (1 + (norms < 0.9 * norms.max())))
+
+
+@dataclass
+class IgnoresPositions:
+    """Its norms are sums of squared norms of positions, which ignores their inner products."""
+
+    true: Outer
+
+    def squared_norms(self) -> Tensor:
+        return (self.true.left.square().sum(2) * self.true.right.square().sum(2)).sum(1)
+
+    def explicit(self) -> Tensor:
+        return self.true.explicit()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.true.weighted_sum(weights)
+
+
+@dataclass
+class SumsInAnotherOrder(IgnoresPositions):
+    def squared_norms(self) -> Tensor:
+        return self.true.squared_norms()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.true.weighted_sum(weights.flip(0))
+
+
+@dataclass
+class WrittenOutTwice(SumsInAnotherOrder):
+    def explicit(self) -> Tensor:
+        return 2 * self.true.explicit()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.true.weighted_sum(weights)
+
+
+def explicit_wrong(examples, dy, input, weight):
+    return WrittenOutTwice(right(examples, dy, input, weight))
+
+
+def norms_wrong(examples, dy, input, weight):
+    return IgnoresPositions(right(examples, dy, input, weight))
+
+
+def sums_wrong(examples, dy, input, weight):
+    return SumsInAnotherOrder(right(examples, dy, input, weight))
+
+
+def model() -> nn.Module:
+    return Forward(lambda m, x: product(x, m.w), w=parameter(6, 4))
+
+
+def clip_once(net: nn.Module, x: Tensor, engine=None) -> Tensor:
+    clip = PerExampleClip(net, 0.5, engine=engine)
+    try:
+        clip.backward(squares(net, x))
+        [total] = clip.pop_sums()
+    finally:
+        clip.close()
+    return total.grads[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_right_rule_passes_and_is_used(dtype: torch.dtype) -> None:
+    rule(product)(right)
+    net, x = model().to(dtype), torch.randn(5, 3, 6).to(dtype)
+    found = clip_once(net, x)
+    truth = clipped_sum(net, squares, (x,), 0.5).sums["w"]
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 1e-1}[dtype]
+    assert float((found.double() - truth).norm()) <= tolerance * float(truth.norm())
+
+
+WRONG = [doubled, omits_the_function, batch_mean, wrong_for_small_gradients, norms_wrong, sums_wrong, explicit_wrong]
+
+
+@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda r: r.__name__)
+def test_wrong_rule_is_refused_by_name(wrong: Rule, engine) -> None:
+    rule(product)(wrong)
+    with pytest.raises(PrivacyError, match=rf"{wrong.__name__} for weight of product differs from autograd by"):
+        clip_once(model(), torch.randn(5, 3, 6), engine)
+
+
+def test_non_finite_example_does_not_conceal_a_wrong_rule() -> None:
+    rule(product)(omits_the_function)
+    x = torch.randn(5, 3, 6)
+    x[0], x[1, 0, 0] = float("nan"), float("inf")
+    with pytest.raises(PrivacyError, match="differs from autograd"):
+        clip_once(model(), x)
+
+
+def test_non_finite_example_does_not_refuse_a_right_rule() -> None:
+    rule(product)(right)
+    net, x = model(), torch.randn(5, 3, 6)
+    x[0], x[1, 0, 0], x[2] = float("nan"), float("inf"), 1e30
+    found = clip_once(net, x)
+    torch.testing.assert_close(found.double(), clipped_sum(net, squares, (x,), 0.5).sums["w"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_size_of_the_gradient_does_not_refuse_a_right_rule(scale: float) -> None:
+    rule(product)(right)
+    clip_once(Forward(lambda m, x: product(x, m.w) * scale, w=parameter(6, 4)), torch.randn(5, 3, 6))
+
+
+def test_comparison_is_made_once_for_each_shape() -> None:
+    calls = []
+
+    def counted(examples, dy, input, weight):
+        calls.append(examples.count)
+        return right(examples, dy, input, weight)
+
+    rule(product)(counted)
+    net = model()
+    for x in (torch.randn(5, 3, 6), torch.randn(5, 3, 6), torch.randn(7, 3, 6), torch.randn(5, 2, 6)):
+        clip_once(net, x)
+    assert calls == [5, 5, 5, 7, 5, 5]
+
+
+def test_a_batch_of_one_example_is_no_proof() -> None:
+    rule(product)(batch_mean)
+    net = model()
+    clip_once(net, torch.randn(1, 3, 6))
+    with pytest.raises(PrivacyError, match="differs from autograd"):
+        clip_once(net, torch.randn(5, 3, 6))
+
+
+def test_rules_of_this_package_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rule_check, "_by_autograd", lambda *arguments: pytest.fail("compared"))
+    clip_once(Forward(lambda m, x: x @ m.w, w=parameter(6, 4)), torch.randn(5, 3, 6))
