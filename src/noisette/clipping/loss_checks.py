@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from noisette.errors import PrivacyError
-from noisette.gradients.batch_axis import secret_order
 
 # Signed powers of two, which are exact in floating point: independent gradients are scaled by them to the last bit.
 _WEIGHTS = torch.tensor([1.0, -1.0, 0.5, -0.5, 0.25, -0.25, 0.125, -0.125])
@@ -63,6 +63,11 @@ def check_independent(losses: Tensor, outputs: Sequence[GradientEdge], *, one_ro
                 "compute each loss from its own example (no in-batch negatives, no normalisation over the batch), and "
                 "keep the losses in the order of the outputs' rows"
             )
+
+
+def secret_order(b: int) -> Tensor:
+    """The numbers from 0 to b - 1 in a random order that nobody can predict; torch's own generators are not used."""
+    return torch.frombuffer(bytearray(os.urandom(8 * b)), dtype=torch.int64).argsort()
 
 
 def _layouts(

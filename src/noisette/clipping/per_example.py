@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.captured_step import CapturedSteps
-from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.engines import BookKeeping
 from noisette.clipping.flat import FlatClipping
-from noisette.clipping.loss_checks import check_independent, check_one_per_example
+from noisette.clipping.loss_checks import check_one_per_example
 from noisette.clipping.one_by_one import OneByOne, OneByOneWarning, says_one_by_one
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
 from noisette.clipping.shared_numbers import SharedNumbers
-from noisette.core.backward import LocatedRecording, UncoveredError, search
+from noisette.core.backward import ForwardPass, UncoveredError, search
 from noisette.core.clip import (
     EXAMPLES,
     Accumulator,
@@ -35,19 +35,17 @@ from noisette.core.clip import (
     check_real,
     clipping_of,
 )
-from noisette.core.forms import Examples
 from noisette.core.registry import rewrites
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import Loss, Microbatch, NotVectorizedError, Tape, record_losses
 from noisette.errors import PrivacyError
-from noisette.gradients.batch_axis import BatchAxisFinder
 from noisette.gradients.lazy_parameters import check_initialized
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.repeated_pass import repeatable
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped
 from noisette.rules.recomputed_blocks import Blocks
+from noisette.rules.repeated_pass import repeatable
 
 
 class PerExampleClip:
@@ -78,7 +76,7 @@ class PerExampleClip:
     >>> import torch
     >>> model = torch.nn.Linear(2, 1, bias=False)
     >>> clip = PerExampleClip(model, max_grad_norm=1.0)
-    >>> clip.backward(model(torch.tensor([[3.0, 4.0], [0.0, 0.5]])).squeeze(1))
+    >>> clip.accumulate(lambda model, x: model(x).sum(), torch.tensor([[3.0, 4.0], [0.0, 0.5]]))
     >>> [sum] = clip.pop_sums()
     >>> [round(value, 3) for value in sum.grads[0].flatten().tolist()]
     [0.6, 1.3]
@@ -105,7 +103,6 @@ class PerExampleClip:
         self.examples = EXAMPLES  # expected in a batch; a run sets it
         self.still_to_come: Callable[[], float] = lambda: 1.0  # how often the work so far will come again; likewise
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
-        self._batch_axes = BatchAxisFinder()
         self._shards = Shards(model)
         with self._shards.gathered():
             self._tape = Tape(model, rewrites())
@@ -139,39 +136,6 @@ class PerExampleClip:
         except ValueError:
             self.close()
             raise
-
-    def backward(self, losses: Tensor) -> None:
-        """Add the clipped gradients of these examples to the running sum.
-
-        Args:
-            losses: one value per example, shape (b,), computed from calls of the model.
-
-        Raises:
-            PrivacyError: a scalar, a tensor that is not one value per example, losses that depend on each other's
-                outputs, or a clip that was closed.
-            MissingRuleError: an operation uses a parameter in a way that has no rule.
-        """
-        self._check_open()
-        if self._shards:
-            raise PrivacyError(
-                "losses of a sharded model are computed while its ranks exchange weights, which cannot be recorded: "
-                "give the loss of one example to run.accumulate(loss, *batch), or each rank the whole model"
-            )
-        recording = self._tape.pop()
-        if losses.dim() != 1 or not losses.requires_grad:
-            check_one_per_example(losses)
-        if losses.shape[0] == 0:
-            return
-        if not recording.calls:
-            raise PrivacyError(
-                "the losses do not come from a call of the model: call the module itself (not its forward, not a part "
-                "of it), with gradients enabled, before each backward"
-            )
-        check_independent(losses, recording.outputs)
-        graph = search(losses, recording.uses, self._tape.parameters)
-        forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
-        del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
-        self._add(self._by_engine(forward, clipping_of(self._trained_groups(), self.examples)))
 
     @property
     def sees_examples_alone(self) -> bool:
@@ -279,11 +243,13 @@ class PerExampleClip:
         traced = clipping.are_finite
         eager = not traced and not self._shards
         record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager, watched=not traced)
-        return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
+        forward = repeatable(record, microbatch.tensors) if eager else record()
+        with _without_autocast(forward.losses.device.type):
+            return self.engine.clipped_sum(forward, self._trained(), clipping)
 
     def _recorded(
         self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], *, recompute: bool, watched: bool
-    ) -> LocatedRecording:
+    ) -> ForwardPass:
         """A forward pass of a microbatch."""
         with self._shared_numbers.refused(loss) if watched else nullcontext():
             found = record_losses(
@@ -291,18 +257,11 @@ class PerExampleClip:
             )
         check_one_per_example(found.losses)
         graph = search(found.losses, found.recording.uses, self._tape.parameters)
-        examples = [Examples(microbatch.count)] * len(found.recording.uses)
-        return LocatedRecording(found.losses, found.recording, graph, examples)
+        return ForwardPass(found.losses, found.recording, graph)
 
     def _check_open(self) -> None:
         if self._closed:
             raise PrivacyError("this clip was closed, so it records nothing: make a new PerExampleClip of the model")
-
-    def _by_engine(self, forward: list[LocatedRecording], clipping: Clipping) -> ClippedSum:
-        """The clipped sum of one located recording, which is taken out of its list."""
-        trained = self._trained()
-        with _without_autocast(forward[0].losses.device.type):
-            return self.engine.clipped_sum(forward.pop(), trained, clipping)
 
     def _trained(self) -> dict[str, Tensor]:
         """The parameters that the tape sees, without those that were frozen since."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ class Use:
     dtype: torch.dtype  # of its first output
     upstream: tuple[Node, ...]  # graph nodes of the data arguments, where the rest of the model continues
     versions: tuple[tuple[Tensor, int], ...]  # the data arguments and their version counters at the call
+
+    # Its arguments are computed again in the backward pass, for one pass alone.
+    is_recomputed: ClassVar[bool] = False
 
     def whole(self) -> Use:
         """The use with its arguments, also where they were not kept."""
@@ -82,14 +85,24 @@ class RootCall:
 
 
 @dataclass(frozen=True)
+class LossCall:
+    """The loss that was recorded, for engines that compute it for single examples."""
+
+    loss_of: Callable[[Sequence[Tensor]], Tensor]  # of the tensors of one example, with a batch axis of length 1
+    model: nn.Module
+    tensors: tuple[Tensor, ...]  # of all examples, on their first axis
+    autocast: Mapping[str, torch.dtype]  # device types that computed in lower precision, and its dtype
+
+
+@dataclass(frozen=True)
 class Recording:
     """What the tape recorded between two calls of :meth:`Tape.pop`."""
 
-    uses: tuple[Use, ...]
+    uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
     calls: tuple[RootCall, ...]
     hooked: bool  # a hook was registered since the first call began, perhaps on a tensor or a node of the graph
-    moves: tuple[Hashable, ...]  # the calls that may have moved examples along their axis; see ``reordering``
+    call: LossCall | None = None
 
     @property
     def outputs(self) -> list[GradientEdge]:
@@ -105,4 +118,3 @@ class Draft:
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
     calls: list[RootCall] = field(default_factory=list)
     hooks_before: int | None = None  # number of hooks that had been registered when the first call began
-    moves: list[Hashable] = field(default_factory=list)

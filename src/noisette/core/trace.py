@@ -23,11 +23,10 @@ from torch.utils.hooks import RemovableHandle
 from noisette._internal.tensor_tree import leaves, map_leaves, tensors
 from noisette.core import vmap as internals
 from noisette.core.forms import Dense, ExampleGradients, Examples
-from noisette.core.recording import DerivedWeight, Draft, Operation, Output, Recording, RootCall, Use
+from noisette.core.recording import DerivedWeight, Draft, LossCall, Operation, Output, Recording, RootCall, Use
 from noisette.core.registry import DATA_OPERANDS, PHYSICAL, Leave, rule
 from noisette.errors import PrivacyError
 from noisette.gradients.outside_tensors import OutsideTensors
-from noisette.gradients.reordering import MOVING, mark_of_move
 from noisette.ranks.wrappers import canonical_parameters
 
 _WRITES = (
@@ -158,7 +157,7 @@ class Tape:
         """What was recorded since the last :meth:`pop`."""
         draft = self._draft
         hooked = draft.hooks_before not in (None, RemovableHandle.next_id)
-        return Recording(tuple(draft.uses), dict(draft.derived), tuple(draft.calls), hooked, tuple(draft.moves))
+        return Recording(list(draft.uses), dict(draft.derived), tuple(draft.calls), hooked)
 
     def pop(self) -> Recording:
         """Return what was recorded and forget it."""
@@ -328,8 +327,6 @@ class Recorder(TorchFunctionMode):
             elif not self._is_constant(tensor):
                 data.append(tensor)
         if not weights:
-            if data and func in MOVING:
-                self._draft.moves.append(mark_of_move(func, args, kwargs))
             output = func(*args, **kwargs)
             if not data:
                 self._record_constants(output)
@@ -929,30 +926,17 @@ def record_losses(
                 losses = vectorized_losses(loss, tape.root, batch, recorder.begin, checkpoint)
             outside.end()
             recorder.end()
-            return VectorizedLoss(losses, replace(tape.pop(), calls=_repeatable(tape, loss, batch, losses)))
+            return VectorizedLoss(losses, replace(tape.pop(), call=_call_of(tape.root, loss, batch, losses)))
         except WrittenIntoError as written:
             own_for_each.add(written.factory)
 
 
-def _repeatable(tape: Tape, loss: Loss, batch: Microbatch, losses: Tensor) -> tuple[RootCall, ...]:
-    """The whole loss as the one call of the model, for engines that repeat calls."""
-    if not losses.requires_grad:
-        return ()
-    output = Output(losses, get_gradient_edge(losses), losses._version)
-    module = _LossModule(tape.root, loss, batch)
-    return (RootCall(module, tuple(batch.tensors), {}, {0: output}, autocast_of([losses]), tape.silent, "model."),)
+def _call_of(model: nn.Module, loss: Loss, batch: Microbatch, losses: Tensor) -> LossCall:
+    """The loss of a batch, for engines that compute it for single examples."""
 
-
-class _LossModule(nn.Module):
-    """The loss as a module, which takes the tensors among its arguments."""
-
-    def __init__(self, model: nn.Module, loss: Loss, batch: Microbatch) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        self.batch = batch
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        one = self.batch.with_tensors(tensors)
+    def loss_of(tensors: Sequence[Tensor]) -> Tensor:
+        one = batch.with_tensors(tensors)
         with internals.as_if_compiled():
-            return self.loss(self.model, *one.args, **one.kwargs).reshape(1)
+            return one_value(loss(model, *one.args, **one.kwargs))
+
+    return LossCall(loss_of, model, tuple(batch.tensors), autocast_of([losses]))
