@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from noisette.core.forms import ExampleGradients, Examples, Rows
 from noisette.core.recording import DerivedWeight
-from noisette.core.registry import Operation, Rewrite, derivation, named_arguments, rewrite, rule
+from noisette.core.registry import Operation, Rewrite, derivation, rewrite, rule
 
 F = torch.nn.functional
 
@@ -34,9 +35,10 @@ def embedding_weight(
 
 def _dense(operation: Operation) -> Rewrite:
     """The operation without sparse gradients, because noise is added to every row of the table."""
+    signature = inspect.signature(operation)
 
     def dense(*args: Any, **kwargs: Any) -> Any:
-        arguments = named_arguments(operation, args, kwargs)
+        arguments = signature.bind(*args, **kwargs).arguments
         return operation(**arguments | {"sparse": False}) if arguments.get("sparse") else NotImplemented
 
     return dense

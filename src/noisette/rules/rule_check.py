@@ -144,13 +144,22 @@ def _compare(
             )
         with torch.no_grad():
             form = rule(Examples(b), dy, **named_arguments(func, given, by_name))
+            if (shape := form.explicit().shape) != (b, *weight.shape):
+                raise PrivacyError(
+                    f"the rule {_name(rule)} gives gradients of shape {tuple(shape)} for {operand} of shape "
+                    f"{tuple(weight.shape)} and {b} examples; sum over every axis but that of the examples"
+                )
             error = _relative_error(form, torch.stack(truth))
     if not error <= tolerance:
         raise PrivacyError(
-            f"the rule {rule.__module__}.{operation_name(rule)} for {operand} of {operation_name(func)} differs from "
+            f"the rule {_name(rule)} for {operand} of {operation_name(func)} differs from "
             f"autograd by {error:.3g} of the gradient's norm, so clipping by it would not bound the gradient; correct "
             "it, or leave it out: operations without a rule run in torch.func.vmap"
         )
+
+
+def _name(rule: Rule) -> str:
+    return f"{rule.__module__}.{operation_name(rule)}"
 
 
 def _described(func: Operation) -> str:
