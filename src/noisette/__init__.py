@@ -33,7 +33,7 @@ _PUBLIC = {
     "errors": ("MissingRuleError", "PrivacyError", "UnsupportedEventError"),
     "estimators.classifier": ("PrivateClassifier",),
     "estimators.regressor": ("PrivateRegressor",),
-    "core.registry": ("rule",),
+    "rules.rule_check": ("rule",),
     "lipschitz.bound": ("LipschitzBound",),
     "lipschitz.noise_allocation": ("GlobalAllocation", "OptimalAllocation", "PerLayerAllocation"),
     "core.release": ("BoundedSum", "GradientBound", "GaussianRelease"),

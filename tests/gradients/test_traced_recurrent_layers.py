@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from bfloat16_lstm import skip_without_bfloat16_lstm
 from noisette.capture.graph import Graph, trace
-from noisette.core.backward import LocatedRecording, per_example_gradients, search
+from noisette.core.backward import ForwardPass, per_example_gradients, search
 from noisette.core.forms import Examples
 from noisette.core.registry import rewrites
 from noisette.core.trace import Loss, Microbatch, Tape, record_losses
@@ -43,7 +43,7 @@ def private_gradients(model: nn.Module, loss: Loss) -> Callable[..., list[Tensor
         found = record_losses(tape, loss, Microbatch(batch, {}), outside, ())
         uses = found.recording.uses
         graph = search(found.losses, uses, tape.parameters)
-        located = LocatedRecording(found.losses, found.recording, graph, [Examples(len(batch[0]))] * len(uses))
+        located = ForwardPass(found.losses, found.recording, graph, [Examples(len(batch[0]))] * len(uses))
         of_examples = per_example_gradients(located, tape.parameters, keep=True)
         forms = [of_examples.forms[name].explicit() for name in tape.parameters]
         return forms + [of_examples.squared_norms[name] for name in tape.parameters]

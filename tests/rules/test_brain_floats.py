@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.clipping.engines import BookKeeping, TwoPasses
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 from noisette.rules import brain_floats
@@ -57,7 +57,7 @@ class Model(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPasses()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 def test_a_pass_in_bfloat16_keeps_its_factors(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum is that of the same factors in single precision."""
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from noisette.core.backward import LocatedRecording, per_example_gradients, search
+from noisette.core.backward import ForwardPass, per_example_gradients, search
 from noisette.core.forms import Examples
 from noisette.core.recording import Operation
 from noisette.core.registry import PHYSICAL, rewrites
@@ -117,8 +117,8 @@ def vectorized(form: Form, model: Weights, inputs: Sequence[Tensor], cotangents:
         found.losses.sum(), [*cotangents, *floats], retain_graph=True, allow_unused=True, materialize_grads=True
     )
     uses = found.recording.uses
-    located = LocatedRecording(found.losses, found.recording, search(found.losses, uses, parameters), ())
-    located = LocatedRecording(found.losses, found.recording, located.graph, [Examples(B)] * len(uses))
+    located = ForwardPass(found.losses, found.recording, search(found.losses, uses, parameters), ())
+    located = ForwardPass(found.losses, found.recording, located.graph, [Examples(B)] * len(uses))
     forms = per_example_gradients(located, parameters, keep=True).forms
     with torch.no_grad():
         of_weights = {name: form.explicit().view(B, *parameters[name].shape) for name, form in forms.items()}

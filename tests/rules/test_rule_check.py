@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from model_cases import Forward, parameter, squares
 from noisette import PerExampleClip, PrivacyError
-from noisette.clipping.engines import BookKeeping, TwoPass, TwoPasses
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core import registry
 from noisette.core.forms import Dense, Outer
 from noisette.core.registry import rule
@@ -130,7 +130,7 @@ def test_right_rule_passes_and_is_used(dtype: torch.dtype) -> None:
 WRONG = [doubled, omits_the_function, batch_mean, wrong_for_small_gradients, norms_wrong, sums_wrong, explicit_wrong]
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass(), TwoPasses()], ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda r: r.__name__)
 def test_wrong_rule_is_refused_by_name(wrong: Rule, engine) -> None:
     rule(product)(wrong)

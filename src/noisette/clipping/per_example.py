@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from typing import Any as CapturedSteps  # TEMP
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,10 @@ from torch import Tensor, nn
 import noisette.rules  # noqa: F401 - registers them
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
-from noisette.clipping.engines.book_keeping import BookKeeping
+from noisette.clipping.engines import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
-from noisette.core.backward import LocatedRecording, UncoveredError, search
+from noisette.core.backward import ForwardPass, UncoveredError, search
 from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import (
     Accumulator,
@@ -32,7 +33,6 @@ from noisette.core.clip import (
     check_real,
     clipping_of,
 )
-from noisette.core.forms import Examples
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.one_by_one import OneByOneWarning, clipped_sum_one_by_one, shared_numbers_refused
 from noisette.core.outside import OutsideTensors
@@ -41,13 +41,11 @@ from noisette.core.trace import record_losses
 from noisette.core.vmap import NotVectorizedError
 from noisette.errors import PrivacyError
 from noisette.gradients.lazy_parameters import check_initialized
-from noisette.gradients.repeated_pass import repeatable
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped, canonical_parameters
 from noisette.rules.recomputed_blocks import Blocks
-
-from typing import Any as CapturedSteps  # TEMP
+from noisette.rules.repeated_pass import repeatable
 
 
 class PerExampleClip:
@@ -293,21 +291,18 @@ class PerExampleClip:
         trained, once = self._trained(), clipping.are_finite or bool(self._shards)
         record = partial(self._recorded, loss, microbatch, public, None if once else Blocks)
         with _is_first(loss, self._known_losses):
-            forward = record() if once else repeatable(record, self.model)
+            forward = record() if once else repeatable(record, microbatch.tensors)
         with _without_autocast(forward.losses.device.type):
-            losses = [forward]
-            del forward  # the engine holds the only reference to the activations, and drops each as soon as it can
-            return self.engine.clipped_sum(losses.pop(), trained, clipping)
+            return self.engine.clipped_sum(forward, trained, clipping)
 
     def _recorded(
         self, loss: Loss, microbatch: Microbatch, public: tuple[Tensor, ...], blocks: type[Blocks] | None
-    ) -> LocatedRecording:
+    ) -> ForwardPass:
         """A forward pass of a microbatch."""
         trained = self._trained()
         found = record_losses(loss, self.model, microbatch, trained, self.buffers, self._outside, public, blocks)
         graph = search(found.losses, found.recording.uses, trained)
-        examples = [Examples(microbatch.count)] * len(found.recording.uses)
-        return LocatedRecording(found.losses, found.recording, graph, examples)
+        return ForwardPass(found.losses, found.recording, graph)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -17,8 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.buffers import ModelBuffers
-from noisette.core.clip import ClippedSum, Clipping, Sums, Weights, group_norms
-from noisette.core.forms import Dense
+from noisette.core.clip import ClippedSum, Clipping, clipped_in_parts
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.recording import Operation
 from noisette.core.trace import CALL, kept_from_another_call, outputs_of, tensors_among
@@ -50,33 +49,22 @@ def clipped_sum_one_by_one(
     Raises:
         PrivacyError: the loss is not one value, or uses a tensor that was computed from another example.
     """
-    total: Sums = {}
-    norms: list[Tensor] = []
-    for k in range(batch.count):
-        one = batch.of_row(k)
-        value, gradients = _loss_and_gradients(loss, model, one, parameters, buffers)
-        forms = {name: Dense(gradient.unsqueeze(0)) for name, gradient in gradients.items()}
-        squared = {name: form.squared_norms() for name, form in forms.items()}
-        norms.append(group_norms(squared, clipping.groups, value))
-        weights = Weights.of(clipping, norms[-1])
-        for name, form in forms.items():
-            clipped = weights.sum_of(name, form)
-            total[name] = total[name].add_(clipped) if name in total else clipped.double()
-    return ClippedSum(total, torch.cat(norms, 1))
+    parts = (_loss_and_gradients(loss, model, batch.of_row(k), parameters, buffers) for k in range(batch.count))
+    return clipped_in_parts(parts, clipping)
 
 
 def _loss_and_gradients(
     loss: Loss, model: nn.Module, one: Microbatch, parameters: Mapping[str, Tensor], buffers: ModelBuffers
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one example, (1,), and its gradients, by name; without those that it does not depend on."""
-    with as_if_compiled(), buffers.lent(), _OneExample(one.tensors):
+    """The loss of one example, (1,), and its gradients, (1, *parameter.shape), by name."""
+    with torch.enable_grad(), as_if_compiled(), buffers.lent(), _OneExample(one.tensors):
         value = one_value(loss(model, *one.args, **one.kwargs))
     if not value.requires_grad:
         return value.detach().reshape(1), {}
     with user_hooks_disabled(parameters.values()):
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
     dense = [g if g is None or g.layout is torch.strided else g.to_dense() for g in found]
-    gradients = {name: g for name, g in zip(parameters, dense, strict=True) if g is not None}
+    gradients = {name: g.unsqueeze(0) for name, g in zip(parameters, dense, strict=True) if g is not None}
     return value.detach().reshape(1), gradients
 
 

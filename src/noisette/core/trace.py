@@ -9,7 +9,7 @@ weight.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ from noisette.core.buffers import ModelBuffers
 from noisette.core.forms import Dense, ExampleGradients, Examples
 from noisette.core.loss import Loss, Microbatch
 from noisette.core.outside import OutsideTensors
-from noisette.core.recording import DerivedWeight, Draft, Operation, Output, Recording, RootCall, Use
+from noisette.core.recording import DerivedWeight, Draft, LossCall, Operation, Recording, Use
 from noisette.core.registry import DATA_OPERANDS, PHYSICAL, Leave, rewrites, rule
 from noisette.core.vmap import CALLS_FUNCTIONS, NotVectorizedError, vectorized_losses
 from noisette.errors import PrivacyError
@@ -103,7 +103,8 @@ def record_losses(
         if not losses.requires_grad:
             raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
         uses, derived = recorder.finish()
-        return RecordedLosses(losses, Recording(uses, derived, _repeatable(model, loss, batch, losses)))
+        call = LossCall(loss, model, batch, buffers, _autocast_of(losses.device.type))
+        return RecordedLosses(losses, Recording(uses, derived, call))
 
 
 def own_copies(weight: Tensor, count: int) -> Tensor:
@@ -189,10 +190,10 @@ class Recorder(TorchFunctionMode):
             return copy
         return self._own_of_each(copy)
 
-    def finish(self) -> tuple[tuple[Use, ...], dict[int, DerivedWeight]]:
+    def finish(self) -> tuple[list[Use], dict[int, DerivedWeight]]:
         """The uses and derived weights. What recomputes a part of the loss needs no other part, so they are let go."""
         draft, self._draft = self._draft, Draft()
-        return tuple(draft.uses), draft.derived
+        return draft.uses, draft.derived
 
     def made_so_far(self) -> tuple[dict[int | None, int], dict[int, Tensor]]:
         """The constants made inside and the copies of weights at this point, to go on from it once more."""
@@ -556,10 +557,9 @@ def outputs_of(output: object) -> Iterator[Tensor]:
         yield from (tensor for tensor in output if isinstance(tensor, Tensor))
 
 
-def autocast_of(tensors: Iterable[Tensor]) -> dict[str, torch.dtype]:
-    """The device types of these tensors that compute in lower precision now, and its dtype."""
-    devices = {tensor.device.type for tensor in tensors}
-    return {device: torch.get_autocast_dtype(device) for device in devices if torch.is_autocast_enabled(device)}
+def _autocast_of(device: str) -> dict[str, torch.dtype]:
+    """The type of this device, if it computes in lower precision now, and that precision."""
+    return {device: torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else {}
 
 
 def kept_from_another_call(tensor: Tensor) -> PrivacyError:
@@ -608,25 +608,3 @@ def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
             return type(value)(*changed)  # a named tuple
         return type(value)(changed)
     return value
-
-
-def _repeatable(model: nn.Module, loss: Loss, batch: Microbatch, losses: Tensor) -> tuple[RootCall, ...]:
-    """The whole loss as the one call of the model, for engines that repeat calls."""
-    output = Output(losses, get_gradient_edge(losses), losses._version)
-    module = _LossModule(model, loss, batch)
-    return (RootCall(module, tuple(batch.tensors), {}, {0: output}, autocast_of([losses]), nullcontext, "model."),)
-
-
-class _LossModule(nn.Module):
-    """The loss as a module, which takes the tensors among its arguments."""
-
-    def __init__(self, model: nn.Module, loss: Loss, batch: Microbatch) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        self.batch = batch
-
-    def forward(self, *tensors: Tensor) -> Tensor:
-        one = self.batch.with_tensors(tensors)
-        with internals.as_if_compiled():
-            return self.loss(self.model, *one.args, **one.kwargs).reshape(1)

@@ -6,10 +6,11 @@ same examples and in the same surroundings, and what the tape recorded of it get
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from noisette.core.recording import Use
 from noisette.core.trace import Recorder
 from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
-from noisette.gradients.surroundings import Surroundings
+from noisette.rules.repeated_pass import Surroundings
 
 _Function = Callable[..., Any]
 
@@ -38,6 +39,7 @@ class _UseInBlock(Use):
 
     block: _Block
     number: int
+    is_recomputed: ClassVar[bool] = True
 
     def whole(self) -> Use:
         return self.block.use(self)
@@ -93,7 +95,7 @@ class _Block:
     def without_arguments(self, use: Use) -> Use:
         """The use as the tape keeps it until the block is recomputed."""
         self._uses += 1
-        fields = {name: getattr(use, name) for name in Use.__dataclass_fields__}
+        fields = {field.name: getattr(use, field.name) for field in dataclasses.fields(use)}
         fields |= {"args": (), "kwargs": {}, "versions": ()}
         return _UseInBlock(**fields, block=self, number=self._uses - 1)
 
@@ -108,7 +110,7 @@ class _Block:
         if again is None:
             raise PrivacyError(
                 "this engine passes twice over one graph with checkpoints, which are recomputed once; let it repeat "
-                "the forward pass, as noisette.engines.TwoPasses does by forward.repeat, or turn the checkpoints off"
+                "the forward pass, as noisette.engines.ReweightGP does by forward.repeat, or turn the checkpoints off"
             )
         return replace(again, outputs=kept.outputs, edges=kept.edges, upstream=kept.upstream)
 

@@ -1,28 +1,28 @@
-"""What a forward pass computes under, apart from its arguments: random state, autocast, and gradients."""
+"""Computing the same once more: a forward pass, or a part of it, with the random numbers and precision of the first."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from noisette.core.backward import ForwardPass
+
 
 @dataclass(frozen=True)
 class Surroundings:
-    """The random state of torch and its lower precision at one moment, to compute the same once more."""
+    """What code computes under, apart from its arguments: torch's random state, and lower precision."""
 
     cpu: Tensor
     cuda: dict[int, Tensor]  # random states by number of the device
     autocast: dict[str, torch.dtype]  # types of devices that compute in lower precision
-    held: list[tuple[Any, Tensor]]  # torch's generators in a model, and their states
 
     @classmethod
-    def now(cls, tensors: Sequence[Tensor], generators: Sequence[Any] = ()) -> Surroundings:
-        """Those at this moment, on the processor, on the devices of these tensors, and of these generators."""
+    def now(cls, tensors: Sequence[Tensor]) -> Surroundings:
+        """Those at this moment, on the processor and on the devices of these tensors."""
         devices = {tensor.device for tensor in tensors}
         cuda = sorted({device.index or 0 for device in devices if device.type == "cuda"})
         kinds = {device.type for device in devices if torch.is_autocast_enabled(device.type)}
@@ -30,7 +30,6 @@ class Surroundings:
             torch.get_rng_state(),
             {number: torch.cuda.get_rng_state(number) for number in cuda},
             {kind: torch.get_autocast_dtype(kind) for kind in kinds},
-            [(generator, generator.get_state()) for generator in generators],
         )
 
     @contextmanager
@@ -44,7 +43,20 @@ class Surroundings:
             torch.set_rng_state(self.cpu)
             for number, state in self.cuda.items():
                 torch.cuda.set_rng_state(state, number)
-            for generator, state in self.held:
-                stack.callback(generator.set_state, generator.get_state())
-                generator.set_state(state)
             yield
+
+
+def repeatable(record: Callable[[], ForwardPass], tensors: Sequence[Tensor]) -> ForwardPass:
+    """The forward pass that ``record`` makes, with what makes the same once more.
+
+    Args:
+        record: runs the forward pass; it leaves the buffers of the model as they are.
+        tensors: those on whose devices the pass computes.
+    """
+    surroundings = Surroundings.now(tensors)
+
+    def again() -> ForwardPass:
+        with surroundings.restored():
+            return record()
+
+    return replace(record(), repeat=again)
