@@ -41,7 +41,7 @@ from noisette.run.seal import Seal
 from noisette.run.step_call import StepCall, uncompiled
 from noisette.sampling.fetching import fetch_of
 from noisette.sampling.joint_batch import JointBatch
-from noisette.sampling.loading import Collate, may_draw, records_of
+from noisette.sampling.loading import Collate, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.schemes import sampler_of, user_records
 from noisette.sampling.users import Users
@@ -230,7 +230,7 @@ class DpSgdRun(ABC):
 
     def _batch_of(self, drawn: np.ndarray) -> Batch:
         """The batch with these records."""
-        before_each = self._seal.before_reading if may_draw(self._records.gather) else self._seal.before_microbatch
+        before_each = self._seal.before_reading
         if self._is_sharded:
             batch = JointBatch(drawn, self._records, self._measured, before_each, ranks=self._ranks)
         else:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
 
-from noisette.sampling.record_forms import check_one_form
+from noisette.sampling.collation import collated
 
 Name = int | str | None  # of a field: its place in a tuple, its key in a dictionary, None for a record without fields
 
@@ -91,9 +90,7 @@ class PaddedBuckets:
         Raises:
             ValueError: a field that is not padded has another shape in some record, or records differ in their fields.
         """
-        records = [self[index] for index in at.tolist()]
-        check_one_form(records, _NOT_PADDED)
-        return default_collate(records)
+        return collated([self[index] for index in at.tolist()], _NOT_PADDED)
 
     def _lengths(self) -> Iterator[int]:
         """The length of each record, checked to have the same fields as the first record."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from noisette import PerExampleClip, privatize
-from noisette.sampling.record_forms import check_one_form
+from noisette.sampling.collation import check_one_form
 
 ONE, OTHER = torch.ones(3), torch.zeros(3)
 
@@ -28,7 +28,7 @@ class Single(NamedTuple):
 DIFFERENT: list[tuple[Any, Any, str]] = [
     ({"x": ONE, "weight": 1.0}, {"x": OTHER}, r"some records have no field 'weight', and others have"),
     ({"a": {"x": ONE, "weight": 1.0}}, {"a": {"x": OTHER}}, r"some records have no field 'a\.weight'"),
-    ({"x": ONE, "y": 1}, {"y": 1, "x": OTHER}, "the records have their fields in another order"),
+    ({"x": ONE, "y": 1}, {"y": 1, "x": OTHER}, "the records have fields in another order"),
     (Pair(ONE, 1), Single(OTHER), "the records have different types, such as Pair and Single"),
     ((ONE, 1), (OTHER,), "some records have no field 1"),
     ((ONE, 1), [OTHER, 1], "the records have different types, such as tuple and list"),
@@ -39,8 +39,8 @@ DIFFERENT: list[tuple[Any, Any, str]] = [
     ((ONE, 1), (OTHER, 0.5), "the field 1 has different types, such as int and float"),
     ((ONE, 1), (OTHER, True), "the field 1 has different types, such as int and bool"),
     ((ONE, [1, 2]), (OTHER, [1, 2.5]), r"the field '1\.1' has different types, such as int and float"),
-    ((ONE, [1, 2]), (OTHER, [1]), "the field 1 has another shape in some records; pad it"),
-    ((ONE, 1), (torch.zeros(4), 1), "the field 0 has another shape in some records; pad it"),
+    ((ONE, [1, 2]), (OTHER, [1]), "the field 1 has another shape in some records, such as .*; pad it"),
+    ((ONE, 1), (torch.zeros(4), 1), "the field 0 has another shape in some records, such as .*; pad it"),
     (ONE, torch.zeros(4), r"the records have different shapes, such as \(3,\) and \(4,\); pad it"),
     ((ONE, None), (OTHER, "text"), "the field 1 has different types, such as NoneType and str"),
 ]
