@@ -1,17 +1,21 @@
-"""Records of one microbatch have one form, so that no record decides how the others are computed."""
+"""Records of one microbatch have one form and are joined by their rows: none decides how the others are computed."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, UserDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 
 from noisette import PerExampleClip, privatize
-from noisette.sampling.collation import check_one_form
+from noisette.sampling.collation import check_one_form, joined
 
 ONE, OTHER = torch.ones(3), torch.zeros(3)
 
@@ -73,6 +77,121 @@ def test_records_of_one_form_pass(records: list[Any]) -> None:
 def test_masked_values_are_refused() -> None:
     with pytest.raises(ValueError, match=r"masked values.*filled"):
         check_one_form([(np.ma.masked_less(np.arange(3.0), 1), 1)], "")
+
+
+@dataclass(frozen=True)
+class Sample:
+    x: Tensor
+    name: str
+
+
+class Opaque:
+    """No container that is opened."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+
+
+A, B, D = (torch.full((1, 2), float(k)) for k in range(3))
+ROWS = torch.cat([A, B, D])
+
+
+def found_in(value: Any) -> Any:
+    """The tensors of a container that has one."""
+    return value["x"] if isinstance(value, Mapping) else value.x if hasattr(value, "x") else value[0]
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        *(
+            lambda x: {"x": x},
+            lambda x: UserDict(x=x),
+            lambda x: OrderedDict(x=x),
+            lambda x: MappingProxyType({"x": x}),
+        ),
+        *(
+            lambda x: (x, x),
+            lambda x: [x, x],
+            lambda x: Pair(x, 3),
+            Single,
+            lambda x: Sample(x, "name"),
+            lambda x: deque([x]),
+        ),
+        *(lambda x: (x.numpy(),), lambda x: {"x": x.numpy()}),
+    ],
+)
+def test_rows_in_containers(container: Any) -> None:
+    whole = joined([container(one) for one in (A, B, D)])
+    assert torch.equal(found_in(whole), ROWS)
+    kinds = type(whole), type(container(A))
+    assert kinds[0] is kinds[1] or kinds == (dict, MappingProxyType)
+    nested = joined([{"deep": [container(one), one]} for one in (A, B, D)])
+    assert torch.equal(found_in(nested["deep"][0]), ROWS)
+    assert torch.equal(nested["deep"][1], ROWS)
+
+
+def test_tensors_without_an_axis_are_stacked() -> None:
+    for numbers in ([torch.tensor(k) for k in (4, 5, 6)], [np.int64(k) for k in (4, 5, 6)]):
+        assert joined(numbers).tolist() == [4, 5, 6]
+        assert joined(numbers[:1]).tolist() == [4], "in the form that it has beside others"
+    assert joined([np.float32(0.5), np.float32(1)]).dtype == torch.float32
+
+
+def test_what_is_no_tensor_becomes_a_list() -> None:
+    entries: dict[str, list[Any]] = {
+        "texts": ["a", "b", "c"],
+        "numbers": [1, 2.5, True],
+        "none for some": [None, "b", None],
+        "objects": [Opaque(A), Opaque(B), Opaque(D)],
+        "tokens": [["a", "b"], ["c"], []],
+        "arrays of texts": [np.array(["a"]), np.array(["b", "c"]), np.array([])],
+    }
+    entries["arrays of texts"][2] = entries["arrays of texts"][0]
+    for values in entries.values():
+        whole = joined([{"x": one, "more": value} for one, value in zip((A, B, D), values, strict=True)])
+        assert whole["more"] == values
+        assert torch.equal(whole["x"], ROWS)
+    assert joined([(one, [text]) for one, text in ((A, "a"), (B, "b"))])[1] == ["a", "b"], "lists of one entry"
+    assert joined([(one, None) for one in (A, B)])[1] is None
+
+
+def test_a_microbatch_of_one_record_is_given_as_it_is() -> None:
+    graph, time_first = Opaque(A), torch.ones(5, 1, 2)
+    for value in (graph, "text", 3, None, ["a", "b"], time_first, pack_sequence([torch.ones(3)])):
+        [found] = joined([(value,)])
+        assert type(found) is type(value)
+        assert found is value or found == value or torch.equal(found.data, value.data)
+
+
+NOT_JOINED: list[tuple[Any, Any, str]] = [
+    ((A, A), (B, torch.ones(2, 2)), r"the field 1 of one record the shape \(2, 2\), but the first axis"),
+    (
+        torch.ones(5, 1),
+        torch.ones(4, 1),
+        r"a tensor of one record the shape \(5, 1\).*in the shape \(1, \.\.\.\).*graphs",
+    ),
+    (A, torch.ones(1, 3), r"shapes, such as \(1, 2\) and \(1, 3\): pad .*PaddedBuckets.*Graphs.*microbatches\(1\)"),
+    ({"x": {"y": A}}, {"x": {"y": torch.ones(1, 3)}}, r"the field 'x\.y' has another shape"),
+    (torch.tensor(1.0), torch.ones(1), "different shapes"),
+    (A, A.double(), r"different types, such as Tensor of torch\.float32 and Tensor of torch\.float64"),
+    ((A, None), (B, B), "the field 1 has different types, such as NoneType and Tensor"),
+    ((A, "text"), (B, B), "the field 1 has different types, such as str and Tensor"),
+    ((A, []), (B, [B]), "the field 1 has another shape in some records"),
+    ({"x": A}, {"y": A}, "some records have no field 'x'"),
+    ({"x": A}, {"x": A, "y": B}, "some records have no field 'y'"),
+    ({"x": A, "y": A}, {"y": B, "x": B}, "fields in another order"),
+    ((A,), [B], "different types, such as tuple and list"),
+    ([A], [A, B], r"shapes, such as \(1,\) and \(2,\)"),
+    (pack_sequence([torch.ones(1, 2)]), pack_sequence([torch.ones(1, 2)]), "PackedSequence holds positions"),
+    (np.ma.masked_less(np.ones((1, 2)), 2), np.ones((1, 2)), r"masked values.*filled"),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "message"), NOT_JOINED)
+def test_what_cannot_be_joined_is_refused(one: Any, other: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        joined([one, other])
 
 
 def loss(model: nn.Module, record: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -99,13 +99,8 @@ def _joined(values: list[Any], name: object) -> Any:
     shapes = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
     if not shapes:
         return None if all(value is None for value in values) else values
-    if misplaced := [shape for shape in shapes if shape and shape[0] != 1]:
-        raise ValueError(
-            f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
-            f"{misplaced[0]}, but the first axis is that of the records: put the record on the first axis, in the "
-            "shape (1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which gives what "
-            "collate_fn returns as it is"
-        )
+    for shape in shapes:
+        _check_row(shape, name)
     _check_alike(values, _ONE_SHAPE, name)
     return torch.cat(values) if shapes[0] else torch.stack(values)
 
@@ -137,6 +132,17 @@ def _as_tensor(value: Any) -> Any:
 def _check_unmasked(value: Any) -> None:
     if isinstance(value, np.ma.MaskedArray):
         raise ValueError("a record has masked values, which would be trained on; fill them, as by field.filled(0)")
+
+
+def _check_row(shape: tuple[int, ...], name: object) -> None:
+    """Check that a tensor which was made of one record has it on the first axis, or has no axis."""
+    if shape and shape[0] != 1:
+        raise ValueError(
+            f"collate_fn gives {'a tensor' if name is None else f'the field {name!r}'} of one record the shape "
+            f"{shape}, but the first axis is that of the records: put the record on the first axis, in the shape "
+            "(1, ...). For graphs, whose nodes are there, take batch.microbatches(1), which gives what collate_fn "
+            "returns as it is"
+        )
 
 
 def _check_alike(values: list[Any], remedy: str, name: object) -> None:
@@ -192,6 +198,8 @@ def _parts(value: Any) -> dict[Any, Any] | None:
         raise ValueError(f"a PackedSequence holds positions and no rows of records{_ONE_SHAPE}")
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
