@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,18 +21,6 @@ from noisette.sampling.loading import Gather, Rows
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another
 
 
-class Source(Protocol):
-    """Fetches the microbatches of a plan, some of them ahead."""
-
-    def microbatches(self, parts: Parts) -> Iterator[Any]:
-        """The microbatch of each part, in order. A plan may be left early, and then another one begins."""
-        ...
-
-    def close(self) -> None:
-        """End the thread or the processes."""
-        ...
-
-
 class Thread:
     """One thread of this process, or where nothing is loaded ahead, that of the caller."""
 
@@ -43,6 +31,7 @@ class Thread:
         self._helper = ThreadPoolExecutor(max_workers=1)  # its thread starts with the first microbatch ahead
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
+        """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
         begun = list(islice(parts, 1 + self._ahead))
         if len(begun) == 1:  # there is nothing to do meanwhile
             yield _arrived(self._sent(begun[0]))
@@ -88,6 +77,7 @@ class Processes:
         )
 
     def microbatches(self, parts: Parts) -> Iterator[Any]:
+        """The microbatch of each part of a plan, in order. It may be left early, and then another one begins."""
         self._plan.parts = parts
         try:
             for microbatch in self._loader:
@@ -114,7 +104,7 @@ class Fetch:
     is dropped.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Thread | Processes) -> None:
         self._source = source
         self._planned: deque[np.ndarray] = deque()  # parts that were asked for and not yet handed out
         self._arriving: Iterator[Any] = iter(())
@@ -196,27 +186,29 @@ class _Sent:
     """A microbatch on its way to a device, on a stream of its own; without a device it is where it is."""
 
     def __init__(self, microbatch: Any, to: torch.device | None) -> None:
-        self.copy = self.pinned = microbatch
+        self.copy = microbatch
         self.done: Any = None  # the event after the copy
         if to is not None and to.type == "cuda":
-            self.pinned = map_leaves(lambda leaf: leaf.pin_memory() if isinstance(leaf, Tensor) else leaf, microbatch)
-        if to is not None:
-            stream = _side_stream(to) if to.type == "cuda" else None
-            with torch.cuda.stream(stream):  # without effect on a processor
-                self.copy = map_leaves(
-                    lambda leaf: leaf.to(to, non_blocking=True) if isinstance(leaf, Tensor) else leaf, self.pinned
-                )
-                self.done = None if stream is None else stream.record_event()
+            # Is kept until the copy is waited for.
+            self.pinned = _each(microbatch, lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory())
+            with torch.cuda.stream(stream := _side_stream(to)):
+                self.copy = _each(self.pinned, lambda tensor: tensor.to(to, non_blocking=True))
+                self.done = stream.record_event()
+        elif to is not None:
+            self.copy = _each(microbatch, lambda tensor: tensor.to(to, non_blocking=True))
+
+
+def _each(microbatch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, microbatch)
 
 
 def _arrived(sent: _Sent) -> Any:
-    """The copy, for use on the current stream; what it was copied from is kept until then."""
+    """The copy, for use on the current stream."""
     if sent.done is not None:
-        copies = [leaf for leaf in tensors(sent.copy) if leaf.is_cuda]
-        for device in {leaf.device for leaf in copies}:
-            torch.cuda.current_stream(device).wait_event(sent.done)
-        for leaf in copies:
-            leaf.record_stream(torch.cuda.current_stream(leaf.device))  # its memory is not given out again before
+        for tensor in tensors(sent.copy):
+            current = torch.cuda.current_stream(tensor.device)
+            current.wait_event(sent.done)
+            tensor.record_stream(current)  # its memory is not given out again before the stream is done with it
     return sent.copy
 
 

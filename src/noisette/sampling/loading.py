@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from mmap import ALLOCATIONGRANULARITY
 from typing import Any
 
@@ -249,7 +250,7 @@ class Rows:
         return _each(self._columns, _place_in_file)  # a process that loads records maps the file itself
 
     def __setstate__(self, columns: Any) -> None:
-        self._columns = _each(columns, lambda column: column.array() if isinstance(column, _MappedArray) else column)
+        self._columns = _each(columns, lambda column: column() if isinstance(column, partial) else column)
 
     def __call__(self, at: np.ndarray) -> Any:
         return _each(self._columns, lambda column: _rows(column, at))
@@ -267,25 +268,17 @@ def _rows(column: Any, at: np.ndarray) -> Tensor:
     return column[torch.as_tensor(at, device=column.device)]
 
 
-@dataclass(frozen=True)
-class _MappedArray:
-    """Where an array lies in a file."""
-
-    path: str
-    offset: int  # in bytes
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def array(self) -> np.ndarray:
-        """The array, mapped read-only."""
-        reach = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)) + self.dtype.itemsize
-        content = np.memmap(self.path, dtype=np.uint8, mode="r", offset=self.offset, shape=(reach,))
-        return np.ndarray(self.shape, self.dtype, content, strides=self.strides)
+def _mapped(
+    path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> np.ndarray:
+    """The array that lies in a file from this byte on, mapped read-only."""
+    reach = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + dtype.itemsize
+    content = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(reach,))
+    return np.ndarray(shape, dtype, content, strides=strides)
 
 
 def _place_in_file(array: Any) -> Any:
-    """Where this array lies, if it is mapped from a file and shows what is there; otherwise the array itself."""
+    """What maps this array once more, if it is mapped from a file and shows what is there; otherwise the array."""
     mapped: Any = getattr(array, "_mmap", None) if isinstance(array, np.memmap) else None
     if (
         mapped is None
@@ -299,4 +292,4 @@ def _place_in_file(array: Any) -> Any:
     # A view has the offset of the array that was mapped, and the mapping begins at a whole number of pages before it.
     mapping = array.offset - array.offset % ALLOCATIONGRANULARITY
     begins = array.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data
-    return _MappedArray(str(array.filename), mapping + begins, array.dtype, array.shape, array.strides)
+    return partial(_mapped, str(array.filename), mapping + begins, array.dtype, array.shape, array.strides)
