@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from noisette._internal.random_state import seed_torch
+from noisette.core.randomness import seed_torch
 from noisette.accounting.accountants.pld import PldCurve
 
 MARKERS = {

@@ -43,7 +43,7 @@ def trusting_backward(patch: pytest.MonkeyPatch) -> None:
 
 def loaded_by_a_thread(patch: pytest.MonkeyPatch) -> None:
     """The release does not wait for records that a thread loads."""
-    patch.setattr(fetching, "may_draw", lambda gather: False)
+    patch.setattr(fetching, "Rows", object)
 
 
 def short_seeds(patch: pytest.MonkeyPatch) -> None:

@@ -76,3 +76,8 @@ def generator_apart() -> torch.Generator:
     generator = torch.Generator()
     seed_torch(secrets.randbits(_SECRET_BITS), generator)
     return generator
+
+
+def seed_worker_secretly(worker: int) -> None:
+    """Called in a process of a ``DataLoader``, which seeds torch with 32 bits that count."""
+    seed_secretly()
