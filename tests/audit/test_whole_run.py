@@ -11,7 +11,7 @@ from noisette.audit.whole_run import likelihood_ratio
 from noisette.clipping.engines import BookKeeping, TwoPass
 from noisette.core.batches import PoissonSampler
 from noisette.lipschitz.bound import LipschitzBound
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from noisette.nn.lipschitz import TauCrossEntropy
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import noisette
 from noisette import PrivacyError
 from noisette.integrations.opacus import PrivacyEngine
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 
 B, C = 6, 0.5
 

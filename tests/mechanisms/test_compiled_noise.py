@@ -17,7 +17,7 @@ from noisette.capture.schedule import schedule_of
 from noisette.core.keys import SecretKey
 from noisette.mechanisms import compiled_noise
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it loads the compiled
 MANY = 10**9

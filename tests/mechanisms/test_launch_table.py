@@ -8,7 +8,7 @@ import pytest
 
 from noisette.mechanisms import launch_table
 from noisette.mechanisms.noise_tiles import TILE, Part
-from noisette.mechanisms.window import Window
+from noisette.core.tiles import Window
 
 PARTS = [
     Part("a", 3, Window()),

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from noisette.core.keys import SecretKey
 from noisette.mechanisms import box_muller, device_noise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from noisette.mechanisms.noise_tiles import Part
 from noisette.mechanisms.torch_noise import TorchNoise, chacha20_blocks
-from noisette.mechanisms.window import Window
+from noisette.core.tiles import Window
 
 KEY = SecretKey(bytes(range(32)))
 CPU = torch.device("cpu")

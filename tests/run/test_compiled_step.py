@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import noisette
 from noisette.core.keys import SecretKey
 from noisette.errors import PrivacyError
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 from noisette.run.dp_sgd import DpSgdRun
 
 GENERATOR = torch.Generator().manual_seed(1)

@@ -10,7 +10,7 @@ import torch
 from noisette.capture.schedule import schedule_of
 from noisette.core.keys import SecretKey
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
+from noisette.core.noise import GaussianNoise
 
 _REPEATS = 5
 

@@ -17,9 +17,9 @@ from noisette._internal import checks
 from noisette.core.keys import SecretKey
 from noisette.mechanisms.banded_factor import deviations_of
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise, Source, never
+from noisette.core.noise import GaussianNoise, Source, never
 from noisette.mechanisms.joint_sums import JointSums, window_of
-from noisette.mechanisms.window import Window
+from noisette.core.tiles import Window
 from noisette.ranks import Alone, AnyRanks
 from noisette.ranks.shards import from_local, is_sharded
 
