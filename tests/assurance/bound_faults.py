@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from noisette.run.first_call import ValidateOnFirstCall
+from noisette.run.released_gradients import ReleasedGradients
 from torch import Tensor
 
 from noisette.clipping.engines import BookKeeping
@@ -21,8 +23,6 @@ from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights
 from noisette.core.forms import Dense, Outer, Rows, Total
 from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
-from noisette.run.first_call import ValidateOnFirstCall
-from noisette.run.released_gradients import ReleasedGradients
 from planted import Mutant, Patch
 
 _ORACLE = "clipping/engines/test_engines.py::test_clipped_sum_is_the_oracles"

@@ -11,7 +11,7 @@ import torch
 from noisette.capture import captured, compiler, graph, python_walk
 from noisette.clipping import captured_step
 from noisette.core.clip import Group, limits_of
-from noisette.gradients.outside_tensors import OutsideTensors
+from noisette.core.outside import OutsideTensors
 from planted import Mutant
 
 _STEP = "clipping/test_captured_step.py"

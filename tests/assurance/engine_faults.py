@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from noisette.gradients.surroundings import Surroundings
 
 from noisette.clipping.engines import two_passes
-from noisette.gradients.surroundings import Surroundings
 from noisette.rules import recomputed_blocks
 from planted import Mutant
 

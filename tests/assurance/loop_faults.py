@@ -14,9 +14,9 @@ from torch.utils.data import default_collate
 
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
+from noisette.core.steps import DpSgdRun
 from noisette.nn import conversion
 from noisette.run import released_gradients
-from noisette.run.dp_sgd import DpSgdRun
 from noisette.sampling import loading
 from noisette.sampling.buckets import PaddedBuckets
 from planted import Mutant
@@ -65,7 +65,7 @@ def adapted_for_each_class(patch: pytest.MonkeyPatch) -> None:
 
 
 def scalers_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.validation.optimizer.StepsOfScaler.refuse", lambda optimizer: None)
+    patch.setattr("noisette.core.model_checks.StepsOfScaler.refuse", lambda optimizer: None)
 
 
 def small_gradients_pass_as_zero(patch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,15 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 
 import numpy as np
 import pytest
+from noisette.clipping.shared_numbers import SharedNumbers
+from noisette.run.seal import Seal
 
 from noisette._internal import random_state
 from noisette.clipping import shared_numbers
-from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.core.batches import Batch
+from noisette.core.steps import DpSgdRun
 from noisette.nn import weight_noise
 from noisette.run import model_snapshot, seal
-from noisette.run.dp_sgd import DpSgdRun
-from noisette.run.seal import Seal
 from noisette.sampling import fetching
 from planted import Mutant
 from ranks_faults import on_each_rank

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
 from noisette.capture.captured import Captured
 from noisette.clipping.captured_step import CaptureWarning
-from noisette.clipping.one_by_one import OneByOneWarning
+from noisette.core.one_by_one import OneByOneWarning
 from oracle import clipped_sum
 
 C = 0.5

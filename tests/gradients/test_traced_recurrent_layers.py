@@ -13,9 +13,9 @@ from bfloat16_lstm import skip_without_bfloat16_lstm
 from noisette.capture.graph import Graph, trace
 from noisette.core.backward import ForwardPass, per_example_gradients, search
 from noisette.core.forms import Examples
+from noisette.core.outside import OutsideTensors
 from noisette.core.registry import rewrites
 from noisette.core.trace import Loss, Microbatch, Tape, record_losses
-from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.rules import recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")

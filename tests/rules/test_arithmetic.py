@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from noisette.rules.arithmetic import unbroadcast
 from torch import Tensor
 
 from noisette.core.forms import Examples
 from noisette.core.registry import find_rule, named_arguments, rewrites
-from noisette.rules.arithmetic import unbroadcast
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4

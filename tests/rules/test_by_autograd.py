@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from noisette.rules.by_autograd import by_expansion
 from torch import Tensor
 
 from noisette.core.forms import Examples, PerExampleRow
-from noisette.rules.by_autograd import by_expansion
 from rule_oracle import by_autograd, check_form, double
 
 B = 4

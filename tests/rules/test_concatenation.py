@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from noisette.rules.concatenation import cat_tensors, stack_tensors
 
 from noisette.core.forms import Examples
 from noisette.core.registry import rewrites
-from noisette.rules.concatenation import cat_tensors, stack_tensors
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from noisette.rules.elementwise import prelu_weight
 from torch import Tensor
 
 from noisette.core.forms import Examples
 from noisette.core.registry import find_rule, rewrites
-from noisette.rules.elementwise import prelu_weight
 from rule_oracle import by_autograd, by_autograd_at, check_form, double
 
 B = 4

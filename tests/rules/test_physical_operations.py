@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from noisette.core.backward import ForwardPass, per_example_gradients, search
 from noisette.core.forms import Examples
+from noisette.core.outside import OutsideTensors
 from noisette.core.recording import Operation
 from noisette.core.registry import PHYSICAL, rewrites
 from noisette.core.trace import Microbatch, Tape, record_losses
 from noisette.errors import PrivacyError
-from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.rules.public_statistics import normalise_channels
 
 F = torch.nn.functional

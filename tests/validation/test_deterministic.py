@@ -92,7 +92,7 @@ class NegativeSampling(nn.Module):
         return (self.embedding(x)[:, None] * self.embedding(negatives)).sum((1, 2))
 
 
-@pytest.mark.filterwarnings("ignore::noisette.clipping.one_by_one.OneByOneWarning")
+@pytest.mark.filterwarnings("ignore::noisette.core.one_by_one.OneByOneWarning")
 @pytest.mark.parametrize("way", ["accumulate", "backward"])
 def test_negative_sampling_trains(way: str) -> None:
     model = NegativeSampling()

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from noisette._internal.random_state import of_python_and_numpy
 from noisette._internal.waiting import wait_for
 from noisette.capture.comparison import COMPILED_TOLERANCE, relative_difference, undone
 from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, Function, Graph, as_recorded, reason_of, trace
 from noisette.capture.schedule import Schedule
+from noisette.core.randomness import of_python_and_numpy
 
 _SAMPLES = 3  # calls of each way that are timed before one is kept
 # The first two calls of a way are compared with the function itself, then ever fewer, and every so many.

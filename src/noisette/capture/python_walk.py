@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.random_state import GENERATORS, closure_of, generators_of
 from noisette.capture.code_names import names_counted, names_read
+from noisette.core.randomness import GENERATORS, closure_of, generators_of
 
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
 _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes, np.generic)

@@ -25,9 +25,9 @@ from noisette.capture.rows import is_real, padded, padded_size
 from noisette.capture.schedule import Schedule
 from noisette.capture.sizes import CapturedSizes
 from noisette.core.clip import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of, may_wait
+from noisette.core.outside import OutsideTensors
 from noisette.core.trace import Loss, Microbatch
 from noisette.core.trees import leaves, structure
-from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.rules.autotune import few_operations
 
 

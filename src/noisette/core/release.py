@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from noisette._internal import checks
 from noisette.core.keys import SecretKey
 from noisette.core.loss import Loss
+from noisette.core.noise import GaussianNoise
 from noisette.errors import PrivacyError, first_few
 
 
@@ -208,8 +209,6 @@ class OwnNoise:
     size = 1
 
     def __init__(self, key: SecretKey) -> None:
-        from noisette.mechanisms.gaussian_noise import GaussianNoise
-
         self._noise = GaussianNoise(key)
 
     def release(self, sums: Sequence[tuple[str, Tensor, Tensor]], *, step: int, std: float, divisor: float) -> None:

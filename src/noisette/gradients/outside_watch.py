@@ -8,10 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from noisette.core.outside import OutsideTensors
 from noisette.core.trace import tensors_among
 from noisette.core.trees import tensors
 from noisette.core.vmap import current_level, is_wrapped
-from noisette.gradients.outside_tensors import OutsideTensors
 
 
 class OutsideWatch(TorchFunctionMode):

@@ -15,10 +15,10 @@ from torch.autograd.graph import GradientEdge
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.core.backward import user_hooks_disabled
 from noisette.core.clip import Accumulator, ClippingRule
+from noisette.core.outside import OutsideTensors
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import Loss, Microbatch, vectorized_losses
 from noisette.errors import PrivacyError
-from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.gradients.outside_watch import OutsideWatch
 from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.model_call import Limits, ModelCall, ModelHooks, check_hooks_only_looked, made, record_call

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from noisette.core.noise import GaussianNoise
+from noisette.core.tiles import WHOLE, Window
 from noisette.mechanisms.banded_factor import deviations_of
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
-from noisette.mechanisms.window import WHOLE, Window
 from noisette.ranks import AnyRanks
 from noisette.ranks.shards import elements_held, from_local, is_sharded
 

@@ -24,12 +24,12 @@ from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch, Fetch
 from noisette.core.keys import SecretKey
 from noisette.core.model_checks import check_no_batch_norm, check_optimizer
+from noisette.core.noise import GaussianNoise
 from noisette.core.release import GaussianRelease, GradientBound
 from noisette.core.steps import DpSgd, Parts, check_free
 from noisette.mechanisms.banded_factor import correlation_of
 from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.mechanisms.compiled_noise import CompiledNoise
-from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.mechanisms.joint_sums import JointSums
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.ranks.shards import is_sharded

@@ -15,10 +15,9 @@ import numpy as np
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette._internal.first_few import first_few
 from noisette.core.batches import PoissonSampler
 from noisette.core.keys import SecretKey
-from noisette.errors import PrivacyError
+from noisette.errors import PrivacyError, first_few
 from noisette.sampling.loading import Records, each_record
 
 # Types that are compared by value; the elements of other ids are looked at one by one.

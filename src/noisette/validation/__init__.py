@@ -1,7 +1,7 @@
 """The preflight: checks of the bound on the user's own model, with public random inputs, before any release."""
 
-from noisette.validation.batch_norm import batch_mixing_modules as batch_mixing_modules
-from noisette.validation.batch_norm import check_no_batch_norm as check_no_batch_norm
+from noisette.core.model_checks import batch_mixing_modules as batch_mixing_modules
+from noisette.core.model_checks import check_no_batch_norm as check_no_batch_norm
 from noisette.validation.checks import CHECKS as CHECKS
 from noisette.validation.checks import check_worst_case as check_worst_case
 from noisette.validation.checks import prove as prove

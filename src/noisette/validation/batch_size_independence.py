@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.random_state import seed_torch
+from noisette.core.randomness import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.deterministic import EXTREME_LEVELS, LEVELS, DisableRandomness

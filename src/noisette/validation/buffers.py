@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.utils._pytree import tree_flatten
 
-from noisette._internal.random_state import seed_torch
+from noisette.core.randomness import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.probe_inputs import EXAMPLES, SEED, Call, map_batched, public_batch
 

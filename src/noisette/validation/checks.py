@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from noisette._internal.random_state import seed_torch
+from noisette.core.model_checks import check_no_batch_norm
+from noisette.core.randomness import seed_torch
 from noisette.core.release import DerivedBound, GradientBound
 from noisette.errors import PrivacyError
 from noisette.validation.additivity import check_additivity
-from noisette.validation.batch_norm import check_no_batch_norm
 from noisette.validation.batch_size_independence import check_batch_size_independence
 from noisette.validation.buffers import buffers_restored, check_buffers
 from noisette.validation.checked_calls import attributes_restored

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from noisette._internal.random_state import GENERATORS, OF_PYTHON_AND_NUMPY, bits_of, seed_torch
+from noisette.core.randomness import GENERATORS, OF_PYTHON_AND_NUMPY, bits_of, seed_torch
 
 _SEED = 20160721 % 2**32
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from noisette._internal.random_state import seed_torch
+from noisette.core.randomness import seed_torch
 from noisette.errors import PrivacyError
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.deterministic import DisableRandomness
