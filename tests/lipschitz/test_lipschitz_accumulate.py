@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from copy import deepcopy
 from itertools import pairwise
 from typing import Any
@@ -200,7 +201,7 @@ REFUSED: dict[str, tuple[Any, tuple[Any, ...], type[Exception], str]] = {
         PrivacyError,
         "other than through the scores",
     ),
-    "no gradient": (lambda model, x, y: model(x).detach().sum(), (x, y), PrivacyError, "depend on no trainable"),
+    "no gradient": (lambda model, x, y: model(x).detach().sum(), (x, y), PrivacyError, "do not depend on the scores"),
     "a part of the model": (
         lambda model, x, y: model[1](model[0](x)).sum(),
         (x, y),
@@ -270,6 +271,22 @@ def test_weights_that_the_loss_changes_are_refused() -> None:
         bound.accumulate(loss, x, y)
 
 
+def test_a_parameter_that_was_frozen_since_has_a_sum_of_zeros() -> None:
+    model = dense(6, 8, 3)
+    bound = bound_of(model)
+    expected = oracle(model, x, y)[48:]
+    model.get_parameter("1.weight").requires_grad_(False)
+    bound.accumulate(of_one, x, y)
+    sums = joint(bound)
+    assert not sums[:48].any()
+    assert torch.allclose(sums[48:], expected, atol=1e-11)
+    model.requires_grad_(False)
+    with pytest.raises(PrivacyError, match=r"unfreeze one \(requires_grad_\(\)\)"):
+        bound.accumulate(of_one, x, y)
+    model.requires_grad_()
+    bound.accumulate(of_one, x, y)
+
+
 def test_a_loss_may_write_into_its_scores_and_ask_the_model_without_gradients() -> None:
     model = dense(6, 8, 3)
     bound = bound_of(model)
@@ -311,6 +328,19 @@ def test_a_tensor_that_an_earlier_call_has_left_is_refused() -> None:
         bound.accumulate(loss, x, y)
 
 
+def test_a_number_that_all_examples_would_share_is_refused() -> None:
+    def flipped(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return of_one(model, x.flip(1) if random.random() < 0.5 else x, y)
+
+    def drawn_by_torch(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return of_one(model, torch.where(torch.rand(()) < 0.5, x.flip(1), x), y)
+
+    bound = bound_of(dense(6, 8, 3))
+    with pytest.raises(PrivacyError, match="share the numbers; draw them by torch"):
+        bound.accumulate(flipped, x, y)
+    bound.accumulate(drawn_by_torch, x, y)
+
+
 class Counts(nn.Module):
     """Counts its calls, and keeps the sum of what it has seen, in buffers."""
 
@@ -333,6 +363,31 @@ def test_what_a_call_writes_into_buffers_is_dropped() -> None:
     assert counts.calls == 0
     assert not counts.seen.any()
     assert torch.allclose(joint(bound), 2 * oracle(bound.model[1:], x, y), atol=1e-11)  # pyright: ignore
+
+
+class Shifted(nn.Module):
+    """Adds a buffer, such as the mean of public data."""
+
+    by: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.zeros(6, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+def test_what_a_loop_writes_into_buffers_within_a_batch_is_put_back_and_named() -> None:
+    shifted = Shifted()
+    bound = bound_of(nn.Sequential(shifted, *dense(6, 8, 3)).double())
+    shifted.by.fill_(0.5)
+    bound.begin_batch()
+    shifted.by.copy_(x.mean(0))
+    bound.accumulate(of_one, x, y)
+    assert bound.end_batch() == ["0.by"]
+    assert torch.allclose(joint(bound), oracle(bound.model[1:], x + 0.5, y), atol=1e-11)  # pyright: ignore
+    assert (shifted.by == 0.5).all()
 
 
 @every_network

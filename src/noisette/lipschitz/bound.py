@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from noisette.core.vmap import vectorized_losses
 from noisette.errors import PrivacyError
 from noisette.lipschitz import NormBound, propagation
 from noisette.lipschitz.loss_watch import LossWatch
-from noisette.lipschitz.model_call import gradient_at_scores, hooked_modules, recorded_calls
+from noisette.lipschitz.model_call import ModelCall, gradient_at_scores, recorded_calls
 from noisette.lipschitz.noise_allocation import Allocation, OptimalAllocation
 from noisette.lipschitz.project import project
 from noisette.lipschitz.score_clipping import ScoreClipping
@@ -216,39 +215,47 @@ class LipschitzBound:
         microbatch = Microbatch(batch, keywords)
         if microbatch.count == 0:
             return
-        if hooked := hooked_modules(self.model):
-            warnings.warn(
-                f"hooks of {', '.join(hooked)} do not run in accumulate, because bounds are about modules alone. What "
-                "a hook changes belongs into a module with bounds or into the loss; to log, call the model itself",
-                stacklevel=2,
-            )
-        self._outside.begin(public)
-        watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
-        with (
-            nullcontext() if self._was_called else shared_numbers_refused(),
-            recorded_calls(self.model, self.input.shape) as calls,
-            watch,
-        ):
-            losses = vectorized_losses(loss, self.model, microbatch, self._buffers, watch.begin, watch.buffer)
-        self._outside.end()
-        self._was_called = True
+        losses, calls = self._losses(loss, microbatch, tuple(public))
         self._refuse_changed_weights()
-        at_scores = gradient_at_scores(losses, calls, self._parameters)
+        at_scores = gradient_at_scores(losses, calls, self._trained())
         limit, sensitivities = self.score_gradient_bound(), self.sensitivities()
         self._refuse_grown_bounds(sensitivities)
         at_scores, twice_counted = self._at_scores.clip(at_scores, losses, limit)
-        with user_hooks_disabled(self._parameters.values()):
-            parameters = list(self._parameters.values())
-            gradients = torch.autograd.grad([calls[-1].scores], parameters, [at_scores], allow_unused=True)
-        found = {name: g for name, g in zip(self._parameters, gradients, strict=True) if g is not None}
+        self._pending.add(self._gradients(calls[-1], at_scores))
+        self._held = self._held or sensitivities
+        self._at_scores.add_count(twice_counted)
+
+    def _losses(self, loss: Loss, batch: Microbatch, public: Iterable[Tensor]) -> tuple[Tensor, list[ModelCall]]:
+        """The loss of each example, (b,), and the calls of the model that it has made."""
+        self._outside.begin(public)
+        watch = LossWatch([*self.model.parameters(), *self._buffers.values().values()], self._outside)
+        drawn = nullcontext() if self._was_called else shared_numbers_refused()
+        with drawn, recorded_calls(self.model, self.input.shape) as calls, watch:
+            losses = vectorized_losses(loss, self.model, batch, self._buffers, watch.begin, watch.buffer)
+        self._outside.end()
+        self._was_called = True
+        return losses, calls
+
+    def _gradients(self, call: ModelCall, at_scores: Tensor) -> dict[str, Tensor]:
+        """The sum over the examples of each parameter's gradient, for these gradients at the scores of a call.
+
+        Raises:
+            PrivacyError: one is not finite.
+        """
+        trained = self._trained()
+        with user_hooks_disabled(trained.values()):
+            gradients = torch.autograd.grad([call.scores], list(trained.values()), [at_scores], allow_unused=True)
+        found = {name: g for name, g in zip(trained, gradients, strict=True) if g is not None}
         if not all(g.sum().isfinite() or g.isfinite().all() for g in found.values()):  # the sum is a fast first test
             raise PrivacyError(
                 "a gradient is not finite though every input is bounded: the weights have overflowed. Lower the "
                 "learning rate, or start from finite weights"
             )
-        self._pending.add(found)
-        self._held = self._held or sensitivities
-        self._at_scores.add_count(twice_counted)
+        return found
+
+    def _trained(self) -> dict[str, Tensor]:
+        """The parameters, without those that were frozen since."""
+        return {name: p for name, p in self._parameters.items() if p.requires_grad}
 
     def accumulate_nothing(self) -> None:
         """Nothing is exchanged in a microbatch of a model that is not sharded."""

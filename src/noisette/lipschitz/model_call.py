@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,7 @@ from noisette.core import vmap
 from noisette.errors import PrivacyError
 from noisette.lipschitz.torch_modules import check_measured_shape, is_measured
 
-_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_GLOBAL = tuple("_global" + kind for kind in _OF_MODULES)
+_KINDS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class ModelCall:
 def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[ModelCall]]:
     """Within it every call of the model with gradients enabled adds to the list, and no hook of the user runs.
 
-    Bounds are about what modules compute, and a hook may change that. Afterwards the hooks are there again, and the
-    model has none of ours.
+    Bounds are about what modules compute, and a hook may change that. A warning names the modules that have some.
+    Afterwards the hooks are there again, and the model has none of ours.
 
     Args:
         model: the model, called inside of ``vmap`` with one example.
@@ -57,10 +57,18 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
             level = _level_of(output)
             with vmap.outside():
                 scores = vmap.physical(output)
+                if not scores.requires_grad:
+                    raise PrivacyError("the scores depend on no trainable parameter: unfreeze one (requires_grad_())")
                 call = ModelCall(scores, scores.detach().requires_grad_())
         calls.append(call)
         return vmap.batched(call.leaf, level).clone()  # which the loss may write into
 
+    if hooked := [name or "the model itself" for name, module in model.named_modules() if any(_hooks_of(module))]:
+        warnings.warn(
+            f"hooks of {', '.join(hooked)} do not run in accumulate, because bounds are about modules alone. What a "
+            "hook changes belongs in a module with bounds or in the loss; to log values, call the model yourself",
+            stacklevel=5,  # where accumulate is called
+        )
     found = [(hooks, dict(hooks)) for hooks in _hooks(model) if hooks]
     for hooks, _ in found:
         hooks.clear()
@@ -76,15 +84,6 @@ def recorded_calls(model: nn.Module, shape: tuple[int, ...]) -> Iterator[list[Mo
             hooks.update(kept)
 
 
-def hooked_modules(model: nn.Module) -> list[str]:
-    """The names of the modules that have hooks."""
-    return [
-        name or "the model itself"
-        for name, module in model.named_modules()
-        if any(getattr(module, kind) for kind in _OF_MODULES)
-    ]
-
-
 def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mapping[str, Tensor]) -> Tensor:
     """The gradient of each example's loss with respect to the scores of the last call, (b, 1, ...).
 
@@ -96,7 +95,7 @@ def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mappi
             "the losses do not come from a call of the model: call it in the loss, with gradients enabled"
         )
     if not losses.requires_grad:
-        raise PrivacyError("the losses depend on no trainable parameter: was the model called under no_grad?")
+        raise PrivacyError("the losses do not depend on the scores of the model's last call")
     sources = [*parameters.values(), *(call.leaf for call in calls)]
     gradients = torch.autograd.grad(losses.sum(), sources, allow_unused=True)
     *others, last = gradients[len(parameters) :]
@@ -114,11 +113,13 @@ def gradient_at_scores(losses: Tensor, calls: list[ModelCall], parameters: Mappi
 
 def _hooks(model: nn.Module) -> Iterator[MutableMapping[int, Any]]:
     """The tables of all hooks that a call of the model passes."""
-    for name in _GLOBAL:
-        yield getattr(torch_module, name)
+    yield from (getattr(torch_module, "_global" + kind) for kind in _KINDS)
     for module in model.modules():
-        for name in _OF_MODULES:
-            yield getattr(module, name)
+        yield from _hooks_of(module)
+
+
+def _hooks_of(module: nn.Module) -> list[MutableMapping[int, Any]]:
+    return [getattr(module, kind) for kind in _KINDS]
 
 
 def _check_precision(output: Any) -> None:
