@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.tensor_tree import leaves, structure
 from noisette._internal.waiting import wait_for
 from noisette.capture.captured import Captured
 from noisette.capture.comparison import tolerance_of
@@ -27,6 +26,7 @@ from noisette.capture.schedule import Schedule
 from noisette.capture.sizes import CapturedSizes
 from noisette.core.clip import ClippedSum, Clipping, Group, clipping_of, factors_within, limits_of, may_wait
 from noisette.core.trace import Loss, Microbatch
+from noisette.core.trees import leaves, structure
 from noisette.gradients.outside_tensors import OutsideTensors
 from noisette.rules.autotune import few_operations
 

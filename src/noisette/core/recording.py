@@ -1,8 +1,8 @@
-"""What the tape records: uses of parameters, weights derived from them, and calls of the root module."""
+"""What is recorded of a loss: uses of parameters, and weights derived from them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,13 +83,11 @@ class RootCall:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the tape recorded between two calls of :meth:`Tape.pop`."""
+    """What was recorded of a loss."""
 
     uses: tuple[Use, ...]
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
     calls: tuple[RootCall, ...]
-    hooked: bool  # a hook was registered since the first call began, perhaps on a tensor or a node of the graph
-    moves: tuple[Hashable, ...]  # the calls that may have moved examples along their axis; see ``reordering``
 
     @property
     def outputs(self) -> list[GradientEdge]:
@@ -103,6 +101,3 @@ class Draft:
 
     uses: list[Use] = field(default_factory=list)
     derived: dict[int, DerivedWeight] = field(default_factory=dict)
-    calls: list[RootCall] = field(default_factory=list)
-    hooks_before: int | None = None  # number of hooks that had been registered when the first call began
-    moves: list[Hashable] = field(default_factory=list)

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from noisette._internal.tensor_tree import tensors
 from noisette.core import vmap as internals
 from noisette.core.recording import Use
-from noisette.core.trace import VectorizedRecorder
+from noisette.core.trace import Recorder
+from noisette.core.trees import tensors
 from noisette.errors import PrivacyError
 from noisette.gradients.surroundings import Surroundings
 
@@ -46,7 +46,7 @@ class _UseInBlock(Use):
 class Blocks:
     """The checkpointed blocks of one recorded forward pass inside of ``vmap``."""
 
-    def __init__(self, recorder: VectorizedRecorder) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._inside = False  # of a block: a block within it is part of it
 
@@ -141,7 +141,7 @@ class _Call:
     """A function, its arguments, and what else its values follow from."""
 
     def __init__(
-        self, recorder: VectorizedRecorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
+        self, recorder: Recorder, function: _Function, args: tuple[Any, ...], keywords: Mapping[str, Any]
     ) -> None:
         self._recorder = recorder
         self._function, self._args, self._keywords = function, args, keywords

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from noisette._internal.random_state import generator_apart, seed_worker_secretly
-from noisette._internal.tensor_tree import map_leaves
+from noisette.core.trees import map_leaves
 from noisette.sampling.loading import Gather, may_draw
 
 Parts = Iterator[np.ndarray]  # the indices of one microbatch after another

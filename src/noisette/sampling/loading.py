@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
+from noisette.core.batches import Records
 from noisette.sampling.buckets import PaddedBuckets
 from noisette.sampling.mapped_file import MappedFile
 from noisette.sampling.record_forms import check_one_form
@@ -19,30 +20,6 @@ Gather = Callable[[np.ndarray], Any]  # indices of records -> one collated micro
 Collate = Callable[[list[Any]], Any]  # records -> one collated microbatch
 
 _PAD = ": pad sequences with noisette.PaddedBuckets(records, edges, pad=...), or bring each record to one shape"
-
-
-@dataclass(frozen=True)
-class Records:
-    """The records of a data set: how many there are, and how some of them are fetched as one microbatch.
-
-    ``gather`` can be pickled if the data set can. It is all that a loading process gets.
-    """
-
-    size: int  # that batches are drawn from
-    gather: Gather
-    buckets: np.ndarray | None = None  # the bucket of each record, if a microbatch may hold one bucket only
-    check_batch: Callable[[np.ndarray], None] | None = None  # refuses records that no batch may have together
-    own: range | None = None  # the records that this process holds, where every process holds others
-
-    def held(self, indices: np.ndarray) -> np.ndarray:
-        """Those of a batch's records, ascending, that this process holds, as ``gather`` counts them.
-
-        All of them, unchanged, where ``own`` is ``None``: processes that hold the same records share them out.
-        """
-        if self.own is None:
-            return indices
-        first, end = np.searchsorted(indices, (self.own.start, self.own.stop))
-        return indices[first:end] - self.own.start
 
 
 class OwnRecords:

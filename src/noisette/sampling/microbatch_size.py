@@ -22,31 +22,6 @@ _MOST_ON_PROCESSOR = 256
 _MOST_UNMEASURED = 32
 
 
-class MicrobatchSize(Protocol):
-    """Chooses the size of the next microbatch from how the last ones went."""
-
-    @property
-    def now(self) -> int:
-        """The largest number of examples in the next microbatch."""
-        ...
-
-    def in_bucket(self, bucket: int) -> MicrobatchSize:
-        """The size for examples of this bucket, each bucket by itself: longer examples take more memory."""
-        ...
-
-    def begin(self) -> None:
-        """A microbatch is about to be processed."""
-        ...
-
-    def end(self, examples: int) -> None:
-        """The microbatch, of so many examples, went through its backward pass."""
-        ...
-
-    def halve(self, examples: int) -> bool:
-        """Memory ran out in a microbatch of so many examples; returns whether a smaller size can be tried."""
-        ...
-
-
 class MeasuredSize:
     """Starts with one example and doubles while twice the memory of the last microbatch is free.
 

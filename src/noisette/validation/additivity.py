@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor  # pyright: ignore[reportMissingImports, reportMissingModuleSource]
 
-from noisette._internal.first_few import first_few
 from noisette._internal.random_state import seed_torch
 from noisette.core.release import BoundedSum, DerivedBound, GradientBound, shares_of
-from noisette.errors import MissingRuleError, PrivacyError
+from noisette.errors import MissingRuleError, PrivacyError, first_few
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.deterministic import (
     EXTREME_LEVELS,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from noisette._internal.tensor_tree import tensors
 from noisette.core.backward import search
 from noisette.core.registry import find_rule, named_arguments, operation_name, rewrites
 from noisette.core.trace import Tape
+from noisette.core.trees import tensors
 from noisette.lipschitz.bound import LayerBound, LipschitzBound
 from noisette.validation import batch_mixing_modules
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from noisette._internal.tensor_tree import leaves, map_leaves, tensors
+from noisette.core.trees import leaves, map_leaves, tensors
 
 EXAMPLES = 8  # in a public batch
 SEED = 20160721

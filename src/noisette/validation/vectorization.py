@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from noisette._internal.tensor_tree import tensors
 from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.core.release import GradientBound
+from noisette.core.trees import tensors
 from noisette.validation.batch_norm import check_no_batch_norm
 from noisette.validation.buffers import buffers_restored
 from noisette.validation.checked_calls import attributes_restored

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette._internal.tensor_tree import leaves, with_leaves
 from noisette.core.backward import LocatedRecording, PerExampleGradients
 from noisette.core.clip import ClippedSum, Clipping, Sums, clip_and_sum
 from noisette.core.recording import Output, Recording, RootCall
+from noisette.core.trees import leaves, with_leaves
 from noisette.errors import PrivacyError
 
 # By how much, in units of the largest output, a call may differ when it is repeated one example at a time.
