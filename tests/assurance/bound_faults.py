@@ -21,7 +21,6 @@ from noisette.core.clip import Accumulator, ClippedSum, Clipping, Group, Weights
 from noisette.core.forms import Dense, Outer, Rows, Total
 from noisette.rules.embedding import touched_rows
 from noisette.rules.kernel_factors import KernelFactors
-from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.released_gradients import ReleasedGradients
 from planted import Mutant, Patch
 
@@ -215,32 +214,6 @@ def raw_beside(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PerExampleClip, "backward", backward)
 
 
-def list_of_layers_alone(patch: pytest.MonkeyPatch) -> None:
-    """The preflight looks for known layers and measures nothing."""
-    patch.setattr("noisette.validation.additivity._Probe.check", lambda self: None)
-    patch.setattr("noisette.validation.additivity._Probe.check_alone", lambda self, examples: [])
-
-
-def small_batches_alone(patch: pytest.MonkeyPatch) -> None:
-    """The preflight looks at no more than eight examples."""
-    patch.setattr("noisette.validation.checks.check_batch_size_independence", lambda *_, **__: None)
-
-
-def memory_unseen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("noisette.validation.checks.check_buffers", lambda model, example: None)
-
-
-def proven_once(patch: pytest.MonkeyPatch) -> None:
-    """The proof is not taken again when a sleeping batch norm wakes up."""
-    whole = ValidateOnFirstCall.__call__
-
-    def first(self: ValidateOnFirstCall, *args: Any) -> None:
-        if not self._checked._covered:
-            whole(self, *args)
-
-    patch.setattr(ValidateOnFirstCall, "__call__", first)
-
-
 MUTANTS = [
     Mutant("clipped at twice the bound", "epsilon more than doubles", bounds(lambda c: 2 * c), (_ALONE, _AUDIT)),
     Mutant("clipped at half the bound", "signal is lost", bounds(lambda c: c / 2), (oracle("attention"), _AUDIT)),
@@ -350,32 +323,5 @@ MUTANTS = [
         "private gradients are there for all to see",
         raw_beside,
         ("run/test_private_run.py::test_gradient_is_the_clipped_sum_and_noise_over_the_constant",),
-    ),
-    Mutant(
-        "hidden batch centring accepted",
-        "one record moves the gradients of all others",
-        list_of_layers_alone,
-        (
-            "validation/test_preflight.py::test_mixing_is_refused",
-            "validation/test_preflight.py::test_engine_that_does_not_bound_is_refused",
-        ),
-    ),
-    Mutant(
-        "no batch but a small one looked at",
-        "experts with a capacity, statistics of large batches: one record moves the gradients of others",
-        small_batches_alone,
-        ("validation/test_preflight.py::test_coupling_that_begins_at_a_size_is_refused_whatever_the_batch",),
-    ),
-    Mutant(
-        "memory of inputs accepted",
-        "a record is saved with the weights",
-        memory_unseen,
-        ("validation/test_preflight.py::test_a_model_that_keeps_its_inputs_where_they_would_be_saved_is_refused",),
-    ),
-    Mutant(
-        "proof taken once",
-        "batch norm that wakes up later mixes examples",
-        proven_once,
-        ("run/test_private_run.py::test_batch_norm_that_wakes_up_in_the_middle",),
     ),
 ]

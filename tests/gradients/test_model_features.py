@@ -18,7 +18,6 @@ from engine_check import check, measured
 from model_cases import Case, Forward, cnn, cross_entropy, floats, ids, labelled, mlp, parameter, squares
 from noisette import PerExampleClip, PrivacyError
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
-from noisette.validation import Call, prove
 
 WITH_RULES = [BookKeeping(), TwoPass(), TwoPasses()]
 every_engine = pytest.mark.parametrize("engine", [*WITH_RULES, PerExampleLoop()], ids=lambda e: type(e).__name__)
@@ -269,14 +268,6 @@ def test_one_example_under_random_draws_stays_within_the_bound(make: Callable[[]
         clip.backward(squares(model, 10 * torch.randn(1, 6)))
         [total] = clip.pop_sums()
         assert 0 < float(torch.cat([g.double().flatten() for g in total.grads]).norm()) <= 0.01
-    clip.close()
-
-
-@every_random
-def test_random_draws_pass_the_preflight(make: Callable[[], nn.Module]) -> None:
-    model = make().train()
-    clip = PerExampleClip(model, 1.0)
-    prove(clip, Call((torch.randn(3, 6),), {}))
     clip.close()
 
 

@@ -24,8 +24,8 @@ from noisette import (
 )
 from noisette.accounting import Ledger
 from noisette.lipschitz import NormBound, Sensitivities
+from noisette.lipschitz.worst_case_search import max_gradient_ratio
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, PatchConv2d, SpectralLinear, TauCrossEntropy
-from noisette.validation.worst_case_search import max_gradient_ratio
 
 F = nn.functional
 SQRT2 = math.sqrt(2)

@@ -550,7 +550,7 @@ class GradientCollector:
             listed = "\n  ".join(problems)
             raise MissingRuleError(
                 f"{len(problems)} uses of trainable parameters have no per-example gradient:\n  {listed}\n"
-                "Write the operation with ones that `noisette explain` lists, freeze the parameter, register a rule "
+                "Write the operation with ones that `noisette doctor` lists, freeze the parameter, register a rule "
                 "with noisette.rule, or use an engine that needs none: noisette.engines.MultiLoss(), "
                 "noisette.engines.PerExampleLoop() (less memory) or noisette.engines.Vmap() (repeats the call, which "
                 "must not be random)."

@@ -28,6 +28,7 @@ from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.core.keys import SecretKey
+from noisette.core.model_checks import StepsOfScaler, check_coverage, held_by
 from noisette.core.release import GaussianRelease, GradientBound, TakesDeviations, mark_of
 from noisette.core.trace import Loss, Microbatch
 from noisette.errors import PrivacyError
@@ -45,8 +46,6 @@ from noisette.sampling.loading import Collate, may_draw, records_of
 from noisette.sampling.microbatch_size import MeasuredSize, memory_of
 from noisette.sampling.schemes import sampler_of, user_records
 from noisette.sampling.users import Users
-from noisette.validation.examples_apart import warn_if_examples_meet, warn_of_backward_hooks
-from noisette.validation.optimizer import StepsOfScaler, check_coverage, held_by
 
 _NOT_ASSERTED = """run.backward(losses) computes the losses of a whole batch at once, and nothing shows that they keep \
 its examples apart. Give the loss of one example instead, which is vectorised so that examples cannot mix:
@@ -120,7 +119,6 @@ class DpSgdRun(ABC):
         if isinstance(bound, PerExampleClip):
             bound.put_back = self._seal.before_microbatch
         self._batch: Batch | None = None  # drawn and not yet released
-        self._compared = False  # whether the loss was called with several public examples
         # The ranks of a sharded model take every microbatch together; others meet once a step.
         self._is_sharded = any(map(is_sharded, bound.parameters.values()))
         self._gradients = ReleasedGradients(bound.parameters)
@@ -268,12 +266,6 @@ class DpSgdRun(ABC):
             return
         self._seal.before_random_numbers()
         self._add(lambda: self.bound.accumulate(loss, *batch, public=public, **keywords))
-        if (
-            not self._compared and not self._is_sharded
-        ):  # afterwards, because what the loss makes and keeps is known from its recorded call
-            self._compared = True
-            warn_if_examples_meet(loss, self.bound.model, microbatch)
-            warn_of_backward_hooks(self.bound.model)
 
     def backward(self, losses: Tensor) -> None:
         """Lines 2 and 3 for models that cannot be vectorised: the bounded gradients of a vector of losses.

@@ -19,12 +19,12 @@ from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.keys import SecretKey
+from noisette.core.model_checks import check_no_batch_norm, check_optimizer
 from noisette.core.release import GradientBound
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.checkpoint import SavedRun
 from noisette.run.dataset_fingerprint import Fingerprint
 from noisette.run.dp_sgd import DpSgdRun
-from noisette.run.first_call import ValidateOnFirstCall
 from noisette.run.model_state import capture_state
 from noisette.run.ranks_agree import (
     check_own_records,
@@ -36,8 +36,6 @@ from noisette.run.ranks_agree import (
 )
 from noisette.sampling.loading import Collate
 from noisette.sampling.users import Users
-from noisette.validation import check_no_batch_norm
-from noisette.validation.optimizer import check_optimizer
 
 # Steps reserved at once in a ledger on disk: one fsync for so many steps; after a crash as many may count too much. It
 # depends on the planned number of steps alone, which is public, as the duration of a step is not.
@@ -103,9 +101,6 @@ class PrivateRun(DpSgdRun):
         self._saved_in: Path | None = None
         self._own_ledger: Ledger | None = None
         self._own_ranks = self._is_closed = False
-        if separability == "asserted":
-            hook = ValidateOnFirstCall(bound, example)
-            self._hooks.append(bound.model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
 
     def __repr__(self) -> str:
         return as_text("PrivateRun", self._shown())

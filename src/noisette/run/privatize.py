@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch.optim.optimizer import Optimizer
 
 from noisette._internal.checks import plain
@@ -19,15 +18,15 @@ from noisette.accounting.calibrate import cheapest, least_noisy
 from noisette.accounting.events import check_events
 from noisette.accounting.run_parameters import RunParameters
 from noisette.accounting.sampling_plan import check_delta, check_numbers, schedule
-from noisette.core.release import DerivedBound, GradientBound, parts_of
+from noisette.core.model_checks import check_no_batch_norm, check_optimizer
+from noisette.core.release import GradientBound, parts_of
+from noisette.lipschitz.worst_case_search import check_worst_case
 from noisette.ranks import AnyRanks, ranks_of
 from noisette.run.private import PrivateRun
 from noisette.run.ranks_agree import ledger_on_ranks
 from noisette.sampling.loading import Collate
 from noisette.sampling.schemes import Poisson, ReleaseOf, Sampling, releases
 from noisette.sampling.users import Users
-from noisette.validation import Call, check_no_batch_norm, check_worst_case
-from noisette.validation.optimizer import check_optimizer
 
 
 def privatize(
@@ -140,9 +139,7 @@ def privatize(
             check_delta(delta, one_over_size, allow_large_delta)
             check_no_batch_norm(bound.model)
             check_optimizer(optimizer, bound)
-            if separability is None and isinstance(bound, DerivedBound):
-                dtype = next(iter(bound.parameters.values())).dtype
-                check_worst_case(bound, Call((torch.zeros(1, *bound.input_shape, dtype=dtype),), {}))
+            check_worst_case(bound)
         declared = {**numbers, "sampling": repr(sampling), "users": users and users.most_records}
         ranks.check_equal("the declarations of the run", lambda: declared)
         accountant = accountant if accountant is not None else PldAccountant()

@@ -272,9 +272,10 @@ def test_a_layer_works_under_per_example_clipping(layer, engine) -> None:
     front = SpectralConv2d(width, width, 1) if len(layer.shape) == 3 else SpectralLinear(width, width)
     model = nn.Sequential(BoundedInput(3.0), front, moved(layer)).double()
     x = torch.randn(5, *layer.shape, dtype=torch.float64)
-    report = noisette.explain(model, x)
-    assert not report.problems
-    assert not report.unused
+    report = noisette.explain(model, lambda model, x: model(x).square().sum(), x)
+    assert not report.refused
+    assert not report.one_by_one
+    assert not report.unreached
     truth = clipped_sum(model, squares, (x,), 0.5)
     norms, sums = measured(model, squares, (x,), 0.5, engine)
     torch.testing.assert_close(norms, truth.norms, rtol=TOLERANCE[torch.float64], atol=0)

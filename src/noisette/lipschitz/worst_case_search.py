@@ -8,8 +8,32 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
+from noisette.core.release import DerivedBound, GradientBound
+from noisette.errors import PrivacyError
+
+_STARTS = 2  # made-up examples from which the search starts
 _STEPS = 30
 _STEP_SIZE = 0.3  # relative to the norm of the variable
+
+
+def check_worst_case(bound: GradientBound) -> None:
+    """If the bound is derived from the network, a short search finds no example that exceeds it.
+
+    Raises:
+        PrivacyError: the search found one.
+    """
+    if not isinstance(bound, DerivedBound):
+        return
+    weight = next(iter(bound.parameters.values()))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        starts = torch.randn(_STARTS, *bound.input_shape).to(weight)
+        ratio = max_gradient_ratio(bound.model, starts, bound.score_gradient_bound(), bound.sensitivities())
+    if not ratio <= 1 + 1e-5:
+        raise PrivacyError(
+            f"an example was found whose gradient is {ratio:.4g} times its bound: a module of the model states a bound "
+            "that does not hold. Do not train with this model"
+        )
 
 
 def max_gradient_ratio(model: nn.Module, inputs: Tensor, limit: float, sensitivities: Mapping[str, float]) -> float:

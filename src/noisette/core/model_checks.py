@@ -1,15 +1,58 @@
-"""Checks of an optimizer: it updates the parameters that the bound covers, in steps that the run can see."""
+"""Checks before the first step: no module mixes examples, and the optimizer updates what the bound covers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import torch
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from noisette.core.release import GradientBound
 from noisette.errors import PrivacyError
 
 
-def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
+class Covers(Protocol):
+    """A bound, of which the trainable parameters are needed here."""
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:
+        """The trainable parameters it covers, by name."""
+        ...
+
+
+def batch_mixing_modules(model: nn.Module) -> list[str]:
+    """One line for each module that is known to mix examples: its name, its class, and what to do instead."""
+    return [
+        f"{name or 'the model itself'}  {type(module).__name__} {problem}"
+        for name, module in model.named_modules()
+        if (problem := _mixing(module))
+    ]
+
+
+def _mixing(module: nn.Module) -> str:
+    """How the module mixes examples, or an empty string; modules may state it in an attribute ``mixes_examples``."""
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
+        return (
+            "mixes examples: put PublicBatchNorm or GroupNorm in its place (noisette.nn.convert_batch_norm), or call "
+            ".eval() on it"
+        )
+    if isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.training and module.track_running_stats:
+        return "mixes examples in its running statistics: set track_running_stats=False, or call .eval() on it"
+    return getattr(module, "mixes_examples", "")
+
+
+def check_no_batch_norm(model: nn.Module) -> None:
+    """No module of the model normalises over the batch.
+
+    Raises:
+        PrivacyError: listing every module that does.
+    """
+    if problems := batch_mixing_modules(model):
+        raise PrivacyError(f"{len(problems)} modules of the model mix examples:\n  " + "\n  ".join(problems))
+
+
+def check_optimizer(optimizer: Optimizer, bound: Covers) -> None:
     """The optimizer can be used in a private run with this bound.
 
     Raises:
@@ -26,7 +69,7 @@ def check_optimizer(optimizer: Optimizer, bound: GradientBound) -> None:
     check_coverage(optimizer, bound)
 
 
-def check_coverage(optimizer: Optimizer, bound: GradientBound) -> None:
+def check_coverage(optimizer: Optimizer, bound: Covers) -> None:
     """The optimizer has the parameters that the bound covers, and no other trainable ones.
 
     Raises:
