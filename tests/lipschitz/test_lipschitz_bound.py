@@ -410,8 +410,8 @@ class Understated(nn.Module):
 def test_a_module_that_understates_its_bound_is_refused_before_training() -> None:
     model = nn.Sequential(BoundedInput(2.0), Understated(), GroupSort2(), SpectralLinear(6, 4)).double()
     bound = bound_of(model, 6, tau=20.0)
-    with run_of(bound, 0.1, 1, 1.0), pytest.raises(PrivacyError, match=r"times its bound|above the bound"):
-        model(torch.randn(2, 6, dtype=torch.float64))
+    with pytest.raises(PrivacyError, match="times its bound"):
+        run_of(bound, 0.1, 1, 1.0)
 
 
 def test_a_correct_model_passes_the_search() -> None:

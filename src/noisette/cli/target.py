@@ -103,8 +103,13 @@ def target_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int
     from noisette.lipschitz.bound import LipschitzBound
     from noisette.run.explain import sum_of_outputs
 
-    parts = made if isinstance(made, tuple) and len(made) in (2, 3) else (made,)
-    model, loss, inputs = parts[0], parts[1] if parts[2:] else sum_of_outputs, parts[-1] if parts[1:] else None
+    model: Any = made
+    loss: Callable[..., Any] = sum_of_outputs
+    inputs: Any = None
+    if isinstance(made, tuple) and len(made) == 3:
+        model, loss, inputs = made
+    elif isinstance(made, tuple) and len(made) == 2:
+        model, inputs = made
     if not isinstance(model, nn.Module | LipschitzBound):
         raise ValueError(
             f"{name} returned a {type(model).__name__}; expected a torch.nn.Module or a LipschitzBound, (one of them, "
