@@ -63,11 +63,11 @@ class ByName(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 3)
 
-    def forward(self, *, values, mask):
-        return self.layer(values * mask.unsqueeze(-1))
+    def forward(self, *, values, mask, scale=1.0):
+        return self.layer(values * mask.unsqueeze(-1)) * scale
 
 def inputs_by_name():
-    return ByName(), {"values": torch.randn(2, 4), "mask": torch.ones(2)}
+    return ByName(), {"values": torch.randn(2, 4), "mask": torch.ones(2), "scale": 2.0}
 
 class Distances(nn.Module):
     def __init__(self):

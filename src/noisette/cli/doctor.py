@@ -61,7 +61,7 @@ def doctor(
     found = target_of(target, made_by(target, shape, classes), shape, examples)
     try:
         with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
-            explanation = explain(found.model, found.loss, *found.args, **found.kwargs)
+            explanation = explain(found.model, found.loss, *found.batch)
     except PrivacyError:
         raise
     except WRONG_CALL as error:

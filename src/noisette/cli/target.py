@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,12 +18,11 @@ CLASSES = 10  # if no data set gives their number
 
 @dataclass(frozen=True)
 class Target:
-    """A model or a Lipschitz bound, its loss of one example, and the arguments of the loss for some examples."""
+    """A model or a Lipschitz bound, its loss of one example, and the arguments of the loss."""
 
     model: nn.Module | LipschitzBound
     loss: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    batch: tuple[Any, ...]
 
 
 def given_shape(given: str | None) -> tuple[int, ...] | None:
@@ -120,5 +119,7 @@ def target_of(name: str, made: Any, shape: tuple[int, ...] | None, examples: int
     if inputs is None:
         return Target(model, loss, (torch.randn(examples, *(shape or ())),))
     if isinstance(inputs, Mapping):
-        return Target(model, loss, (), {str(key): value for key, value in inputs.items()})
+        of_examples = {str(key): value for key, value in inputs.items() if isinstance(value, Tensor)}
+        constants = {str(key): value for key, value in inputs.items() if not isinstance(value, Tensor)}
+        return Target(model, lambda model, named: loss(model, **named, **constants), (of_examples,))
     return Target(model, loss, (inputs,) if isinstance(inputs, Tensor) else tuple(inputs))

@@ -86,7 +86,6 @@ def explain(
     *batch: Any,
     public: Iterable[Tensor] = (),
     optimizer: Optimizer | None = None,
-    **keywords: Any,
 ) -> Explanation:
     """Take a few private and plain steps on public or made-up examples, and say what a run would do with them.
 
@@ -98,7 +97,6 @@ def explain(
         batch: one microbatch of examples that are public or made up; their results are shown.
         public: tensors that the loss uses otherwise than as arguments.
         optimizer: also checked, if it is given. It takes no step.
-        keywords: more arguments of the loss.
 
     Raises:
         ValueError: the model has nothing to train, or its parameters have no shapes yet.
@@ -117,7 +115,7 @@ def explain(
     if refused:
         bound.close()
         return Explanation(refused)
-    microbatch, public = Microbatch(batch, keywords), tuple(public)
+    microbatch, public = Microbatch(batch, {}), tuple(public)
     with _unchanged(module), warnings.catch_warnings():
         warnings.simplefilter("ignore", OneByOneWarning)  # what they say is returned
         warnings.simplefilter("ignore", CaptureWarning)
@@ -164,7 +162,7 @@ def _seen_vectorised(model: nn.Module, loss: Loss, batch: Microbatch, public: tu
     with warnings.catch_warnings():
         warnings.simplefilter("error", OneByOneWarning)
         try:
-            clip.accumulate(loss, *batch.args, public=public, **batch.kwargs)
+            clip.accumulate(loss, *batch.args, public=public)
         except OneByOneWarning as warning:
             return _Seen(problem=str(warning), line=_line_of(warning))
         finally:
@@ -279,7 +277,7 @@ def _private_steps(
 
         def step() -> None:
             for _ in next(batches).microbatches(count):
-                run.accumulate(loss, *batch.args, public=public, **batch.kwargs)
+                run.accumulate(loss, *batch.args, public=public)
             optimizer.step()
             optimizer.zero_grad()
 
@@ -298,7 +296,7 @@ def _plain_steps(model: nn.Module, loss: Loss, batch: Microbatch) -> tuple[float
     optimizer = torch.optim.SGD(parameters, lr=0.0)
 
     def step() -> None:
-        loss(model, *batch.args, **batch.kwargs).sum().backward()
+        loss(model, *batch.args).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -365,7 +363,7 @@ def _unreached(model: nn.Module, loss: Loss, batch: Microbatch, *, every: bool) 
     left = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for k in range(batch.count if every else 1):
         one = _one(batch, k)
-        value = loss(model, *one.args, **one.kwargs)
+        value = loss(model, *one.args)
         if left and value.requires_grad:
             found = torch.autograd.grad(value.sum(), list(left.values()), allow_unused=True)
             left = {name: p for (name, p), g in zip(left.items(), found, strict=True) if g is None}
