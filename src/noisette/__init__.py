@@ -44,12 +44,12 @@ _PUBLIC = {
     "sampling.schemes": ("BallsInBins", "CyclicPoisson", "Poisson", "TruncatedPoisson"),
     "sampling.users": ("Users",),
     "ranks": ("Alone", "Ranks"),
+    "run.explain": ("explain",),
     "run.private": ("PrivateRun",),
     "core.loss": ("Loss",),
     "core.steps": ("close_run",),
     "run.privatize": ("privatize",),
     "training.adam_bc": ("AdamBC",),
-    "validation.explain": ("explain",),
 }
 _MODULES = {name: module for module, names in _PUBLIC.items() for name in names}
 __all__ = sorted(_MODULES)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -56,6 +56,7 @@ from noisette.nn.lipschitz.certified_radius import certified_accuracy as certifi
 from noisette.nn.lipschitz.certified_radius import certify as certify
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
+from noisette.run.explain import explain as explain
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.privatize import privatize as privatize
 from noisette.sampling.buckets import PaddedBuckets as PaddedBuckets
@@ -66,4 +67,3 @@ from noisette.sampling.schemes import Poisson as Poisson
 from noisette.sampling.schemes import TruncatedPoisson as TruncatedPoisson
 from noisette.sampling.users import Users as Users
 from noisette.training.adam_bc import AdamBC as AdamBC
-from noisette.validation.explain import explain as explain

@@ -190,7 +190,6 @@ MUTANTS = [
         (
             f"{_FETCHING}::test_nothing_is_drawn_ahead_between_steps",
             f"{_FETCHING}::test_records_are_read_by_the_thread_of_the_loop",
-            f"{_GENERATORS}::test_views_of_records_read_during_the_checks_are_secret",
         ),
     ),
     Mutant(
