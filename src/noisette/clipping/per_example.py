@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
+from noisette.clipping.boundary import RecordedCall, clipped_sum_of, record_rows
 from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
@@ -253,6 +254,29 @@ class PerExampleClip:
         with in_step(self.ranks, "a microbatch"), self._shards.gathered():
             pass
         self._sums.add(self._shards.land({}, self._trained()))
+
+    def record_rows(self, batch: Microbatch) -> RecordedCall:
+        """Call the model with the rows of these arguments apart, for a loop that computes losses by itself.
+
+        Raises:
+            PrivacyError: as by :func:`.boundary.record_rows`, or the model is sharded.
+        """
+        self._check_open()
+        if self._shards:
+            raise PrivacyError(
+                "a sharded model takes the loss of one example: call run.accumulate(loss, *batch), or give each rank "
+                "the whole model"
+            )
+        call = record_rows(self._tape, self._outside, batch, one_by_one=self._is_one_by_one)
+        self._is_one_by_one |= call.recording is None
+        return call
+
+    def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
+        """Add the clipped gradients of the rows of calls for the same records, as :func:`.boundary.clipped_sum_of`."""
+        self._check_open()
+        clipping = clipping_of(self._trained_groups(), self.examples)
+        with _without_autocast(calls[0].values[0].device.type):
+            self._add(clipped_sum_of(calls, scale, self.engine, self._trained(), clipping))
 
     def _clipped_sum(
         self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -25,6 +25,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from noisette._internal.first_few import first_few
 from noisette.accounting.events import StepRelease, UserLevel
 from noisette.capture.schedule import schedule_of
+from noisette.clipping.boundary import RecordedCall
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.batches import Batch
 from noisette.core.keys import SecretKey
@@ -274,6 +275,29 @@ class DpSgdRun(ABC):
             self._compared = True
             warn_if_examples_meet(loss, self.bound.model, microbatch)
             warn_of_backward_hooks(self.bound.model)
+
+    def before_call(self) -> None:
+        """Called before the loop itself calls the model with records of the batch: random numbers are secret then."""
+        self._seal.before_random_numbers()
+
+    def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
+        """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
+
+        Args:
+            calls: of the model, each with the same records as rows, and the gradients that arrived at its outputs.
+            scale: what these gradients are multiplied with.
+
+        Raises:
+            PrivacyError: there is no microbatch, or more rows than examples of it are left.
+        """
+        assert isinstance(self.bound, PerExampleClip)
+        batch, count = self._batch, calls[0].count
+        if batch is None or batch.current is None or count > batch.current:
+            self._check_microbatch("the boundary at the model's output", count, "rows")
+            return
+        self.bound.accumulate_recorded(calls, scale)
+        batch.bounded += count
+        batch.current = batch.current - count or None
 
     def backward(self, losses: Tensor) -> None:
         """Lines 2 and 3 for models that cannot be vectorised: the bounded gradients of a vector of losses.
