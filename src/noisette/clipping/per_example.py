@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
-from noisette.clipping.boundary import RecordedCall, clipped_sum_of, record_rows
+from noisette.clipping.boundary import RecordedCall, Returned, clipped_sum_of, record_rows
 from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
@@ -255,7 +255,7 @@ class PerExampleClip:
             pass
         self._sums.add(self._shards.land({}, self._trained()))
 
-    def record_rows(self, batch: Microbatch) -> RecordedCall:
+    def record_rows(self, batch: Microbatch) -> Returned:
         """Call the model with the rows of these arguments apart, for a loop that computes losses by itself.
 
         Raises:
@@ -267,15 +267,16 @@ class PerExampleClip:
                 "a sharded model takes the loss of one example: call run.accumulate(loss, *batch), or give each rank "
                 "the whole model"
             )
-        call = record_rows(self._tape, self._outside, batch, one_by_one=self._is_one_by_one)
-        self._is_one_by_one |= call.recording is None
-        return call
+        returned = record_rows(self._tape, self._outside, batch, one_by_one=self._is_one_by_one)
+        self._is_one_by_one |= returned.call.recording is None
+        return returned
 
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
         """Add the clipped gradients of the rows of calls for the same records, as :func:`.boundary.clipped_sum_of`."""
         self._check_open()
         clipping = clipping_of(self._trained_groups(), self.examples)
-        with _without_autocast(calls[0].values[0].device.type):
+        device = next(iter(calls[0].gradients.values())).device
+        with _without_autocast(device.type):
             self._add(clipped_sum_of(calls, scale, self.engine, self._trained(), clipping))
 
     def _clipped_sum(

@@ -52,11 +52,12 @@ class PrivacyEngine:
     """Makes a model, an optimizer and a loader private, by the arguments of Opacus' ``PrivacyEngine``.
 
     The model is vectorised over the rows of its arguments when it is called in training mode, and the gradient that
-    ``loss.backward()`` brings to its outputs is turned into clipped gradients of single records. A batch may be taken in
-    pieces; a model that cannot be vectorised is called for one record after the other, with a warning.
+    ``loss.backward()`` brings to its outputs is turned into clipped gradients of single records. A batch may be taken
+    in pieces; a model that cannot be vectorised is called for one record after the other, with a warning.
 
-    As with Opacus, the criterion is yours: the loss is a mean or a sum over rows, in which each record's term depends on
-    its own row of the outputs alone. So is what the loop computes from a batch in front of the model, and what it prints.
+    As with Opacus, the criterion is yours: the loss is a mean or a sum over rows, in which each record's term depends
+    on its own row of the outputs alone. So is what the loop computes from a batch in front of the model, and what it
+    prints.
 
     Args:
         accountant: ``"prv"`` (the privacy loss distribution), ``"rdp"`` or ``"gdp"``.
@@ -205,7 +206,8 @@ def _called_before_step(optimizer: Optimizer, private: PrivateModule) -> Iterato
         if (module := reference()) is not None:
             module._before_step()
 
-    hook = optimizer.register_step_pre_hook(before_step)
+    uncompiled: Any = torch.compiler.disable(before_step)
+    hook = optimizer.register_step_pre_hook(uncompiled)
     try:
         yield
     except BaseException:
@@ -216,7 +218,7 @@ def _called_before_step(optimizer: Optimizer, private: PrivateModule) -> Iterato
 class PrivateModule(nn.Module):
     """The model of a private loop: a boundary at its outputs turns gradients that arrive there into clipped ones.
 
-    In ``eval`` mode, and under ``torch.no_grad``, it is the model itself. Otherwise each row is computed apart
+    In ``eval`` mode, under ``torch.no_grad`` and after the last step it is the model itself. Otherwise each row is computed apart
     (:mod:`noisette.clipping.boundary` says what is guaranteed): tensors among the arguments have a row for each record,
     and tensors that are returned have the records on their first axis; a number that the model computes for a record,
     such as its loss, comes back as the mean over the rows, or as the sum with ``loss_reduction="sum"``.
@@ -229,7 +231,8 @@ class PrivateModule(nn.Module):
         self._run: list[PrivateRun] = []  # in a list, so that it is no part of the module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.training or not torch.is_grad_enabled() or not self._run:
+        trains = self.training and torch.is_grad_enabled() and self._run and self._run[0].steps_left
+        if not trains:
             return self._module(*args, **kwargs)
         if self._boundary.ends_piece():
             self._complete_piece()
