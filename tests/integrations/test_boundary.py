@@ -8,7 +8,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,9 +17,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from noisette import PrivacyError
-from noisette.clipping.boundary import Boundary
 from noisette.clipping.one_by_one import OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.recorded_rows import RecordedCall
+from noisette.integrations.boundary import Boundary
 
 C = 0.3
 LARGEST_MOVE = C * (1 + 2**-13)
@@ -36,23 +37,35 @@ def in_double_precision() -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
+class Run:
+    """What a boundary needs of a run: clipped sums are added, and nothing is released."""
+
+    steps_left = 1
+
+    def __init__(self, clip: PerExampleClip) -> None:
+        self.clip = clip
+
+    def before_call(self) -> None:
+        pass
+
+    def accumulate_recorded(self, calls: list[RecordedCall], scale: float) -> None:
+        self.clip.accumulate_recorded(calls, scale)
+
+
 class Private:
     """A model behind its boundary, called as a loop calls it."""
 
     def __init__(self, model: nn.Module, *, mean: bool = True) -> None:
         self.clip = PerExampleClip(model, C)
-        self.boundary = Boundary(self.clip, mean=mean)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        self.boundary = Boundary(self.clip, self.optimizer, mean=mean)
+        self.boundary.begin(cast(Any, Run(self.clip)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.boundary.ends_piece():
-            self.clip.accumulate_recorded(*self.boundary.take())
         return self.boundary.call(*args, **kwargs)
 
     def sums(self) -> list[Tensor]:
-        calls, scale = self.boundary.take()
-        if calls:
-            self.clip.accumulate_recorded(calls, scale)
-        self.boundary.check_complete()
+        self.optimizer.step()
         [found] = self.clip.pop_sums()
         return [sum.double() for sum in found.grads]
 
@@ -347,8 +360,8 @@ def test_the_graph_of_a_batch_is_dropped_with_it() -> None:
         assert recorded() is None, "without a backward pass"
         loss = cross_entropy(private, torch.randn(9, 12), torch.randint(0, 3, (9,)))
         loss.backward(retain_graph=True)
-        [call], _ = private.boundary.take()
-        private.clip.accumulate_recorded([call], 9)
+        [call] = private.boundary._piece
+        private.sums()
         assert not call.outputs
         assert call.recording is None, "though the loop holds the loss"
         with pytest.raises(PrivacyError, match="bounded before"):

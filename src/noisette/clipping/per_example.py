@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
-from noisette.clipping.boundary import RecordedCall, Returned, clipped_sum_of, record_rows
 from noisette.clipping.captured_step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.one_by_one import OneByOne, OneByOneWarning, says_one_by_one
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.clipping.recorded_rows import RecordedCall, Returned, clipped_sum_of, record_rows
 from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.core.backward import LocatedRecording, UncoveredError, search
 from noisette.core.clip import (
@@ -259,7 +259,7 @@ class PerExampleClip:
         """Call the model with the rows of these arguments apart, for a loop that computes losses by itself.
 
         Raises:
-            PrivacyError: as by :func:`.boundary.record_rows`, or the model is sharded.
+            PrivacyError: as by :func:`.recorded_rows.record_rows`, or the model is sharded.
         """
         self._check_open()
         if self._shards:
@@ -272,7 +272,7 @@ class PerExampleClip:
         return returned
 
     def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
-        """Add the clipped gradients of the rows of calls for the same records, as :func:`.boundary.clipped_sum_of`."""
+        """Add the clipped gradients of the rows of these calls, as :func:`.recorded_rows.clipped_sum_of`."""
         self._check_open()
         clipping = clipping_of(self._trained_groups(), self.examples)
         device = next(iter(calls[0].gradients.values())).device

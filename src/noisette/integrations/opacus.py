@@ -16,9 +16,7 @@ Opacus itself is not needed. The loop stays as it is, except for one number to d
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,11 @@ from torch.utils.data import DataLoader
 
 from noisette.accounting import GdpAccountant, Ledger, PldAccountant, RdpAccountant
 from noisette.clipping.automatic import AutomaticClipping
-from noisette.clipping.boundary import Boundary
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping
 from noisette.errors import PrivacyError
+from noisette.integrations.boundary import Boundary
 from noisette.run.private import PrivateRun
 from noisette.run.privatize import privatize
 
@@ -116,8 +114,8 @@ class PrivacyEngine:
         """
         _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
-        private = PrivateModule(clip, loss_reduction)
-        with _called_before_step(optimizer, private):
+        boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
+        try:
             run = privatize(
                 clip,
                 optimizer,
@@ -129,7 +127,10 @@ class PrivacyEngine:
                 ledger=self._ledger,
                 collate_fn=data_loader.collate_fn,
             )
-        return self._parts(run, optimizer, private)
+        except BaseException:
+            boundary.close()
+            raise
+        return self._parts(run, optimizer, boundary)
 
     def make_private_with_epsilon(
         self,
@@ -162,8 +163,8 @@ class PrivacyEngine:
         """
         _check(data_loader, public_size, batch_first, loss_reduction, poisson_sampling, clipping, noise_generator)
         clip = PerExampleClip(module, clipping=_CLIPPING[clipping](max_grad_norm), capture="eager")
-        private = PrivateModule(clip, loss_reduction)
-        with _called_before_step(optimizer, private):
+        boundary = Boundary(clip, optimizer, mean=loss_reduction == "mean")
+        try:
             run = privatize(
                 clip,
                 optimizer,
@@ -177,7 +178,10 @@ class PrivacyEngine:
                 ledger=self._ledger,
                 collate_fn=data_loader.collate_fn,
             )
-        return self._parts(run, optimizer, private)
+        except BaseException:
+            boundary.close()
+            raise
+        return self._parts(run, optimizer, boundary)
 
     def get_epsilon(self, delta: float) -> float:
         """The epsilon spent so far.
@@ -190,77 +194,38 @@ class PrivacyEngine:
         return self._accountant.compose(self._run.ledger.events).epsilon(delta=delta)
 
     def _parts(
-        self, run: PrivateRun, optimizer: Optimizer, private: PrivateModule
+        self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary
     ) -> tuple[PrivateModule, Optimizer, PoissonLoader]:
         self._run = run
-        private._run = [run]
-        return private, optimizer, PoissonLoader(run, optimizer, private)
-
-
-@contextmanager
-def _called_before_step(optimizer: Optimizer, private: PrivateModule) -> Iterator[None]:
-    """What is made within it gets the steps of the optimizer after the module has completed its sum."""
-    reference = weakref.ref(private)  # the optimizer may outlive the loop
-
-    def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (module := reference()) is not None:
-            module._before_step()
-
-    uncompiled: Any = torch.compiler.disable(before_step)
-    hook = optimizer.register_step_pre_hook(uncompiled)
-    try:
-        yield
-    except BaseException:
-        hook.remove()
-        raise
+        boundary.begin(run)
+        return PrivateModule(run.bound.model, boundary), optimizer, PoissonLoader(run, optimizer, boundary)
 
 
 class PrivateModule(nn.Module):
-    """The model of a private loop: a boundary at its outputs turns gradients that arrive there into clipped ones.
+    """The model of a private loop, behind the :class:`~noisette.integrations.boundary.Boundary` at its outputs.
 
-    In ``eval`` mode, under ``torch.no_grad`` and after the last step it is the model itself. Otherwise each row is computed apart
-    (:mod:`noisette.clipping.boundary` says what is guaranteed): tensors among the arguments have a row for each record,
-    and tensors that are returned have the records on their first axis; a number that the model computes for a record,
-    such as its loss, comes back as the mean over the rows, or as the sum with ``loss_reduction="sum"``.
+    Tensors among the arguments have a row for each record, and those that are returned have the records on their first
+    axis; a number that the model computes for a record, such as its loss, comes back as the mean over the rows, or with
+    ``loss_reduction="sum"`` as their sum. In ``eval`` mode, under ``torch.no_grad`` and after the last step it is the
+    model itself.
     """
 
-    def __init__(self, clip: PerExampleClip, loss_reduction: str) -> None:
+    def __init__(self, module: nn.Module, boundary: Boundary) -> None:
         super().__init__()
-        self._module = clip.model
-        self._boundary = Boundary(clip, mean=loss_reduction == "mean")
-        self._run: list[PrivateRun] = []  # in a list, so that it is no part of the module
+        self._module = module
+        self._boundary = boundary
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        trains = self.training and torch.is_grad_enabled() and self._run and self._run[0].steps_left
-        if not trains:
-            return self._module(*args, **kwargs)
-        if self._boundary.ends_piece():
-            self._complete_piece()
-        self._run[0].before_call()
         return self._boundary.call(*args, **kwargs)
-
-    def _begin_batch(self, records: int) -> None:
-        self._boundary.begin_batch(records)
-
-    def _complete_piece(self) -> None:
-        calls, scale = self._boundary.take()
-        if calls:
-            self._run[0].accumulate_recorded(calls, scale)
-
-    def _before_step(self) -> None:
-        """Called before the run releases the sum of the batch."""
-        if self._run:
-            self._complete_piece()
-            self._boundary.check_complete()
 
 
 class PoissonLoader:
     """Poisson batches of the data set, each whole; a pass has as many steps as a record has one expected turn in."""
 
-    def __init__(self, run: PrivateRun, optimizer: Optimizer, module: PrivateModule) -> None:
+    def __init__(self, run: PrivateRun, optimizer: Optimizer, boundary: Boundary) -> None:
         self._batches = run.batches()
         self._optimizer = optimizer
-        self._module = module
+        self._boundary = boundary
         self._steps = math.ceil(1 / run.sampling_rate * (1 - 1e-12))
 
     def __len__(self) -> int:
@@ -272,7 +237,7 @@ class PoissonLoader:
             batch = next(self._batches, None)
             if batch is None:
                 return
-            self._module._begin_batch(len(batch.indices))
+            self._boundary.begin_batch(len(batch.indices))
             if not len(batch.indices):  # the release is noise alone, and is made all the same
                 self._optimizer.step()
                 self._optimizer.zero_grad()

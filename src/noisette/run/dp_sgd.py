@@ -25,8 +25,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from noisette._internal.first_few import first_few
 from noisette.accounting.events import StepRelease, UserLevel
 from noisette.capture.schedule import schedule_of
-from noisette.clipping.boundary import RecordedCall
 from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.recorded_rows import RecordedCall
 from noisette.core.batches import Batch
 from noisette.core.keys import SecretKey
 from noisette.core.release import GaussianRelease, GradientBound, TakesDeviations, mark_of

@@ -1,17 +1,7 @@
-"""A boundary at a model's outputs, for loops that compute the loss of a batch and call ``loss.backward()`` themselves.
+"""Calls of a model whose rows are computed apart, and the clipped sum once gradients have arrived at their outputs.
 
-When the model is called, it is vectorised over the rows of its arguments, each a batch of one, and returns the rows
-joined and cut off from the weights. The gradient that ``backward`` brings there becomes clipped gradients of the rows.
-
-Guarantee: the model computes a row from that row and the weights alone, and the gradient of a record, over all calls
-for it, is clipped before it is added. So a record moves the sum by at most the bound, provided that the loop keeps
-records apart, which cannot be seen from here:
-
-- behind the model, the gradient at a row's outputs depends on that row alone. It does where the loss is a mean or a sum
-  of the rows' losses, and not with normalisation over the batch, class weights counted in it, or contrastive losses;
-- in front of the model, a row holds one record, which is the same row of the other calls for these records.
-
-Source: Abadi et al. 2016, algorithm 1, lines 6 and 7, by the chain rule at the model's outputs.
+The model is called with each row of its arguments as a batch of one, vectorised, and returns the rows joined, cut off
+from the weights. Given the gradient at a row's outputs, the chain rule gives that of the row.
 """
 
 from __future__ import annotations
@@ -20,7 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +26,6 @@ from noisette.core.recording import Recording
 from noisette.core.trace import Microbatch, NotVectorizedError, Tape, VectorizedRecorder, WrittenIntoError, explained
 from noisette.errors import PrivacyError
 from noisette.gradients.outside_tensors import OutsideTensors
-
-if TYPE_CHECKING:
-    from noisette.clipping.per_example import PerExampleClip
-
 
 Rows = Tensor | list[Tensor]  # of an output, each (1, ...) or ()
 
@@ -195,6 +181,10 @@ def clipped_sum_of(
         engine: computes the sum, where all rows were computed at once.
         parameters: the trainable ones, by name.
         clipping: how gradients are clipped.
+
+    Guarantee: a row's gradient over all calls is clipped before it is added; where the gradient at a row's outputs
+    depends on that row alone, adding or removing a row changes each sum by at most its bound.
+    Source: Abadi et al. 2016, algorithm 1, lines 6 and 7.
     """
     used = [pair for call in calls for pair in call.used()]
     recordings = [call.recording for call in calls if call.recording is not None]
@@ -228,110 +218,3 @@ def clipped_sum_of(
         for name, sum in clipped.sums.items():
             total[name] = total[name].add_(sum) if name in total else sum.double()
     return ClippedSum(total, torch.cat(norms, 1))
-
-
-class _Outputs(torch.autograd.Function):
-    """The values that a call returned; the gradients that arrive at them go to the boundary."""
-
-    @staticmethod
-    def forward(ctx: Any, trigger: Tensor, boundary: Boundary, batch: int, returned: Returned) -> tuple[Tensor, ...]:
-        ctx.arrived = partial(boundary.arrived, returned.call, batch)  # not the values, which will hold this node
-        ctx.set_materialize_grads(False)
-        return tuple(returned.values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        ctx.arrived(gradients)
-        return None, None, None, None
-
-
-class Boundary:
-    """Calls the model for a loop that computes losses itself, and keeps the gradients that arrive at its outputs.
-
-    A batch may be taken in pieces, each with its calls of the model and its backward passes. A piece ends when the
-    model is called again after them, and the last one when the optimizer steps: so where a call takes the whole batch,
-    or the rest of it, all calls and backward passes until the step are for the same records, and add up before
-    clipping.
-
-    Args:
-        clip: of the model.
-        mean: whether the loss is a mean over rows, and not their sum.
-    """
-
-    def __init__(self, clip: PerExampleClip, *, mean: bool) -> None:
-        self._clip = clip
-        self._mean = mean
-        self._batch = 0
-        self._left = 0  # records of the batch that no piece before this one has held
-        self._piece: list[RecordedCall] = []  # the calls at which gradients have arrived
-
-    def begin_batch(self, records: int) -> None:
-        """The loop gets a batch of so many records."""
-        self._batch, self._left, self._piece = self._batch + 1, records, []
-
-    def ends_piece(self) -> bool:
-        """Whether a call of the model now begins another piece of the batch."""
-        return bool(self._piece) and self._piece[0].count < self._left
-
-    def take(self) -> tuple[list[RecordedCall], float]:
-        """The calls of a piece that has ended, and what their gradients are to be multiplied with."""
-        piece, self._piece = self._piece, []
-        count = piece[0].count if piece else 0
-        self._left -= count
-        return piece, count if self._mean else 1
-
-    def check_complete(self) -> None:
-        """Check that each record of the batch was in a piece.
-
-        Raises:
-            PrivacyError: some were not.
-        """
-        if self._left:
-            raise PrivacyError(
-                f"backward passes have brought no gradient of {self._left} records of this batch: each record is a row "
-                "of a call of the model in its step; where two parts of a batch enter one loss, call the model once, "
-                "with both"
-            )
-
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for these rows; a number of each row, such as its loss, as their mean or sum.
-
-        Raises:
-            PrivacyError: as by :func:`record_rows`.
-        """
-        found = self._clip.record_rows(Microbatch(args, kwargs))
-        if not found.values:
-            return found.output
-        trigger = torch.zeros((), requires_grad=True)  # where the graph of the loss ends
-        outputs = _Outputs.apply(trigger, self, self._batch, found)
-        new = {
-            id(value): output if rows[0].dim() else output.mean() if self._mean else output.sum()
-            for value, output, rows in zip(found.values, outputs, found.call.outputs, strict=True)
-        }
-        return with_leaves(found.output, [new.get(id(leaf), leaf) for leaf in leaves(found.output)])
-
-    def arrived(self, call: RecordedCall, batch: int, gradients: Sequence[Tensor | None]) -> None:
-        """A backward pass has brought these gradients to the outputs of a call.
-
-        Raises:
-            PrivacyError: the call is of an earlier batch or piece, or its rows are not the records of this piece.
-        """
-        if batch != self._batch or not call.outputs:
-            raise PrivacyError(
-                "backward has reached a call of the model whose records were bounded before, in an earlier batch or "
-                "piece of it: compute all losses of the same records before the model is called for others"
-            )
-        if call.count > self._left or (self._piece and call.count != self._piece[0].count):
-            others = f", after a call with {self._piece[0].count} rows" if self._piece else ""
-            raise PrivacyError(
-                f"backward has reached a call of the model with {call.count} rows, where {self._left} records of the "
-                f"batch are left{others}: each record belongs to its step once, and is the same row of each call. Add "
-                "up the losses of the same records before loss.backward(); give several views of a record on a second "
-                "axis, or call the model once for each"
-            )
-        for k, gradient in enumerate(gradients):
-            if gradient is not None:
-                before = call.gradients.get(k)
-                call.gradients[k] = gradient.detach() if before is None else before + gradient.detach()
-        if call not in self._piece:
-            self._piece.append(call)
