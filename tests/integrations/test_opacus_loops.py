@@ -298,6 +298,18 @@ def test_after_the_last_step_the_model_is_itself() -> None:
     assert all(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
+def test_masks_are_secret() -> None:
+    """Also where the loop seeds torch's generator."""
+    masks = []
+    for _ in range(2):
+        model = nn.Sequential(nn.Linear(5, 64), nn.Dropout(0.5))
+        _, wrapped, _, loader = private(model, data())
+        x, _ = next(iter(loader))
+        torch.manual_seed(0)
+        masks.append(wrapped(x) == 0)
+    assert not torch.equal(*masks)
+
+
 def test_all_problems_at_once() -> None:
     model, records = net(), data()
     with pytest.raises(ValueError) as raised:
