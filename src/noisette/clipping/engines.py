@@ -210,6 +210,11 @@ def _call_of(forward: ForwardPass) -> LossCall:
     """
     if get_proxy_mode() is not None:
         raise RuntimeError("this engine computes examples one after the other, or in chunks, and is not captured")
+    if forward.recording.call is None:
+        raise PrivacyError(
+            "this engine computes the loss of one example, which a loop that calls loss.backward() does not give; use "
+            "noisette.engines.BookKeeping() or ReweightGP()"
+        )
     return forward.recording.call
 
 

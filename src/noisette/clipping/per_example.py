@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from noisette.capture.schedule import Capture, schedule_of
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
+from noisette.clipping.recorded_rows import RecordedCall, Returned, clipped_sum_of, record_rows
 from noisette.core.backward import ForwardPass, UncoveredError, search
 from noisette.core.buffers import ModelBuffers
 from noisette.core.clip import (
@@ -34,7 +35,7 @@ from noisette.core.clip import (
     clipping_of,
 )
 from noisette.core.loss import Loss, Microbatch
-from noisette.core.one_by_one import OneByOneWarning, clipped_sum_one_by_one, shared_numbers_refused
+from noisette.core.one_by_one import OneByOneWarning, clipped_sum_one_by_one, says_one_by_one, shared_numbers_refused
 from noisette.core.outside import OutsideTensors
 from noisette.core.release import BoundedSum, Stateful
 from noisette.core.trace import record_losses
@@ -205,9 +206,13 @@ class PerExampleClip:
         else:
             clipped = self._captured.clipped_sum(loss, microbatch, groups, public, self._still_to_come)
             sums = clipped.sums
+        self._add(sums, clipped.norms)
+
+    def _add(self, sums: Mapping[str, Tensor], norms: Tensor) -> None:
+        """Add the clipped sum of a microbatch to that of the batch, and count the examples within their bounds."""
         counts = {
-            k: self._twice_counted.get(k, 0) + twice_the_count(clipped.norms[k], group.bound)
-            for k, group in enumerate(groups)
+            k: self._twice_counted.get(k, 0) + twice_the_count(norms[k], group.bound)
+            for k, group in enumerate(self._batch_groups())
             if group.count is not None
         }
         self._sums.add(sums)
@@ -220,6 +225,32 @@ class PerExampleClip:
         with in_step(self.ranks, "a microbatch"), self._shards.gathered():
             pass
         self._sums.add(self._shards.land({}, self._trained()))
+
+    def record_rows(self, batch: Microbatch) -> Returned:
+        """Call the model with the rows of these arguments apart, for a loop that computes losses by itself.
+
+        Raises:
+            PrivacyError: as by :func:`.recorded_rows.record_rows`, or the model is sharded.
+        """
+        self._check_open()
+        if self._shards:
+            raise PrivacyError(
+                "a sharded model takes the loss of one example: call run.accumulate(loss, *batch), or give each rank "
+                "the whole model"
+            )
+        returned = record_rows(
+            self.model, batch, self._trained(), self.buffers, self._outside, one_by_one=self._is_one_by_one
+        )
+        self._is_one_by_one |= returned.call.recording is None
+        return returned
+
+    def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
+        """Add the clipped gradients of the rows of these calls, as :func:`.recorded_rows.clipped_sum_of`."""
+        self._check_open()
+        clipping = clipping_of(self._trained_groups())
+        with _without_autocast(next(iter(calls[0].gradients.values())).device.type):
+            clipped = clipped_sum_of(calls, scale, self.engine, self._trained(), clipping)
+        self._add(clipped.sums, clipped.norms)
 
     def pop_sums(self) -> list[BoundedSum]:
         """Return the clipped sum of each group, zeros where no example contributed; then start again from nothing.
@@ -274,12 +305,7 @@ class PerExampleClip:
                     raise
                 fact = str(error).splitlines()[0].partition(". ")[0]
                 cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
-            warnings.warn(
-                f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as "
-                "long as so many microbatches of one example.",
-                OneByOneWarning,
-                stacklevel=4,
-            )
+            warnings.warn(says_one_by_one(cause), OneByOneWarning, stacklevel=4)
             self._is_one_by_one = True
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
 

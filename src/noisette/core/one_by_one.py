@@ -28,6 +28,14 @@ class OneByOneWarning(UserWarning):
     """The loss cannot be vectorised; its examples are computed one after the other, with the same result."""
 
 
+def says_one_by_one(cause: str) -> str:
+    """The warning, given why the loss cannot be vectorised."""
+    return (
+        f"{cause} Each example is therefore computed in a call of its own: the sum is the same, and takes as long as "
+        "so many microbatches of one example."
+    )
+
+
 def clipped_sum_one_by_one(
     loss: Loss,
     model: nn.Module,

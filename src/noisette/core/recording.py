@@ -81,7 +81,7 @@ class Recording:
 
     uses: list[Use]  # the last backward pass takes them out, so that their arguments are freed as it goes
     derived: Mapping[int, DerivedWeight]  # by ``id`` of the derived tensor
-    call: LossCall
+    call: LossCall | None = None  # None for a call of the model in a loop that computes losses itself
 
 
 @dataclass

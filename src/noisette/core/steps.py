@@ -285,8 +285,7 @@ class DpSgd:
                 bound raises it.
         """
         current = self._current_batch(Microbatch(batch, keywords).count)
-        if torch.initial_seed() != self._seed:
-            self._seed = seed_secretly()  # the data set or the loop has seeded torch
+        self._keep_seed_secret()
         try:
             if current.is_blank:
                 self.bound.accumulate_nothing()
@@ -299,6 +298,11 @@ class DpSgd:
                 raise
         else:
             current.bounded_current()
+
+    def _keep_seed_secret(self) -> None:
+        """Seed torch secretly again where the data set or the loop has seeded it since the batch began."""
+        if torch.initial_seed() != self._seed:
+            self._seed = seed_secretly()
 
     def _current_batch(self, count: int) -> Batch:
         """The batch whose microbatch has so many examples.

@@ -86,12 +86,9 @@ def record_losses(
             that is not constant.
     """
     own_for_each = set[int]()
-    frozen = [p for p in model.parameters() if not p.requires_grad]
-    trained = [p for p in parameters.values() if p.requires_grad]
     outside.begin(public)
     while True:
-        parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
-        recorder = Recorder(trained, [*buffers.values().values(), *frozen], batch.count, outside, own_for_each)
+        recorder = new_recorder(model, parameters, buffers, batch.count, outside, own_for_each)
         try:
             with recorder:
                 checkpoint = None if blocks is None else blocks(recorder)
@@ -116,6 +113,20 @@ def own_copies(weight: Tensor, count: int) -> Tensor:
 def own_copies_weight(examples: Examples, dy: Tensor, weight: Tensor, count: int) -> ExampleGradients:
     """G_i = dy_i."""
     return Dense(dy)
+
+
+def new_recorder(
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
+    buffers: ModelBuffers,
+    count: int,
+    outside: OutsideTensors,
+    own_for_each: set[int],
+) -> Recorder:
+    """The recorder of a call with so many examples."""
+    parametrize._cache.clear()  # a weight that an earlier call computed has no derivation in this recording
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    return Recorder(parameters.values(), [*buffers.values().values(), *frozen], count, outside, own_for_each)
 
 
 class WrittenIntoError(Exception):

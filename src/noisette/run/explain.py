@@ -190,9 +190,7 @@ class _Watching:
         self._engine = BookKeeping()
         self.uses: list[UseLine] = []
 
-    def clipped_sum(
-        self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         """The clipped sum of :class:`BookKeeping`."""
         self.uses = list(_use_lines(forward.recording, parameters))
         return self._engine.clipped_sum(forward, parameters, clipping)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from noisette.accounting.ledger.recorded_run import RecordedRun
 from noisette.accounting.run_parameters import RunParameters
 from noisette.capture.schedule import schedule_of
 from noisette.clipping.per_example import PerExampleClip
+from noisette.clipping.recorded_rows import RecordedCall
 from noisette.core.batches import Batch, Fetch
 from noisette.core.keys import SecretKey
 from noisette.core.model_checks import check_no_batch_norm, check_optimizer
@@ -332,6 +333,29 @@ class PrivateRun(DpSgd):
     def delta_for_noise(self, delta: float) -> float:
         """What is left of this delta for the Gaussian mechanisms after subtracting the noise generator's tail."""
         return self._paid.spending.delta_for_noise(delta)
+
+    def before_call(self) -> None:
+        """Called before a loop calls the model itself with records of the batch: random numbers are secret then."""
+        self._keep_seed_secret()
+
+    def accumulate_recorded(self, calls: Sequence[RecordedCall], scale: float) -> None:
+        """Lines 2 and 3 for a loop that computes losses by itself: a piece of the current microbatch.
+
+        Args:
+            calls: of the model, each with the same records as rows, and the gradients that arrived at its outputs.
+            scale: what these gradients are multiplied with.
+
+        Raises:
+            PrivacyError: there is no microbatch, or more rows than examples of it are left.
+        """
+        assert isinstance(self.bound, PerExampleClip)
+        batch, count = self._batch, calls[0].count
+        if batch is None or batch.current is None or count > batch.current:
+            self._current_batch(count)
+            return
+        self.bound.accumulate_recorded(calls, scale)
+        batch.bounded += count
+        batch.current = batch.current - count or None
 
     def check_budget(self) -> None:
         """Check that the remaining steps fit in the budget, together with everything in the ledger.
