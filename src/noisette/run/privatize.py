@@ -79,8 +79,8 @@ def privatize(
         users: the user of each record, ``Users(ids, most_records)``, for a guarantee that covers all records of a user.
             Records or users are sampled, whichever costs less at the same expected batch size.
         collate_fn: makes a microbatch of a list of records, as for a ``DataLoader``; the function of torch unless
-            given. The form in which it hands out a record must not depend on the other ones: use
-            :class:`PaddedBuckets` where sequences differ in length.
+            given. It sees one record at a time, and what it returns is joined by rows: use :class:`PaddedBuckets` where
+            sequences differ in length.
         ranks: the processes that share the work: all of torch's default process group unless given, or this process
             alone where there is none. Each one calls this function with the same arguments.
 
