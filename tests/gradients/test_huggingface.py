@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from noisette import PerExampleClip, PrivacyError, privatize
+from noisette import PerExampleClip, privatize
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
-from noisette.validation import Call, prove
 from oracle import clipped_sum
 
 with warnings.catch_warnings():
