@@ -15,7 +15,7 @@ from noisette.bench.cell import Cell
 from noisette.bench.methods import ENGINES, FASTDP, METHODS, OURS, PLAIN, is_peer
 from noisette.capture.graph import CaptureError
 from noisette.clipping import engines
-from noisette.clipping.captured_step import CaptureWarning
+from noisette.capture.captured import CaptureWarning
 
 COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
 CLIPPED = [name for name in METHODS if name not in (*PLAIN, "compiled", "Clipless", *FASTDP)] + [COMPILED]

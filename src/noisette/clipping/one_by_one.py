@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from noisette._internal.random_state import reseed_later
-from noisette.capture.python_state import PythonState
 from noisette.core.clip import ClippedSum, Clipping, Sums, Weights, group_norms
 from noisette.core.forms import Dense
 from noisette.core.trace import Loss, Microbatch, Tape
@@ -63,7 +62,6 @@ class OneByOne:
     def __init__(self, tape: Tape, outside: OutsideTensors) -> None:
         self._tape = tape
         self._outside = outside
-        self._state = PythonState(tape.root, _WIDEST)
         self.is_running = False  # while the loss is called with one example at a time
 
     def clipped_sum(
@@ -101,14 +99,13 @@ class OneByOne:
         put_back: PutBack | None,
     ) -> ClippedSum:
         # Drawn before any example is seen: what one draws, or seeds, does not reach the random numbers of the next.
-        self._state.of(loss)
-        held = self._state.generators
+        held: list[object] = []
         reseeds = iter([reseed_later(held) for _ in range(microbatch.count + 1)])
         call_with_zeros(self._tape, loss, microbatch, self._outside, public)
         if put_back is not None:
             put_back()
         next(reseeds)()
-        left = _Left(self._state, self._tape, loss, put_back, reseeds)
+        left = _Left(self._tape, loss, put_back, reseeds)
         total: Sums = {}
         norms: list[Tensor] = []
         each = gradients_of_each(self._tape, loss, microbatch, self._outside, public, left.check)
@@ -128,13 +125,11 @@ class _Left:
 
     def __init__(
         self,
-        state: PythonState,
         tape: Tape,
         loss: Loss,
         put_back: PutBack | None,
         reseeds: Iterator[Callable[[], None]],
     ) -> None:
-        self._state = state
         self._loss = loss
         self._put_back = put_back
         self._reseeds = reseeds
@@ -154,8 +149,4 @@ class _Left:
             raise PrivacyError(_LEFT_BEHIND)
 
     def _now(self) -> Hashable:
-        versions = tuple([0 if buffer.is_inference() else buffer._version for buffer in self._buffers])
-        state = self._state.of(self._loss)
-        if self._state.meets_generator:
-            raise PrivacyError(_GENERATOR)
-        return state, versions
+        return tuple([0 if buffer.is_inference() else buffer._version for buffer in self._buffers])

@@ -11,19 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
-from noisette.clipping.captured_step import CapturedSteps
+from noisette.capture.step import CapturedSteps
 from noisette.clipping.engines.book_keeping import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.loss_checks import check_independent, check_one_per_example
 from noisette.clipping.one_by_one import OneByOne, OneByOneWarning, says_one_by_one
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
-from noisette.clipping.shared_numbers import SharedNumbers
 from noisette.core.backward import LocatedRecording, UncoveredError, search
 from noisette.core.clip import (
-    EXAMPLES,
     Accumulator,
     AdaptiveRule,
     ClippedSum,
@@ -47,6 +46,7 @@ from noisette.gradients.repeated_pass import repeatable
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped
+from noisette.rules.autotune import few_operations
 from noisette.rules.recomputed_blocks import Blocks
 
 
@@ -102,7 +102,7 @@ class PerExampleClip:
         check_initialized(model)
         self.clipping: ClippingRule = clipping
         self.engine: Engine = engine if engine is not None else BookKeeping()
-        self.examples = EXAMPLES  # expected in a batch; a run sets it
+        self.examples = 1.0
         self.still_to_come: Callable[[], float] = lambda: 1.0  # how often the work so far will come again; likewise
         self.ranks: AnyRanks = Alone()  # that take part in each microbatch of a sharded model; a run sets it
         self._batch_axes = BatchAxisFinder()
@@ -115,16 +115,8 @@ class PerExampleClip:
         self._outside = OutsideTensors()
         # When anything is captured or compiled.
         self.schedule = None if self._shards else schedule_of(capture)
-        self._captured = self.schedule and CapturedSteps(
-            model,
-            self._clipped_sum,
-            self._outside,
-            self.schedule,
-            lambda: self.still_to_come(),
-            lambda: None if self.put_back is None else self.put_back(),
-        )
+        self._captured = self.schedule and CapturedSteps(model, self._clipped_sum, self._outside, self.schedule)
         self._one_by_one = OneByOne(self._tape, self._outside)
-        self._shared_numbers = SharedNumbers(self.model)
         self._is_one_by_one = False  # the loss cannot be vectorised
         self.put_back: Callable[[], None] | None = None  # makes the model what it was before the batch; a run sets it
         self._sums = Accumulator()
@@ -171,7 +163,7 @@ class PerExampleClip:
         graph = search(losses, recording.uses, self._tape.parameters)
         forward = [LocatedRecording(losses, recording, graph, self._batch_axes.locate(losses, recording, graph))]
         del recording  # the engine holds the only reference to the activations, and drops each as soon as it can
-        self._add(self._by_engine(forward, clipping_of(self._trained_groups(), self.examples)))
+        self._add(self._by_engine(forward, clipping_of(self._trained_groups())))
 
     @property
     def sees_examples_alone(self) -> bool:
@@ -239,11 +231,18 @@ class PerExampleClip:
         groups = self._trained_groups()
         if self._shards:
             with in_step(self.ranks, "a microbatch"), self._shards.gathered():
-                clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
+                clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
         elif self._captured is None or self._is_one_by_one:
-            clipped = self._clipped_sum(loss, microbatch, clipping_of(groups, self.examples), public)
+            clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
         else:
-            clipped = self._captured.clipped_sum(loss, microbatch, groups, self.examples, tuple(public))
+            clipped = self._captured.clipped_sum(
+                loss,
+                microbatch,
+                groups,
+                tuple(public),
+                buffers=dict(self.model.named_buffers()),
+                steps_left_ratio=self.still_to_come(),
+            )
         self._add(clipped)
 
     def accumulate_nothing(self) -> None:
@@ -255,15 +254,15 @@ class PerExampleClip:
         self._sums.add(self._shards.land({}, self._trained()))
 
     def _clipped_sum(
-        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor], traced: bool = False
     ) -> ClippedSum:
         """The clipped sum of a microbatch, given the loss of one example."""
-        if self._is_one_by_one and not clipping.are_finite:
+        if self._is_one_by_one and not traced:
             return self._one_by_one.clipped_sum(loss, microbatch, clipping, public, self.put_back)
         try:
-            return self._vectorized_sum(loss, microbatch, clipping, public)
+            return self._vectorized_sum(loss, microbatch, clipping, public, traced)
         except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
-            if clipping.are_finite or self._shards:  # a graph is traced, or other ranks wait
+            if traced or self._shards:  # a graph is traced, or other ranks wait
                 raise
             fact = str(error).splitlines()[0].partition(". ")[0]
             cause = error.cause if isinstance(error, NotVectorizedError) else f"{fact}."
@@ -272,20 +271,20 @@ class PerExampleClip:
         return self._clipped_sum(loss, microbatch, clipping, public)
 
     def _vectorized_sum(
-        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor]
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: Iterable[Tensor], traced: bool
     ) -> ClippedSum:
         """The clipped sum of a microbatch, by one call of the loss."""
         # A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
-        traced = clipping.are_finite
         eager = not traced and not self._shards
-        record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager, watched=not traced)
-        return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
+        record = partial(self._recorded, loss, microbatch, tuple(public), recompute=eager)
+        with few_operations() if traced else nullcontext():
+            return self._by_engine([repeatable(record, self.model) if eager else record()], clipping)
 
     def _recorded(
-        self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], *, recompute: bool, watched: bool
+        self, loss: Loss, microbatch: Microbatch, public: Iterable[Tensor], *, recompute: bool
     ) -> LocatedRecording:
         """A forward pass of a microbatch."""
-        with self._shared_numbers.refused(loss) if watched else nullcontext():
+        with _reparametrize_module(self.model, {name: b.clone() for name, b in self.model.named_buffers()}):
             found = record_losses(
                 self._tape, loss, microbatch, self._outside, public, blocks=Blocks if recompute else None
             )
@@ -389,8 +388,6 @@ class PerExampleClip:
     def close(self) -> None:
         """Remove the hooks; the model is as it was."""
         self._closed = True
-        if self._captured is not None:
-            self._captured.close()
         self._tape.close()
         self._unwrapped.close()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -18,35 +18,9 @@ from noisette.errors import PrivacyError
 Factor = Callable[[Tensor], Tensor]  # norms (b,) -> factors (b,), each computed from its own norm alone
 Sums = dict[str, Tensor]  # by name of the parameter
 
-# Norms of single examples are wrong by at most this part; the rest of the slack is for the sum.
-_NORM_SLACK = {torch.float64: 1e-12, torch.float32: 1e-6}
-# A clip that no run has told its expected batch size leaves slack for sums of so many examples.
-EXAMPLES = 64.0
 # Squares below the smallest normal number of single precision count as zero. A gradient of n numbers can lose a norm of
 # 1e-19 sqrt(n) by that, which for 1e10 numbers is 1e-4 of this bound, and less than 1e-8 of a norm that exceeds it.
 SMALLEST_BOUND = 1e-10
-
-
-def slack_of(dtype: torch.dtype, examples: float = EXAMPLES) -> float:
-    """By which part of C the clipped norms stay below C, so that sums of neighbouring batches differ by at most C.
-
-    Let u be the unit roundoff. Sums of n and of n + 1 vectors of norm at most C, each added one after the other, differ
-    by at most C + 2 n u n C: each addition rounds its partial sum, of norm at most n C, and one more example may turn
-    the direction of every rounding. Adding blocks of m examples, and the blocks in double precision, as the sums of
-    clipped gradients are, makes it C + 2 m u n C, with m at most 256. Both need all roundings of all elements to have
-    one direction with the example and the opposite one without. Orders chosen for the purpose (big before small, pairs
-    that cancel, equal gradients) reach a tenth of u n C above C at n = 256, and half of it at n = 4096. The slack is u
-    for each example that is expected.
-
-    It must not depend on how many examples the batch has. That number is private, and where it changed the factors, one
-    more example would change those of all n others by u, and the sum by u n C: as much as the slack itself.
-
-    Args:
-        dtype: of the norms.
-        examples: expected in a batch, a public number.
-    """
-    single = AT_LEAST_SINGLE.get(dtype, dtype)
-    return _NORM_SLACK[single] + torch.finfo(single).eps / 2 * examples
 
 
 @dataclass(frozen=True)
@@ -165,48 +139,27 @@ def group_norms(squared: Mapping[str, Tensor], groups: Sequence[Sequence[str]], 
         return torch.stack(sums).sqrt_().to(dtype)
 
 
-def clipping_of(groups: Sequence[Group], examples: float = EXAMPLES) -> Clipping:
-    """The clipping by these groups, for so many examples that are expected in a batch."""
-    return Clipping([group.names for group in groups], partial(clipping_factors, groups, examples=examples))
+def clipping_of(groups: Sequence[Group]) -> Clipping:
+    """The clipping by these groups."""
+    return Clipping([group.names for group in groups], partial(clipping_factors, groups))
 
 
-def clipping_factors(groups: Sequence[Group], norms: Tensor, examples: float = EXAMPLES) -> Tensor:
+def clipping_factors(groups: Sequence[Group], norms: Tensor) -> Tensor:
     """What each gradient is multiplied with: norms (groups, b) -> factors (groups, b).
 
-    Args:
-        groups: the groups of parameters, with their bounds.
-        norms: of each group and example.
-        examples: expected in a batch, for the slack.
+    An example with norm 5 and a bound of 1 is multiplied with 0.2, one with norm 0.5 stays as it is.
 
     Guarantee: factor times norm is at most the group's bound; the factor is not a number where the norm is not finite.
     Source: Lee & Kifer 2020, eq. 2.
     """
-    return factors_within(limits_of(groups, examples, norms.device), groups, norms)
+    return factors_within(bounds_of(tuple([group.bound for group in groups]), norms.device), groups, norms)
 
 
-_CPU = torch.device("cpu")
-_LIMITS: dict[Hashable, Tensor] = {}  # the last ones, so that no microbatch but the first copies them to a GPU
-_MOST_LIMITS = 64
-
-
-def limits_of(groups: Sequence[Group], examples: float, device: torch.device = _CPU) -> Tensor:
-    """The bound of each group in double precision, (groups, 2), less the slack of single and of double precision.
-
-    The tensor is shared: nobody may write into it.
-    """
-    bounds = tuple([group.bound for group in groups])
-    key = (bounds, examples, device)
-    if key not in _LIMITS:
-        slacks = [slack_of(dtype, examples) for dtype in (torch.float32, torch.float64)]
-        with torch.inference_mode(mode=False):
-            made = torch.tensor([[bound * (1 - slack) for slack in slacks] for bound in bounds], dtype=torch.float64)
-            made = made.to(device)
-        if type(made) is not Tensor:
-            return made  # of a mode that only traces
-        while len(_LIMITS) >= _MOST_LIMITS:
-            _LIMITS.pop(next(iter(_LIMITS)))
-        _LIMITS[key] = made
-    return _LIMITS[key]
+@lru_cache(maxsize=64)  # so that no microbatch but the first copies them to a GPU
+def bounds_of(bounds: tuple[float, ...], device: torch.device) -> Tensor:
+    """The bounds of the groups in double precision, (groups, 1); shared, so that nobody may write into them."""
+    with torch.inference_mode(mode=False):
+        return torch.tensor([[bound] for bound in bounds], dtype=torch.float64).to(device)
 
 
 def may_wait(device: torch.device) -> bool:
@@ -214,11 +167,10 @@ def may_wait(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def factors_within(limits: Tensor, groups: Sequence[Group], norms: Tensor) -> Tensor:
-    """:func:`clipping_factors` for bounds that are given as a tensor by :func:`limits_of`."""
+def factors_within(bounds: Tensor, groups: Sequence[Group], norms: Tensor) -> Tensor:
+    """:func:`clipping_factors` for bounds that are given as a tensor, (groups, 1)."""
     precise = norms.double()
-    column = 1 if norms.dtype is torch.float64 else 0
-    factors = limits[:, column : column + 1] / precise
+    factors = bounds / precise
     for factor, group, row in zip(factors.unbind(), groups, precise.unbind(), strict=True):
         factor.clamp_(max=1 if group.factor is None else group.factor(row).detach().to(row).clamp(min=0))
     return factors.masked_fill_(~(precise < math.inf), math.nan).to(norms.dtype)

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from noisette.capture.python_walk import StandIn
 from noisette.errors import PrivacyError
 
 _LOGGERS = {"logger", "loggers"}
@@ -22,7 +21,7 @@ _MODULE = "lightning_module"
 _FOLLOWED = {"datamodule", "optimizers", "lr_scheduler_configs"}
 
 
-class TrainerOfLoss(StandIn):
+class TrainerOfLoss:
     """Stands in for the trainer: its numbers, data module, optimizers and schedulers are the trainer's own.
 
     A captured step is used only while what Python code has read is the same, and a trainer changes in every step. So

@@ -9,13 +9,12 @@ from collections.abc import Callable
 
 import torch
 
-from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, trace
 from noisette.capture.schedule import Schedule
 from noisette.mechanisms.box_muller import Compiled, example_inputs, noised_quotient
 
-# Measured on two cores: what the compiled pass saves for each value, what compiling costs, and what loading costs.
-_SAVED, _TO_COMPILE, _TO_LOAD = 4e-9, 5.0, 1.0
+# Measured on two cores: what the compiled pass saves for each value, and what compiling costs, for which a run waits.
+_SAVED, _TO_COMPILE = 4e-9, 5.0
 
 
 class CompiledNoise:
@@ -30,36 +29,20 @@ class CompiledNoise:
         self._schedule = schedule
         self._still_to_come = still_to_come
         self._drawn = 0
-        self._compilations: dict[torch.dtype, Compilation] = {}
+        self._compiled: dict[torch.dtype, Compiled | None] = {}
 
     def __call__(self, dtype: torch.dtype, values: int) -> Compiled | None:
         """The compiled pass for sums of this type, if it is there, before so many values are drawn."""
-        schedule = self._schedule
-        if schedule is None or schedule.repays_compiling is None:
+        if self._schedule is None or not self._schedule.compiles:
             return None
         self._drawn += values
-        saved = self._drawn * self._still_to_come() * _SAVED
-        if not schedule.waits and saved < _TO_LOAD:
+        if not self._schedule.at_once and self._drawn * self._still_to_come() * _SAVED < _TO_COMPILE:
             return None
-        if dtype not in self._compilations:
+        if dtype not in self._compiled:
             inputs = example_inputs(dtype)
-            self._compilations[dtype] = Compilation(trace(noised_quotient, inputs), inputs)
-        compilation = self._compilations[dtype]
-        if compilation.failure is None and not compilation.was_kept and not compilation.is_running:
-            if schedule.waits:
-                compilation.start(at_full_speed=True)
-            elif saved >= _TO_COMPILE and is_free():
-                compilation.start()
-        return self._waited_for(compilation) if schedule.waits else compilation.ready()
-
-    def close(self) -> None:
-        """Stop compiling."""
-        for compilation in self._compilations.values():
-            compilation.cancel()
-
-    @staticmethod
-    def _waited_for(compilation: Compilation) -> Compiled | None:
-        try:
-            return compilation.wait()
-        except CaptureError:  # without a compiler noise is drawn as before, and the result is the same
-            return None
+            try:
+                compiled = trace(noised_quotient, inputs).compiled(inputs)
+                self._compiled[dtype] = lambda *given: compiled(given)
+            except CaptureError:  # without a compiler noise is drawn as before, and the result is the same
+                self._compiled[dtype] = None
+        return self._compiled[dtype]

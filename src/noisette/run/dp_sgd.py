@@ -406,7 +406,6 @@ class DpSgdRun(ABC):
         """Remove every hook from model and optimizer, and what a batch that was not released left in the model."""
         for handle in self._hooks:
             handle.remove()
-        self._compiled_noise.close()
         self._seal.open_again()
 
     @abstractmethod
