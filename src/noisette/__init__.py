@@ -23,7 +23,7 @@ _PUBLIC = {
     "clipping.engines": ("engines",),  # the module itself
     "clipping.adaptive": ("AdaptiveClip",),
     "clipping.automatic": ("AutomaticClipping",),
-    "clipping.captured_step": ("CaptureWarning",),
+    "capture.captured": ("CaptureWarning",),
     "clipping.custom": ("CustomClipping",),
     "core.one_by_one": ("OneByOneWarning",),
     "clipping.flat": ("FlatClipping",),

@@ -27,10 +27,10 @@ from noisette.accounting import epsilon_for as epsilon_for
 from noisette.accounting import noise_multiplier_for as noise_multiplier_for
 from noisette.accounting import sampling_rate_for as sampling_rate_for
 from noisette.accounting import steps_for as steps_for
+from noisette.capture.captured import CaptureWarning as CaptureWarning
 from noisette.clipping import engines as engines
 from noisette.clipping.adaptive import AdaptiveClip as AdaptiveClip
 from noisette.clipping.automatic import AutomaticClipping as AutomaticClipping
-from noisette.clipping.captured_step import CaptureWarning as CaptureWarning
 from noisette.clipping.custom import CustomClipping as CustomClipping
 from noisette.clipping.flat import FlatClipping as FlatClipping
 from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping

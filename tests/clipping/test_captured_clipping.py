@@ -23,7 +23,7 @@ from noisette import (
     PerExampleClip,
     PerLayerClipping,
 )
-from noisette.clipping.captured_step import CaptureWarning
+from noisette.capture.captured import CaptureWarning
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
 from noisette.core.clip import ClippingRule, Engine
 

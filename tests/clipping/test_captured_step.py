@@ -9,6 +9,7 @@ import random
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from captured_check import graphs_of
 from noisette import AdaptiveClip, AutomaticClipping, CustomClipping, PerExampleClip, PerLayerClipping, PrivacyError
-from noisette.capture.captured import Captured
-from noisette.clipping.captured_step import CaptureWarning
+from noisette.capture.captured import CaptureWarning
 from noisette.core.one_by_one import OneByOneWarning
 from oracle import clipped_sum
 
@@ -41,14 +42,9 @@ def flat(clip: PerExampleClip) -> Tensor:
     return torch.cat([g.flatten() for total in clip.pop_sums() for g in total.grads])
 
 
-def captured_sizes(clip: PerExampleClip) -> list[Captured]:
-    assert clip._captured is not None
-    return [of_size for kind in clip._captured._kinds.values() for of_size in kind.captured.sizes.values()]
-
-
 def graph_calls(clip: PerExampleClip) -> int:
     """How many calls went through graphs."""
-    return sum(way.calls for of_size in captured_sizes(clip) for way in of_size._ways)
+    return sum(timed.calls for timed in graphs_of(clip))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30, 1e300])
@@ -115,35 +111,42 @@ def test_lambdas_made_anew_are_captured_once() -> None:
     assert graph_calls(clip) == 4
 
 
-class Counting(nn.Sequential):
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return super().forward(x)
-
-
-class Trainer:
-    def __init__(self) -> None:
-        self.calls, self.step = 0, 0
-
-    def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        self.calls += 1
-        return cross_entropy(model, x, y)
-
-
-def test_counters_do_not_hinder() -> None:
-    model, trainer = Counting(*mlp()).double(), Trainer()
+def test_a_number_that_changes_in_every_step_makes_it_eager_without_a_warning() -> None:
+    model = mlp()
     clip = PerExampleClip(model, C, capture="graph")
-    for _ in range(6):
-        trainer.step += 1
-        clip.accumulate(trainer.loss, *batch())  # a method object made anew
-    assert graph_calls(clip) == 5
+    for k in range(40):
+        x, y = batch()
+        clip.accumulate(lambda model, x, y, k=k: (1 + k) * cross_entropy(model, x, y), x, y)
+        truth = clipped_sum(model, lambda model, x, y, k=k: (1 + k) * cross_entropy(model, x, y), (x, y), C).vector
+        torch.testing.assert_close(flat(clip), truth, rtol=1e-10, atol=1e-13)
+    assert graph_calls(clip) == 0
+    assert clip._captured is not None
+    assert len(clip._captured._kinds) <= 16
+
+
+def test_a_number_that_changes_now_and_then_has_few_graphs() -> None:
+    model = mlp()
+    clip = PerExampleClip(model, C, capture="graph")
+
+    def three_times(scale: float) -> None:
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            return scale * cross_entropy(model, x, y)
+
+        for _ in range(3):
+            x, y = batch()
+            clip.accumulate(loss, x, y)
+            torch.testing.assert_close(flat(clip), clipped_sum(model, loss, (x, y), C).vector, rtol=1e-10, atol=1e-13)
+
+    for k in range(16):
+        three_times(1.0 + k)
+    with pytest.warns(CaptureWarning, match="not captured for more than 16 kinds"):
+        three_times(100.0)
+    assert graph_calls(clip) == 32
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.rand])
 def test_a_loss_that_draws_from_other_generators_is_not_captured(draw: Callable[[], float]) -> None:
-    """Its examples are computed one by one."""
+    """Its examples are computed one by one, or a comparison finds it."""
     clip = PerExampleClip(mlp(), C, capture="graph")
 
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -153,7 +156,7 @@ def test_a_loss_that_draws_from_other_generators_is_not_captured(draw: Callable[
         for _ in range(3):
             clip.accumulate(loss, *batch())
 
-    with pytest.warns(OneByOneWarning, match="random generator"):
+    with pytest.warns((OneByOneWarning, CaptureWarning)):
         three_times()
     assert graph_calls(clip) == 0
 
@@ -181,7 +184,7 @@ def test_a_graph_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> No
 
     whole = Graph.__call__
 
-    def wrong(self: Graph, *given: Sequence[Tensor]) -> list[Tensor]:
+    def wrong(self: Graph, *given: Any) -> list[Tensor]:
         first, *others = whole(self, *given)
         return [first * 1.001, *others]
 
@@ -224,7 +227,7 @@ def test_one_tensor_that_a_compiler_gives_for_two_sums_is_taken_apart(monkeypatc
 
     whole = Graph.__call__
 
-    def shared(self: Graph, *given: Sequence[Tensor]) -> list[Tensor]:
+    def shared(self: Graph, *given: Any) -> list[Tensor]:
         one, _, *others = whole(self, *given)
         return [one, one, *others]
 
@@ -249,9 +252,8 @@ def test_no_batch_is_kept_alive() -> None:
     gc.collect()
     assert [ref() for ref in dead] == [None] * 8
     known = {id(p) for p in clip.parameters.values()}
-    for of_size in captured_sizes(clip):
-        assert of_size._graph is not None
-        assert {id(tensor) for tensor in of_size._graph.constants} == known
+    [timed] = graphs_of(clip)
+    assert {id(tensor) for tensor in timed.graph.constants} == known
 
 
 def test_factors_that_read_the_norms_as_numbers_are_not_captured() -> None:
@@ -287,7 +289,11 @@ def test_settings_of_torch_have_graphs_of_their_own() -> None:
     assert len(clip._captured._kinds) == 2
 
 
-@pytest.mark.parametrize("why", ["no compiler", "a folder that cannot be written"])
+def failing_compiler(*_: object, **__: object) -> None:
+    raise OSError("no space left")
+
+
+@pytest.mark.parametrize("why", ["no compiler", "a compiler that fails"])
 def test_what_cannot_be_compiled_runs_as_a_graph_with_one_warning(
     why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -295,8 +301,7 @@ def test_what_cannot_be_compiled_runs_as_a_graph_with_one_warning(
         monkeypatch.delenv("CXX", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
-        (tmp_path / "file").touch()
-        monkeypatch.setenv("NOISETTE_CACHE", str(tmp_path / "file"))
+        monkeypatch.setattr(torch, "compile", lambda *_, **__: failing_compiler)
     model = mlp()
     clip = PerExampleClip(model, C, capture="compiled")
     clip.accumulate(cross_entropy, *batch())

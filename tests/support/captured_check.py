@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from captured_models import Batch, Loss, Model
 from noisette import PerExampleClip
+from noisette.capture.captured import _Timed
 
 SIZES = (17, 17, 18, 17)  # rows of microbatches that one graph of 18 rows takes
 BOUND = 0.1
@@ -38,12 +39,18 @@ def copied(source: nn.Module, target: nn.Module) -> None:
         others[name].copy_(value)
 
 
+def graphs_of(clip: PerExampleClip) -> list[_Timed]:
+    """All graphs of a clip, with their calls."""
+    assert clip._captured is not None
+    sizes = [size for kind in clip._captured._kinds.values() for size in kind.captured._sizes.values()]
+    return [timed for size in sizes for timed in size.graphs]
+
+
 def assert_captured(clip: PerExampleClip, way: str = "graph", calls: int = 2) -> None:
     """Microbatches are captured, and that way was taken at least so often."""
     assert clip._captured is not None
     assert clip.capture_problems == ()
-    sizes = [size for kind in clip._captured._kinds.values() for size in kind.captured.sizes.values()]
-    assert sum(each.calls for size in sizes for each in size._ways if each.name == way) >= calls
+    assert sum(timed.calls for timed in graphs_of(clip) if timed.is_compiled == (way == "compiled")) >= calls
 
 
 def by_single_examples(model: nn.Module, loss: Loss, batch: Batch, bound: float) -> tuple[list[Tensor], Tensor]:

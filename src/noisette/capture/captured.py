@@ -1,232 +1,189 @@
-"""One function for inputs of one kind: called as it is, as a graph or compiled, whichever is quickest."""
+"""A step for inputs of one kind: called as it is, as a graph or compiled, whichever is quickest."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from noisette._internal.waiting import wait_for
-from noisette.capture.comparison import COMPILED_TOLERANCE, relative_difference, undone
-from noisette.capture.compiler import Compilation, is_free
-from noisette.capture.graph import CaptureError, Function, Graph, as_recorded, reason_of, trace
+from noisette.capture.graph import CaptureError, Function, Graph, reason_of, trace
 from noisette.capture.schedule import Schedule
-from noisette.core.randomness import of_python_and_numpy
 
-_SAMPLES = 3  # calls of each way that are timed before one is kept
-# The first two calls of a way are compared with the function itself, then ever fewer, and every so many.
+_SAMPLES = 3  # calls of each graph that are timed before one is kept
 _COMPARED_EVERY = 256
+_MOST_PADDING = 2  # a graph serves calls of more than half of its rows
+_NEARBY = 1.25  # the first graph has the most rows met so far, up to this many times those at hand
+# How far outputs may differ, as a share of the norm of all together. Operations may be ordered otherwise than in the
+# step, and so round otherwise.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_TOLERANCE_LOW_PRECISION = 5e-2
+# A compiled graph rounds activations otherwise, and where one is zero up to rounding a ReLU takes the other branch:
+# sums of single layers of a ResNet-18 differ by 3e-3.
+_TOLERANCE_COMPILED = 1e-2
 
 
-class _Way:
-    """A way of computing the function."""
+class CaptureWarning(UserWarning):
+    """The step cannot be captured or compiled; it is computed in the ordinary way, with the same result."""
 
-    def __init__(
-        self, name: str, call: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]], tolerance: float = 0
-    ) -> None:
-        self.name = name
-        self.tolerance = tolerance
-        self.call = call  # with constants and inputs
-        self.calls = 0
-        self.seconds: list[float] = []
+
+@dataclass
+class _Timed:
+    """A graph, compiled or not, and what is known of its calls."""
+
+    graph: Graph
+    is_compiled: bool = False
+    calls: int = 0
+    seconds: list[float] = field(default_factory=list)
 
     @property
     def is_compared(self) -> bool:
         """Whether this call is compared: calls 1, 2, 4, 8, ... and every 256th."""
         return self.calls & (self.calls - 1) == 0 or self.calls % _COMPARED_EVERY == 0
 
+    @property
+    def median(self) -> float:
+        """The time of a call; 0 if it was not tried often enough."""
+        return statistics.median(self.seconds) if len(self.seconds) >= _SAMPLES else 0.0
+
+
+@dataclass
+class _Size:
+    """Calls of one number of rows: seconds of the last eager ones and of all together, and the graphs."""
+
+    eager: list[float] = field(default_factory=list)
+    spent: float = 0.0
+    graphs: list[_Timed] = field(default_factory=list)
+    is_compilable: bool = True
+
+    @property
+    def quickest(self) -> _Timed:
+        """The graph that was tried too few times, or else the quickest one."""
+        return min(self.graphs, key=lambda timed: timed.median)
+
 
 class Captured:
-    """A function of tensors that is called again and again, with inputs of one kind.
+    """A step that is computed again and again, with inputs of one kind but for the number of their rows.
 
-    A graph whose results differ from those of the function is not used again.
+    The first graph has so many rows that it serves calls of most sizes. A size that is met often enough gets a graph of
+    its own, and each call goes to what was quickest for its size. Nothing is used any more once a graph has given other
+    results than the step.
 
     Args:
+        model: whose parameters the step reads.
         schedule: when it is traced and compiled.
-        tolerance: how far its results may differ from those of the function, as a share of their norm.
-        still_to_come: how many times the work so far is still to come.
-        buffers: the tensors that it may write into, besides its outputs.
-        warn: told in words why it runs uncaptured or uncompiled.
+        dtypes: types that it computes with.
 
     Attributes:
         problem: why it is not captured; ``None`` without one.
     """
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        tolerance: float,
-        still_to_come: Callable[[], float],
-        buffers: Callable[[], Iterable[Tensor]],
-        warn: Callable[[str], None],
-    ) -> None:
+    def __init__(self, model: nn.Module, schedule: Schedule, dtypes: set[torch.dtype]) -> None:
+        self._model = model
         self._schedule = schedule
-        self._tolerance = tolerance
-        self._still_to_come = still_to_come
-        self._buffers = buffers
-        self._warn = warn
-        self._eager: list[float] = []
-        self._spent = 0.0
-        self._graph: Graph | None = None
-        self._compilation: Compilation | None = None
-        self._ways: list[_Way] = []
-        self._has_said_uncompiled = False
+        self._tolerance = tolerance_of(dtypes)
+        self._sizes: dict[int, _Size] = {}
         self.problem: str | None = None
 
     @property
-    def was_called(self) -> bool:
-        """Whether the function itself was called, which chooses plans and finds mistakes."""
-        return bool(self._eager)
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether there is a graph."""
-        return self._graph is not None
-
-    @property
-    def is_due(self) -> bool:
-        """Whether calls of this very size repay a graph, which there is not yet."""
-        enough = self._spent >= self._schedule.before_trace and self._is_repaid(self._schedule.repays_trace)
-        return self._graph is None and enough
-
-    @property
-    def is_untried(self) -> bool:
-        """Whether some way has been timed too few times."""
-        self._take_compiled()
-        return any(len(way.seconds) < _SAMPLES for way in self._ways)
-
-    @property
-    def seconds(self) -> float:
-        """The time of a call by the quickest way that was tried; 0 if one was not."""
-        return 0.0 if self.is_untried else min(statistics.median(way.seconds) for way in self._ways)
-
-    @property
-    def eager_seconds(self) -> float:
-        """The time of a call of the function itself."""
-        return statistics.median(self._eager)
-
-    @property
     def operations(self) -> int:
-        """The number of operations of the graph; 0 before it is traced."""
-        return 0 if self._graph is None else self._graph.operations
+        """The number of operations of the largest graph; 0 without any."""
+        return max([timed.graph.operations for size in self._sizes.values() for timed in size.graphs], default=0)
 
-    def spent(self, seconds: float, *, eagerly: bool) -> None:
-        """A call of this size has taken so long, by the function itself or another way."""
-        self._spent += seconds
-        if eagerly:
-            self._eager = [*self._eager[-4:], seconds]
-
-    def _is_repaid(self, seconds: float) -> bool:
-        """Whether the calls to come are expected to take so long."""
-        return self._spent * self._still_to_come() >= seconds
-
-    def __call__(
-        self, function: Function, constants: Callable[[Graph], Sequence[Tensor]], inputs: Sequence[Tensor]
-    ) -> Sequence[Tensor] | None:
-        """The outputs of the function, or ``None`` where the caller has to make the call.
+    def rows_for(self, rows: int, left: float) -> int | None:
+        """The number of rows of the graph that serves a call of so many rows; ``None`` for the eager step.
 
         Args:
-            function: to be traced, and to be compared with. Its last output says whether the others are valid.
-            constants: gives what stands now where the graph's constants stood.
-            inputs: of the function.
+            rows: of the call.
+            left: how many times the work so far is still to come.
         """
-        if self._graph is None:
-            self._trace(function, inputs)
-            if self._graph is None:
-                return None
-        elif self._ways[-1].name != "compiled":
-            self._compile(inputs)
-        way = self._next()
-        way.calls += 1
+        own = self._sizes.setdefault(rows, _Size())
+        if self.problem is not None or not own.eager:
+            return None  # the first call of each size finds mistakes and chooses plans
+        able = {n: size for n, size in self._sizes.items() if size.graphs and rows <= n < rows * _MOST_PADDING}
+        if self._schedule.at_once:
+            return min(able, default=rows)
+        if not own.graphs and self._schedule.traces(own.spent, left):
+            return rows
+        if not able:
+            is_due = self._schedule.traces(sum(size.spent for size in self._sizes.values()), left)
+            return max(n for n in self._sizes if n <= rows * _NEARBY) if is_due else None
+        n = min(able, key=lambda n: able[n].quickest.median)
+        return n if able[n].quickest.median < statistics.median(own.eager) else None
+
+    def add_time(self, rows: int, seconds: float, by: int | None) -> None:
+        """A call of so many rows has taken so long, by the graph of ``by`` rows or eagerly (``None``)."""
+        size = self._sizes.setdefault(rows, _Size())
+        size.spent += seconds
+        if by is None:
+            size.eager = [*size.eager[-4:], seconds]
+        elif by != rows:
+            self._sizes[by].spent += seconds
+
+    def __call__(
+        self,
+        rows: int,
+        function: Function,
+        inputs: Sequence[Tensor],
+        buffers: Mapping[str, Tensor],
+        *,
+        left: float,
+        is_written: bool = False,
+    ) -> Sequence[Tensor] | None:
+        """The outputs of the function, or ``None`` where the caller has to compute the step.
+
+        Args:
+            rows: of the inputs.
+            function: to be traced, and to be compared with. Its last output says whether the others are valid.
+            inputs: of the function.
+            buffers: those of the model, by name, which the function copies.
+            left: how many times the work so far is still to come.
+            is_written: whether the function writes into its inputs, which are written once here.
+        """
+        size = self._sizes[rows]
         try:
-            given = constants(self._graph)
-            if way.is_compared:
-                return self._compared(way, given, inputs, function)
-            is_timed, device = len(way.seconds) < _SAMPLES, inputs[-1].device
-            if is_timed:
-                wait_for(device)
-            start = time.perf_counter()
-            outputs = way.call(given, inputs)
-            if is_timed:
-                wait_for(device)
-            seconds = time.perf_counter() - start
+            if not size.graphs:
+                with _draws_undone(inputs[-1].device):
+                    function(*_copies(inputs, is_written))  # chooses plans and fills caches, which no trace may do
+                    size.graphs = [_Timed(trace(function, _copies(inputs, is_written), self._model, buffers))]
+            if size.is_compilable and self._schedule.compiles_graph(self.operations, size.spent, left):
+                self._compile(size, _copies(inputs, is_written), buffers)
+            chosen = size.graphs[-1] if self._schedule.at_once else size.quickest
+            chosen.calls += 1
+            if chosen.is_compared:
+                return self._compared(chosen, function, inputs, buffers, is_written)
+            return _timed(chosen, inputs, buffers)
         except torch.OutOfMemoryError:
             raise
-        except CaptureError as error:
-            return self._give_up(str(error))
-        except Exception as error:  # of the compiled code or its runtime: the caller's own way is still there
+        except Exception as error:  # of a graph or its runtime; one of the loss comes again in the step itself
             return self._give_up(reason_of(error))
-        if is_timed:
-            way.seconds.append(seconds)
-        return outputs
 
-    def close(self) -> None:
-        """Stop compiling."""
-        if self._compilation is not None:
-            self._compilation.cancel()
-
-    def _trace(self, function: Function, inputs: Sequence[Tensor]) -> None:
+    def _compile(self, size: _Size, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> None:
+        size.is_compilable = False
         try:
-            before = of_python_and_numpy()
-            with undone(self._buffers(), inputs[-1].device):
-                function(*inputs)  # chooses plans and fills caches, which a trace must not do
-                self._graph = trace(function, inputs)
-            if of_python_and_numpy() != before:
-                self._graph = None
-                raise CaptureError("the loss draws from Python's or NumPy's random generator")
-            self._ways = [_Way("graph", self._graph)]
-            self._compile(inputs)
+            with _draws_undone(inputs[-1].device):
+                size.graphs.append(_Timed(size.graphs[0].graph.compiled(inputs, buffers), is_compiled=True))
         except CaptureError as error:
-            self._give_up(str(error))
-
-    def _compile(self, inputs: Sequence[Tensor]) -> None:
-        """Take what an earlier run has compiled, or begin to compile if that is repaid."""
-        least = self._schedule.repays_compiling
-        assert self._graph is not None
-        if least is None:
-            return
-        if self._compilation is None:
-            self._compilation = Compilation(self._graph, inputs)
-        compilation = self._compilation
-        wanted = compilation.failure is None and not compilation.is_running and not compilation.was_kept
-        if wanted and self._is_repaid(least) and is_free():
-            compilation.start(at_full_speed=self._schedule.waits)
-            if self._schedule.waits:
-                compilation.wait()
-        self._take_compiled()
-
-    def _take_compiled(self) -> None:
-        """Make the compiled function one of the ways, once it is there."""
-        compilation = self._compilation
-        if compilation is None or self._ways[-1].name == "compiled":
-            return
-        if (compiled := compilation.ready()) is not None:
-
-            def call(constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-                with as_recorded(inputs[-1].device):
-                    return compiled(*constants, *inputs)
-
-            self._ways.append(_Way("compiled", call, COMPILED_TOLERANCE))
-        elif compilation.failure is not None and not self._has_said_uncompiled:
-            self._has_said_uncompiled = True
-            self._warn(f"the step runs uncompiled: {compilation.failure}")
-
-    def _next(self) -> _Way:
-        """The way of the next call: one that was timed too few times, else the quickest."""
-        if not self._schedule.keeps_quickest:
-            return self._ways[-1]
-        untried = [way for way in self._ways if len(way.seconds) < _SAMPLES]
-        return untried[0] if untried else min(self._ways, key=lambda way: statistics.median(way.seconds))
+            warnings.warn(f"the step runs uncompiled: {error}", CaptureWarning, stacklevel=4)
 
     def _compared(
-        self, way: _Way, constants: Sequence[Tensor], inputs: Sequence[Tensor], function: Function
+        self,
+        timed: _Timed,
+        function: Function,
+        inputs: Sequence[Tensor],
+        buffers: Mapping[str, Tensor],
+        is_written: bool,
     ) -> Sequence[Tensor] | None:
-        """The outputs of one way, held against those of the function."""
-        with undone(self._buffers(), inputs[-1].device):
-            outputs = way.call(constants, inputs)
+        """The outputs of a graph, held against those of the function."""
+        with _draws_undone(inputs[-1].device):
+            outputs = timed.graph(_copies(inputs, is_written), buffers)
         torch.clear_autocast_cache()  # of weights from before the last optimizer step
         expected = function(*inputs)
         if not bool(expected[-1]):
@@ -235,13 +192,57 @@ class Captured:
         difference = max(
             relative_difference(outputs[:-2], expected[:-2]), relative_difference(outputs[-2:-1], expected[-2:-1])
         )
-        if not difference <= max(self._tolerance, way.tolerance):
+        tolerance = max(self._tolerance, _TOLERANCE_COMPILED) if timed.is_compiled else self._tolerance
+        if not difference <= tolerance:
             self._give_up(f"it gives sums that differ by {difference:.1g} of their norm from those of the step itself")
             return expected
         return outputs
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem
-        self.close()
-        self._graph, self._compilation, self._ways = None, None, []  # nothing is kept for it
-        self._warn(f"the step is not captured: {problem}")
+        for size in self._sizes.values():
+            size.graphs.clear()  # nothing is kept for it
+        warnings.warn(f"the step is not captured: {problem}", CaptureWarning, stacklevel=4)
+
+
+def _timed(timed: _Timed, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor]) -> Sequence[Tensor]:
+    """The outputs of a graph, timed in its first calls."""
+    if len(timed.seconds) >= _SAMPLES:
+        return timed.graph(inputs, buffers)
+    wait_for(inputs[-1].device)
+    start = time.perf_counter()
+    outputs = timed.graph(inputs, buffers)
+    wait_for(inputs[-1].device)
+    timed.seconds.append(time.perf_counter() - start)
+    return outputs
+
+
+def _copies(inputs: Sequence[Tensor], is_written: bool) -> list[Tensor]:
+    return [tensor.clone() for tensor in inputs] if is_written else list(inputs)
+
+
+def tolerance_of(dtypes: set[torch.dtype]) -> float:
+    """How far outputs may differ, as a share of their norm, where tensors of these types were computed with."""
+    found = [_TOLERANCE.get(dtype, _TOLERANCE_LOW_PRECISION) for dtype in dtypes if dtype.is_floating_point]
+    return max(found, default=0.0)
+
+
+def relative_difference(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The norm of the difference of two lists of tensors, divided by the norm of the expected ones.
+
+    >>> round(relative_difference([torch.tensor([3.0, 4.1])], [torch.tensor([3.0, 4.0])]), 3)
+    0.02
+    """
+    pairs = [(one.double(), other.double()) for one, other in zip(outputs, expected, strict=True)]
+    if not pairs:
+        return 0.0
+    squares = [torch.stack([(one - other).square().sum(), other.square().sum()]) for one, other in pairs]
+    difference, size = torch.stack(squares).sum(0).tolist()  # read at once: a GPU would be waited for each time
+    if not difference:
+        return 0.0
+    return (difference / size) ** 0.5 if size else math.inf
+
+
+def _draws_undone(device: torch.device) -> AbstractContextManager[None]:
+    """Within it torch's generators draw what they will draw again afterwards."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -1,15 +1,20 @@
-"""A function of tensors as one graph of ATen operations, without Python between them."""
+"""A function of tensors as one graph of ATen operations, without Python between them, and that graph compiled."""
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -17,9 +22,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
 Function = Callable[..., Sequence[Tensor]]
+Place = tuple[dict[str, Any], str] | str | None
 
+_LOG = logging.getLogger("noisette.capture")
 _DETACHED = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 _LONGEST = 200  # characters of a reason
+# Random numbers are drawn by the same generator, in the same order, as without compiling. Inductor's choice of layouts
+# would copy every factor of a convolution to channels-last and back.
+_COMPILER: dict[str, Any] = {"fallback_random": True, "layout_optimization": False}
 
 
 class CaptureError(Exception):
@@ -33,34 +43,80 @@ class Graph:
     Args:
         module: called with the constants, then the inputs of the function; a list of tensors.
         constants: the tensors that the function reached otherwise than as inputs, such as parameters.
+        places: for each constant that is a parameter of the model, the table and the name under which it is looked up
+            at each call; for each buffer, its name; ``None`` for another one.
+        operations: their number.
     """
 
-    module: GraphModule
+    module: Callable[..., list[Tensor]]
     constants: tuple[Tensor, ...]
+    places: tuple[Place, ...]
+    operations: int
 
-    @property
-    def operations(self) -> int:
-        """The number of operations."""
-        return sum(node.op == "call_function" for node in self.module.graph.nodes)
-
-    def __call__(self, constants: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The function's outputs, with these tensors in the place of the constants."""
-        with as_recorded(inputs[-1].device):
+    def __call__(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> list[Tensor]:
+        """The function's outputs, with the parameters that the model has now and these buffers."""
+        constants = [
+            tensor if place is None else buffers[place] if isinstance(place, str) else place[0][place[1]]
+            for place, tensor in zip(self.places, self.constants, strict=True)
+        ]
+        with _as_recorded(inputs[-1].device):
             return self.module(*constants, *inputs)
+
+    def compiled(self, inputs: Sequence[Tensor], buffers: Mapping[str, Tensor] = MappingProxyType({})) -> Graph:
+        """The same, compiled by inductor in a call with these tensors; torch keeps the result on disk for later runs.
+
+        Raises:
+            CaptureError: there is no compiler, or it fails.
+        """
+        if (problem := why_not_compiled()) is not None:
+            raise CaptureError(problem)
+        start = time.monotonic()
+        _LOG.info("compiling a step of %d operations", self.operations)
+        found = replace(self, module=torch.compile(self.module, fullgraph=True, dynamic=False, options=_COMPILER))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of torch's own code
+                found(inputs, buffers)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise CaptureError(f"the compiler failed: {reason_of(error)}") from error
+        _LOG.info("compiled in %.0f seconds", time.monotonic() - start)
+        return found
+
+
+def why_not_compiled() -> str | None:
+    """Why nothing can be compiled for a processor on this machine; ``None`` if it can."""
+    if os.environ.get("NOISETTE_COMPILE") == "0":
+        return "NOISETTE_COMPILE=0 is set"
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++")):
+        return "there is no C++ compiler on this machine (g++ or clang++)"
+    return None
 
 
 @contextmanager
-def as_recorded(device: torch.device) -> Iterator[None]:
+def _as_recorded(device: torch.device) -> Iterator[None]:
     """Within it operations run as they stand in a graph: without autograd, and in the types that they have there."""
     lower = torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
     with torch.no_grad(), lower:
         yield
 
 
-def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
+def trace(
+    function: Function,
+    inputs: Sequence[Tensor],
+    model: nn.Module | None = None,
+    buffers: Mapping[str, Tensor] = MappingProxyType({}),
+) -> Graph:
     """The graph of a function, recorded in one call with these inputs.
 
     Whatever the function decides by Python code is decided as in this call.
+
+    Args:
+        function: gives a list of tensors.
+        inputs: of the function.
+        model: whose parameters the function uses.
+        buffers: that it uses, by name.
 
     Raises:
         CaptureError: an operation cannot be recorded, or code asks for the value of a tensor.
@@ -78,7 +134,11 @@ def trace(function: Function, inputs: Sequence[Tensor]) -> Graph:
     _drop_detached(module)
     module.graph.eliminate_dead_code()
     module.recompile()
-    return Graph(module, constants)
+    operations = sum(node.op == "call_function" for node in module.graph.nodes)
+    places: dict[int, Place] = {id(tensor): name for name, tensor in buffers.items()}
+    for part in () if model is None else model.modules():
+        places |= {id(p): (part._parameters, name) for name, p in part._parameters.items()}
+    return Graph(module, constants, tuple([places.get(id(tensor)) for tensor in constants]), operations)
 
 
 _GIVE_VALUES = {
@@ -124,7 +184,7 @@ def _no_kept_casts() -> Iterator[None]:
 def reason_of(error: BaseException) -> str:
     """The first line of an error, short."""
     lines = str(error).strip().splitlines() or [""]
-    first = f"{type(error).__name__}: {lines[0]}"
+    first = lines[0] if isinstance(error, CaptureError) else f"{type(error).__name__}: {lines[0]}"
     return first if len(first) <= _LONGEST else first[: _LONGEST - 2] + " …"
 
 

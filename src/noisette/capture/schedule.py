@@ -7,36 +7,41 @@ from typing import Literal
 
 Capture = Literal["auto", "eager", "graph", "compiled"]
 
-# Tracing takes 1 to 4 seconds, and saves a tenth to a half of the time of what follows. Compiling takes 5 to 60 seconds
-# beside the training, and saves another tenth to a half.
-_BEFORE_TRACE, _REPAYS_TRACE, _REPAYS_COMPILING = 2.0, 10.0, 60.0
+# Tracing takes 1 to 4 seconds, and saves a tenth to a half of the time of what follows.
+_BEFORE_TRACE, _REPAYS_TRACE = 2.0, 10.0
+# Training waits for the compiler, on two cores 10 seconds for 150 operations, and compiling saves another tenth to a
+# half: it repays itself where at least so many times what it takes is still to come.
+_REPAYS_COMPILING, _TO_COMPILE, _TO_COMPILE_OPERATION = 4.0, 5.0, 0.05
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """When a function that is called again and again is traced and compiled.
+    """When a step that is computed again and again is traced and compiled.
 
     Args:
-        before_trace: seconds that its calls must have taken before it is traced.
-        repays_trace: seconds that its calls must be expected to take from then on.
-        repays_compiling: seconds that its calls must be expected to take before it is compiled; ``None``: never.
-        waits: whether calls wait until the compiled function is there.
-        keeps_quickest: whether the quickest way is kept; otherwise the one that was asked for.
+        at_once: traced in its second call and then used; otherwise once that is repaid, and where it is quicker.
+        compiles: whether it is compiled, too.
     """
 
-    before_trace: float
-    repays_trace: float
-    repays_compiling: float | None
-    waits: bool
-    keeps_quickest: bool
+    at_once: bool
+    compiles: bool
+
+    def traces(self, seconds: float, left: float) -> bool:
+        """Whether to trace, after calls of so many seconds in all that will come ``left`` times again."""
+        return self.at_once or (seconds >= _BEFORE_TRACE and seconds * left >= _REPAYS_TRACE)
+
+    def compiles_graph(self, operations: int, seconds: float, left: float) -> bool:
+        """Whether to compile a graph of so many operations, likewise."""
+        repays = _REPAYS_COMPILING * (_TO_COMPILE + _TO_COMPILE_OPERATION * operations)
+        return self.compiles and (self.at_once or seconds * left >= repays)
 
 
 # The values of ``capture``; "eager" never captures anything.
 SCHEDULES: dict[str, Schedule | None] = {
-    "auto": Schedule(_BEFORE_TRACE, _REPAYS_TRACE, _REPAYS_COMPILING, waits=False, keeps_quickest=True),
+    "auto": Schedule(at_once=False, compiles=True),
     "eager": None,
-    "graph": Schedule(0, 0, None, waits=False, keeps_quickest=False),
-    "compiled": Schedule(0, 0, 0, waits=True, keeps_quickest=False),
+    "graph": Schedule(at_once=True, compiles=False),
+    "compiled": Schedule(at_once=True, compiles=True),
 }
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from noisette._internal import checks
-from noisette.core.clip import Factor, Group, slack_of
+from noisette.core.clip import Factor, Group
 
 # Norms that a factor is tried on: zero, and 1e-12 to 1e12.
 _GRID = (0.0, *(10.0 ** (k / 10) for k in range(-120, 121)))
@@ -52,7 +52,7 @@ class CustomClipping:
                 raise ValueError(
                     f"the factor at norm {norm:g} is {factor:g}: expected a finite number that is not negative"
                 )
-            if factor * norm > self.max_grad_norm * (1 + slack_of(torch.float32)):
+            if factor * norm > self.max_grad_norm * (1 + 2**-13):
                 raise ValueError(
                     f"the factor at norm {norm:g} is {factor:g}, which leaves a norm of {factor * norm:g}, above "
                     f"max_grad_norm={self.max_grad_norm:g}"

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from typing import Any as CapturedSteps  # TEMP
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 import noisette.rules  # noqa: F401 - registers them
 from noisette._internal import checks
 from noisette.capture.schedule import Capture, schedule_of
+from noisette.capture.step import CapturedSteps
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.flat import FlatClipping
 from noisette.clipping.quantile_count import count_within_norm, twice_the_count
@@ -45,6 +45,7 @@ from noisette.gradients.lazy_parameters import check_initialized
 from noisette.ranks import Alone, AnyRanks, in_step
 from noisette.ranks.shards import Shards, local
 from noisette.ranks.wrappers import Unwrapped, canonical_parameters
+from noisette.rules.autotune import few_operations
 from noisette.rules.recomputed_blocks import Blocks
 from noisette.rules.repeated_pass import repeatable
 
@@ -108,10 +109,10 @@ class PerExampleClip:
             self._whole = {name: p for name, p in canonical_parameters(model) if p.requires_grad}
         self.parameters: Mapping[str, Tensor] = self._shards.held(self._whole)  # the trainable ones, by name
         self.buffers = ModelBuffers(model)
-        self.schedule = None if self._shards else schedule_of(capture)  # when anything is captured or compiled
-        self._captured: CapturedSteps | None = None  # TEMP
-        self._still_to_come = 1.0  # how many times the work so far is still to come
         self._outside = OutsideTensors()
+        self.schedule = None if self._shards else schedule_of(capture)  # when anything is captured or compiled
+        self._captured = self.schedule and CapturedSteps(model, self._clipped_sum, self._outside, self.schedule)
+        self._still_to_come = 1.0  # how many times the work so far is still to come
         self._known_losses: set[object] = set()  # by their code: called once, so that it is known what they draw
         self._is_one_by_one = False  # the loss cannot be vectorised
         self._groups: list[Group] | None = None  # of the current batch: all its microbatches have the same bounds
@@ -204,7 +205,14 @@ class PerExampleClip:
             clipped = self._clipped_sum(loss, microbatch, clipping_of(groups), public)
             sums = clipped.sums
         else:
-            clipped = self._captured.clipped_sum(loss, microbatch, groups, public, self._still_to_come)
+            clipped = self._captured.clipped_sum(
+                loss,
+                microbatch,
+                groups,
+                public,
+                buffers=self.buffers.values(),
+                steps_left_ratio=self._still_to_come,
+            )
             sums = clipped.sums
         self._add(sums, clipped.norms)
 
@@ -287,19 +295,29 @@ class PerExampleClip:
     def close(self) -> None:
         """The clip computes nothing any more; a wrapper around the model exchanges as before."""
         self._closed = True
-        if self._captured is not None:
-            self._captured.close()
         self._unwrapped.close()
 
     # A microbatch
 
     def _clipped_sum(
-        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]
+        self,
+        loss: Loss,
+        microbatch: Microbatch,
+        clipping: Clipping,
+        public: tuple[Tensor, ...],
+        *,
+        traced: bool = False,
     ) -> ClippedSum:
-        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example."""
+        """The clipped sum of a microbatch: by one call of the loss, or where that cannot be, one for each example.
+
+        A graph that is traced has no random state, and as few operations as the plans allow.
+        """
+        if traced:
+            with few_operations():
+                return self._step(loss, microbatch, clipping, public, once=True)
         if not self._is_one_by_one:
             try:
-                return self._step(loss, microbatch, clipping, public)
+                return self._step(loss, microbatch, clipping, public, once=bool(self._shards))
             except (NotVectorizedError, UncoveredError, NotImplementedError) as error:
                 if self._shards:  # other ranks wait
                     raise
@@ -309,12 +327,11 @@ class PerExampleClip:
             self._is_one_by_one = True
         return clipped_sum_one_by_one(loss, self.model, microbatch, self._trained(), self.buffers, clipping)
 
-    def _step(self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...]) -> ClippedSum:
-        """The clipped sum of a microbatch, by one call of the loss.
-
-        A graph that is traced has no random state, and runs without Python. The ranks of a sharded model run once.
-        """
-        trained, once = self._trained(), clipping.are_finite or bool(self._shards)
+    def _step(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, once: bool
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, by one call of the loss; ``once``: no part of it is computed again."""
+        trained = self._trained()
         record = partial(self._recorded, loss, microbatch, public, None if once else Blocks)
         with _is_first(loss, self._known_losses):
             forward = record() if once else repeatable(record, microbatch.tensors)

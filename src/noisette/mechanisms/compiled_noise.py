@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisette.capture.compiler import Compilation, is_free
 from noisette.capture.graph import CaptureError, trace
 from noisette.capture.schedule import Schedule
 from noisette.core.keys import SecretKey
@@ -21,8 +20,8 @@ from noisette.core.noise import LEVELS, MASK, PAIRS, RADIUS_BITS, TILES_AT_ONCE,
 from noisette.core.tiles import TILE, Piece
 from noisette.mechanisms.device_noise import device_noise, noise_of_words
 
-# Measured on two cores: what the compiled pass saves for each value, what compiling costs, and what loading costs.
-_SAVED, _TO_COMPILE, _TO_LOAD = 4e-9, 5.0, 1.0
+# Measured on two cores: what the compiled pass saves for each value, and what compiling costs, for which a run waits.
+_SAVED, _TO_COMPILE = 4e-9, 5.0
 # The compiled pass always computes all tiles. Up to this number the plain one takes less time.
 _FEWEST_TILES = TILES_AT_ONCE // 8
 
@@ -71,7 +70,7 @@ class CompiledNoise:
     """A source of noise for a run.
 
     For sums on a GPU it gives the kernel. For sums on a processor it gives the compiled pass, as soon as that is worth
-    it and there, if it gives what the plain one gives: an error in compiled code would leave sums without noise.
+    it, if it gives what the plain one gives: an error in compiled code would leave sums without noise.
 
     Args:
         schedule: whether anything is compiled for a processor, and whether it is waited for; ``None``: nothing is.
@@ -82,7 +81,7 @@ class CompiledNoise:
         self._schedule = schedule
         self._still_to_come = still_to_come
         self._drawn = 0
-        self._compilations: dict[torch.dtype, Compilation] = {}
+        self._compiled: dict[torch.dtype, Compiled | None] = {}
         self._found: dict[tuple[SecretKey, torch.dtype, torch.device], Noise] = {}
         self._is_unfaithful = False
 
@@ -105,31 +104,16 @@ class CompiledNoise:
     def compiled(self, dtype: torch.dtype, values: int) -> Compiled | None:
         """The compiled pass for sums of this type, if it is there, before so many values are drawn."""
         schedule = self._schedule
-        if schedule is None or schedule.repays_compiling is None:
+        if schedule is None or not schedule.compiles:
             return None
         self._drawn += values
-        saved = self._drawn * self._still_to_come() * _SAVED
-        if not schedule.waits and saved < _TO_LOAD:
+        if not schedule.at_once and self._drawn * self._still_to_come() * _SAVED < _TO_COMPILE:
             return None
-        if dtype not in self._compilations:
+        if dtype not in self._compiled:
             inputs = example_inputs(dtype)
-            self._compilations[dtype] = Compilation(trace(noise_of_words, inputs), inputs)
-        compilation = self._compilations[dtype]
-        if compilation.failure is None and not compilation.was_kept and not compilation.is_running:
-            if schedule.waits:
-                compilation.start(at_full_speed=True)
-            elif saved >= _TO_COMPILE and is_free():
-                compilation.start()
-        return self._waited_for(compilation) if schedule.waits else compilation.ready()
-
-    def close(self) -> None:
-        """Stop compiling."""
-        for compilation in self._compilations.values():
-            compilation.cancel()
-
-    @staticmethod
-    def _waited_for(compilation: Compilation) -> Compiled | None:
-        try:
-            return compilation.wait()
-        except CaptureError:  # without a compiler noise is drawn as before, and the result is the same
-            return None
+            try:
+                graph = trace(noise_of_words, inputs).compiled(inputs)
+                self._compiled[dtype] = lambda *given: graph(given)
+            except CaptureError:  # without a compiler noise is drawn as before, and the result is the same
+                self._compiled[dtype] = None
+        return self._compiled[dtype]

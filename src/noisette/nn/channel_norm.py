@@ -81,6 +81,7 @@ class PublicNorm(ChannelNorm):
         self._variance: Statistic | None = None
         self._measuring = False
         self._is_measured = False
+        self._values = 0  # that each statistic was computed from, as the buffer says, which no graph may read
         self._public_input: Tensor | None = None  # of the preceding layer
 
     @property
@@ -158,10 +159,11 @@ class PublicNorm(ChannelNorm):
         mean, variance = values.mean(axes), values.var(axes, correction=0)
         self._mean = _in_place_of(self._mean, self._mean_statistic(mean))
         self._variance = _in_place_of(self._variance, self._statistic(variance))
+        self._values = input.numel() // self.num_features
         with torch.no_grad():
             self.running_mean.copy_(mean)
             self.running_var.copy_(variance)
-            self.num_batches_tracked.fill_(input.numel() // self.num_features)
+            self.num_batches_tracked.fill_(self._values)
             return self.with_constants(input)
 
     def _statistic(self, statistic: Tensor) -> Statistic | None:
@@ -261,7 +263,7 @@ class PerExampleBatchNorm(PublicNorm):
         With n public values, m values of the example in each channel, and p = n / (n + m), the joint mean is
         own_mean + p d for d = mean - own_mean, and the joint variance p variance + (1 - p) (own_variance + p d^2).
         """
-        public, positions = int(self.num_batches_tracked), input[0, 0].numel()
+        public, positions = self._values or int(self.num_batches_tracked), input[0, 0].numel()
         share = public / (public + positions)
         values = input.flatten(2) if input.dim() > 2 else input.unsqueeze(2)
         own_mean, own_variance = values.mean(2), values.var(2, correction=0)

@@ -19,7 +19,7 @@ from torch.optim.optimizer import Optimizer
 from torch.utils._pytree import tree_leaves
 
 import noisette
-from noisette.clipping.captured_step import CaptureWarning
+from noisette.capture.captured import CaptureWarning
 from noisette.clipping.engines import BookKeeping
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.backward import ForwardPass

@@ -195,8 +195,7 @@ class PrivateRun(DpSgd):
             # The ranks of a sharded model take every microbatch together; others meet once a step.
             new_batch = partial(JointBatch, records=records, measured=MeasuredSize(memory_of(devices)), ranks=ranks)
         schedule = bound.schedule if isinstance(bound, PerExampleClip) else schedule_of("auto")
-        self._compiled_noise = CompiledNoise(schedule, account.still_to_come)
-        noise = GaussianNoise(key, self._compiled_noise)
+        noise = GaussianNoise(key, CompiledNoise(schedule, account.still_to_come))
         correlation = correlation_of(event, terms.steps - steps_spent)
         joint = JointSums(
             noise if tuple(correlation) == (1.0,) else BandedNoise(noise, correlation), ranks, correlation
@@ -506,11 +505,6 @@ class PrivateRun(DpSgd):
             raise ValueError(
                 "the data set is not the one that the run began with; resume it with the same records of the same users"
             )
-
-    def end(self) -> None:
-        """Remove the hooks from the optimizer; what a batch that was not released has left is dropped."""
-        super().end()
-        self._compiled_noise.close()
 
     def close(self) -> None:
         """Remove every hook from model and optimizer, and return the reserved steps that were not used."""

@@ -1,0 +1,317 @@
+"""The private step as a function of tensors alone, and what it takes to use a graph of it.
+
+Guarantee: does not depend on the graph being faithful. It computes the norms of the very gradients that it adds up, the
+clipping norm enters as an input, and the examples were apart in ``vmap`` when it was traced.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from noisette._internal.waiting import wait_for
+from noisette.capture.captured import Captured, CaptureWarning
+from noisette.capture.python_values import python_values
+from noisette.capture.schedule import Schedule
+from noisette.core.clip import ClippedSum, Clipping, Group, bounds_of, clipping_of, factors_within, may_wait
+from noisette.core.loss import Loss, Microbatch
+from noisette.core.outside import OutsideTensors
+from noisette.core.trees import leaves, structure
+
+
+class Step(Protocol):
+    """Computes the clipped sum of a microbatch, with copies of the model's buffers."""
+
+    def __call__(
+        self, loss: Loss, microbatch: Microbatch, clipping: Clipping, public: tuple[Tensor, ...], *, traced: bool
+    ) -> ClippedSum:
+        """The clipped sum.
+
+        Args:
+            loss: of one example.
+            microbatch: its arguments for all examples.
+            clipping: groups of parameters, and factors.
+            public: tensors from outside that are declared public.
+            traced: only by operations that can be recorded, and as few of them as the plans allow; what cannot be
+                vectorised raises an error.
+        """
+        ...
+
+
+_MOST_KINDS = 16  # kinds of microbatches that are captured
+_SIZES = 8  # numbers of rows of graphs between a power of two and the next one
+
+
+@runtime_checkable
+class RefreshesFromPublicData(Protocol):
+    """The owner of a hook that brings a model's public statistics up to date, in the same tensors, before a call."""
+
+    def refresh(self, model: nn.Module) -> None:
+        """Recompute the statistics if weights have changed."""
+        ...
+
+
+@dataclass
+class _Kind:
+    """What is known of microbatches that differ in the number of their examples alone."""
+
+    captured: Captured
+    writes: bool = False  # whether the loss writes into its arguments
+    names: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of the sums that the graph of so many rows gives
+    outside: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)  # tensors that it uses besides its arguments
+
+
+class CapturedSteps:
+    """The graphs of a clip's private step, one for each kind of microbatch.
+
+    A kind is given by shapes, types and devices, modes, which parameters train, code and plain values of Python
+    (:func:`python_values`), and settings of torch. A value that is another one in each step makes so many kinds that
+    the step stays eager.
+
+    Args:
+        model: whose parameters are looked up at each call.
+        step: computes the clipped sum.
+        outside: the tensors from outside that losses have used.
+        schedule: when a step is traced and compiled.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, outside: OutsideTensors, schedule: Schedule) -> None:
+        self._model = model
+        self._step = step
+        self._outside = outside
+        self._schedule = schedule
+        self._kinds: dict[Hashable, _Kind] = {}
+        self._last: tuple[Hashable, _Kind] | None = None  # the kind of the last microbatch
+        self._is_full = False
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why kinds of microbatches run in the ordinary way."""
+        found = [kind.captured.problem for kind in self._kinds.values()]
+        return tuple(dict.fromkeys([problem for problem in found if problem is not None]))
+
+    @property
+    def operations(self) -> int:
+        """The number of operations in the largest graph; 0 without any."""
+        return max([kind.captured.operations for kind in self._kinds.values()], default=0)
+
+    def clipped_sum(
+        self,
+        loss: Loss,
+        microbatch: Microbatch,
+        groups: Sequence[Group],
+        public: tuple[Tensor, ...],
+        *,
+        buffers: Mapping[str, Tensor],
+        steps_left_ratio: float,
+    ) -> ClippedSum:
+        """The clipped sum of a microbatch, by the quickest way that is ready.
+
+        A loss that writes into its arguments writes into the microbatch once, as in a call without a graph.
+
+        Args:
+            loss: of one example.
+            microbatch: at least one example.
+            groups: parameters that are clipped together, with their bounds, which may change from call to call.
+            public: tensors from outside that are declared public.
+            buffers: of the model, by name, whose copies the step computes with.
+            steps_left_ratio: how many times the steps so far are still to come; decides whether a graph is worth while.
+        """
+        kind = self._kind_of(loss, microbatch, groups, public)
+        if kind is None:
+            return self._step(loss, microbatch, clipping_of(groups), public, traced=False)
+        rows, start = padded_size(microbatch.count), time.perf_counter()
+        by = kind.captured.rows_for(rows, steps_left_ratio)
+        if by is not None:
+            found = self._by_graph(kind, by, loss, microbatch, groups, public, buffers, steps_left_ratio)
+            if found is not None:
+                kind.captured.add_time(rows, time.perf_counter() - start, by)
+                return found
+        start, versions = time.perf_counter(), _versions(microbatch.tensors)
+        found = self._step(loss, microbatch, clipping_of(groups), public, traced=False)
+        kind.writes |= versions != _versions(microbatch.tensors)
+        wait_for(microbatch.tensors[0].device)  # its time decides whether a graph is worth while
+        kind.captured.add_time(rows, time.perf_counter() - start, None)
+        return found
+
+    def _by_graph(
+        self,
+        kind: _Kind,
+        size: int,
+        loss: Loss,
+        microbatch: Microbatch,
+        groups: Sequence[Group],
+        public: tuple[Tensor, ...],
+        buffers: Mapping[str, Tensor],
+        left: float,
+    ) -> ClippedSum | None:
+        """The clipped sum by a graph of so many rows; ``None`` if a gradient is not finite, or the graph is no good."""
+        b = microbatch.count
+        rows = padded(microbatch.tensors, size, copy=kind.writes)
+        versions, device = _versions(rows), rows[0].device
+        function = _TracedStep(self._step, loss, microbatch, groups, public)
+        self._outside.begin(public)
+        for tensor in kind.outside.get(size, ()):
+            self._outside.check(tensor)
+        self._outside.end()
+        _refresh_public_statistics(self._model)
+        bounds = bounds_of(tuple([group.bound for group in groups]), device)
+        inputs = [bounds, is_real(b, size, device), *rows]
+        outputs = kind.captured(size, function, inputs, buffers, left=left, is_written=kind.writes)
+        if function.names is not None and size not in kind.names:  # the graph is a new one
+            kind.names[size], kind.outside[size] = function.names, tuple(self._outside.used())
+        if outputs is None or (may_wait(device) and not bool(outputs[-1])):
+            return None
+        for tensor, row, before, after in zip(microbatch.tensors, rows, versions, _versions(rows), strict=True):
+            if before != after and row is not tensor:
+                tensor.detach().copy_(row[:b])
+        *sums, norms, _ = outputs
+        return ClippedSum(dict(zip(kind.names[size], _apart(sums), strict=True)), norms[:, :b])
+
+    def _kind_of(
+        self, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: tuple[Tensor, ...]
+    ) -> _Kind | None:
+        """What is known of microbatches like this one; ``None`` if they are not captured.
+
+        Under deterministic algorithms nothing is chosen by time, so that two runs have the same rounding errors.
+        """
+        if not self._schedule.at_once and torch.are_deterministic_algorithms_enabled():
+            return None
+        tensors = microbatch.tensors
+        others = [leaf for leaf in leaves((microbatch.args, dict(microbatch.kwargs))) if not isinstance(leaf, Tensor)]
+        key = (
+            tuple([(t.shape[1:], t.stride()[1:], t.dtype, t.device, t.requires_grad) for t in tensors]),
+            _containers(microbatch),
+            tuple([group.names for group in groups]),
+            tuple([id(tensor) for tensor in public]),
+            _settings(tensors[0].device.type),
+            python_values(self._model, [loss, *(group.factor for group in groups), *others]),
+        )
+        if self._last is None or self._last[0] != key:  # comparing is quicker than a hash
+            kind = self._kinds.get(key) or self._new_kind(key, tensors)
+            if kind is None:
+                return None
+            self._last = key, kind
+        return self._last[1]
+
+    def _new_kind(self, key: Hashable, tensors: Sequence[Tensor]) -> _Kind | None:
+        """A new kind of microbatches, in the place of the oldest one without a graph if there are many."""
+        if len(self._kinds) >= _MOST_KINDS:
+            idle = next((other for other, kind in self._kinds.items() if not kind.captured.operations), None)
+            if idle is None:
+                if not self._is_full:
+                    self._is_full = True
+                    said = f"the step is not captured for more than {_MOST_KINDS} kinds of microbatches"
+                    warnings.warn(said, CaptureWarning, stacklevel=4)
+                return None
+            del self._kinds[idle]
+        self._kinds[key] = kind = _Kind(Captured(self._model, self._schedule, _precisions(self._model, tensors)))
+        return kind
+
+
+class _TracedStep:
+    """The private step as a function of tensors: bounds, which rows count, and rows of the batch.
+
+    Gives the sums, the norms and whether all gradients are finite. A gradient that is not has the factor zero; where
+    the host does not wait to learn of it, the graph leaves it out.
+
+    Attributes:
+        names: of the parameters that have a sum, after a call.
+    """
+
+    def __init__(
+        self, step: Step, loss: Loss, microbatch: Microbatch, groups: Sequence[Group], public: tuple[Tensor, ...]
+    ) -> None:
+        self._step = step
+        self._loss = loss
+        self._microbatch = microbatch
+        self._groups = groups
+        self._public = public
+        self.names: tuple[str, ...] | None = None
+
+    def __call__(self, bounds: Tensor, real: Tensor, *rows: Tensor) -> list[Tensor]:
+        waits = may_wait(real.device)
+        finite: list[Tensor] = []
+
+        def factors(norms: Tensor) -> Tensor:
+            found = factors_within(bounds, self._groups, norms)
+            finite.append(found.isfinite())
+            return torch.where(finite[0] & real if waits else real, found, 0)
+
+        clipping = Clipping([group.names for group in self._groups], factors, are_finite=waits)
+        clipped = self._step(self._loss, self._microbatch.with_tensors(rows), clipping, self._public, traced=True)
+        self.names = tuple(clipped.sums)
+        return [*(total.detach() for total in clipped.sums.values()), clipped.norms, finite[0].all()]
+
+
+def padded_size(count: int) -> int:
+    """The least number of at least so many rows among those that graphs are made for.
+
+    Between a power of two and the next one there are eight, so that at most an eighth of the rows is added.
+
+    >>> [padded_size(count) for count in (1, 7, 9, 16, 17, 100, 128, 129)]
+    [1, 7, 9, 16, 18, 104, 128, 144]
+    """
+    step = max(1, (1 << max(0, (count - 1).bit_length() - 1)) // _SIZES)
+    return -(-count // step) * step
+
+
+def padded(tensors: Sequence[Tensor], size: int, *, copy: bool = False) -> list[Tensor]:
+    """Tensors (b, ...) with their first row repeated at the end, (size, ...); new ones if that is asked for."""
+    missing = size - len(tensors[0])
+    if not missing:
+        return [tensor.clone() if copy else tensor for tensor in tensors]
+    return [torch.cat([tensor, tensor[:1].expand(missing, *tensor.shape[1:])]) for tensor in tensors]
+
+
+def is_real(count: int, size: int, device: torch.device) -> Tensor:
+    """Which of the rows are not repeated ones, (size,)."""
+    return torch.arange(size, device=device) < count
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    """The numbers of writes; tensors of inference mode count none."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def _refresh_public_statistics(model: nn.Module) -> None:
+    """What hooks of the model compute from its weights and public data at each call, which is no part of the graph."""
+    for hook in model._forward_pre_hooks.values():
+        if isinstance(owner := getattr(hook, "__self__", None), RefreshesFromPublicData):
+            owner.refresh(model)
+
+
+def _containers(microbatch: Microbatch) -> Hashable:
+    """The structure of the arguments."""
+    if not microbatch.kwargs and all(isinstance(arg, Tensor) for arg in microbatch.args):
+        return len(microbatch.args)
+    return structure((microbatch.args, dict(microbatch.kwargs)))
+
+
+def _settings(device: str) -> Hashable:
+    """Settings of torch that decide how operations compute."""
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return autocast, torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()
+
+
+def _precisions(model: nn.Module, tensors: Sequence[Tensor]) -> set[torch.dtype]:
+    """The types that a step computes with."""
+    device = tensors[0].device.type
+    found = {tensor.dtype for tensor in (*model.parameters(), *tensors)}
+    return found | ({torch.get_autocast_dtype(device)} if torch.is_autocast_enabled(device) else set())
+
+
+def _apart(sums: Sequence[Tensor]) -> list[Tensor]:
+    """Sums that share no memory: a compiler returns one tensor for two that are equal, and noise is added in place."""
+    taken: set[int] = set()
+    apart: list[Tensor] = []
+    for tensor in sums:
+        apart.append(tensor.clone() if tensor.data_ptr() in taken else tensor)
+        taken.add(tensor.data_ptr())
+    return apart
