@@ -137,6 +137,7 @@ LIPSCHITZ_MUTANTS = {
 
 @pytest.mark.parametrize(("owner", "name", "changed"), LIPSCHITZ_MUTANTS.values(), ids=LIPSCHITZ_MUTANTS)
 def test_planted_faults_of_lipschitz_bounds_are_caught(owner, name: str, changed, monkeypatch) -> None:
+    monkeypatch.setattr("noisette.run.privatize.check_worst_case", lambda bound: None)  # it would refuse some of them
     monkeypatch.setattr(owner, name, changed)
     bound_of, canary_model = lipschitz("clipped")
     assert audit_bound(bound_of, noise_multiplier=1.0, canary_model=canary_model).verdict is Verdict.VIOLATION
