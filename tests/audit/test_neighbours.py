@@ -13,8 +13,8 @@ from noisette import AdaptiveClip, GradientBound, PerExampleClip, PrivacyError
 from noisette.audit import Verdict, audit_neighbours
 from noisette.audit.neighbours import _ascended
 from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
-from noisette.lipschitz.bound import LipschitzBound
 from noisette.core.noise import GaussianNoise
+from noisette.lipschitz.bound import LipschitzBound
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
 
 

@@ -39,9 +39,9 @@ from noisette.audit import (
 )
 from noisette.clipping.engines import BookKeeping, MultiLoss, PerExampleLoop, TwoPass, TwoPasses, Vmap
 from noisette.core.clip import Accumulator, ClippedSum, Engine
+from noisette.core.noise import GaussianNoise
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.lipschitz.score_clipping import ScoreClipping
-from noisette.core.noise import GaussianNoise
 from noisette.nn.lipschitz import BoundedInput, TauCrossEntropy
 
 ENGINES = [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop(), MultiLoss(), Vmap()]

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import noisette
 from lightning_modules import SIZE, Classifier, held_out, lightning, loader, private, released, rows, trainer
-from noisette.integrations.lightning_surroundings import TrainerOfLoss
 from noisette.core.noise import GaussianNoise
+from noisette.integrations.lightning_surroundings import TrainerOfLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries
 

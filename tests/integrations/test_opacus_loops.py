@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import noisette
 from noisette import PrivacyError
-from noisette.integrations.opacus import PrivacyEngine
 from noisette.core.noise import GaussianNoise
+from noisette.integrations.opacus import PrivacyEngine
 
 B, C = 6, 0.5
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from noisette.core.noise import GaussianNoise
 from noisette.errors import PrivacyError
 from noisette.integrations.opacus import PrivacyEngine
-from noisette.core.noise import GaussianNoise
 
 B, FEATURES = 7, 4
 pytestmark = pytest.mark.filterwarnings("ignore:the loss of 3 public examples together", "ignore:std")

@@ -17,8 +17,8 @@ from transformers import TrainerCallback
 
 import noisette.integrations.transformers as module_of_trainer
 from noisette import PerExampleClip, PrivacyError
-from noisette.integrations.transformers import PrivateTrainer
 from noisette.core.noise import GaussianNoise
+from noisette.integrations.transformers import PrivateTrainer
 from small_trainer import arguments, model, records
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries, and one-by-one

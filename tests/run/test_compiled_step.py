@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 import noisette
 from noisette.core.keys import SecretKey
-from noisette.errors import PrivacyError
 from noisette.core.noise import GaussianNoise
+from noisette.errors import PrivacyError
 from noisette.run.dp_sgd import DpSgdRun
 
 GENERATOR = torch.Generator().manual_seed(1)

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from noisette._internal import checks
 from noisette.core.keys import SecretKey
+from noisette.core.noise import GaussianNoise, Source, never
+from noisette.core.tiles import Window
 from noisette.mechanisms.banded_factor import deviations_of
 from noisette.mechanisms.banded_noise import BandedNoise
-from noisette.core.noise import GaussianNoise, Source, never
 from noisette.mechanisms.joint_sums import JointSums, window_of
-from noisette.core.tiles import Window
 from noisette.ranks import Alone, AnyRanks
 from noisette.ranks.shards import from_local, is_sharded
 
@@ -164,7 +164,7 @@ class GaussianRelease:
         key: secret key of the noise.
         noise_multiplier: standard deviation of the noise in units of the sensitivity.
         expected_batch_size: the declared constant by which the sum is divided, whatever the size of the batch.
-        compiled: asked for the compiled noise, as by :class:`~noisette.mechanisms.gaussian_noise.GaussianNoise`.
+        compiled: where quicker noise comes from, as for :class:`~noisette.core.noise.GaussianNoise`.
         ranks: the processes whose sums are added up before the noise, which all of them draw alike.
         correlation: the coefficients by which the noise of a step takes back that of the steps before it, as of
             :class:`~noisette.mechanisms.banded_noise.BandedNoise`; 1 alone is independent noise.

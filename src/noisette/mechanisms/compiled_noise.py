@@ -56,7 +56,9 @@ def is_faithful(compiled: Compiled, dtype: torch.dtype) -> bool:
     To the bit: otherwise the noise of an element would depend on how much is drawn with it.
     """
     # The third is close to u = 1; the others are of the first, the second and the last level.
-    extremes = torch.tensor([0, MASK, MASK - 2**24, 1 << RADIUS_BITS, LEVELS << RADIUS_BITS, LEVELS << RADIUS_BITS | 12])
+    extremes = torch.tensor(
+        [0, MASK, MASK - 2**24, 1 << RADIUS_BITS, LEVELS << RADIUS_BITS, LEVELS << RADIUS_BITS | 12]
+    )
     words = Words()
     words.fill(SecretKey(bytes(32)), [Piece("a test", 0, TILES_AT_ONCE * TILE, 0, TILES_AT_ONCE, 0, 0)], step=0)
     words.radii[: len(extremes)], words.angles[:4] = extremes[:, None], torch.tensor([[0], [0], [-1], [-1]])

@@ -123,9 +123,7 @@ class TorchNoise:
         """The words of the radii, shape (tiles, PAIRS), with their levels, and those of the angles."""
         owners, tiles = tiles_of(pieces)
         nonce = bytes(4) + step.to_bytes(12, "little")
-        secrets = [
-            self._key.stream_key(purpose="noise", name=p.name, end=(p.tile + p.tiles) * WORDS) for p in pieces
-        ]
+        secrets = [self._key.stream_key(purpose="noise", name=p.name, end=(p.tile + p.tiles) * WORDS) for p in pieces]
         states = np.array([np.frombuffer(_CONSTANTS + secret + nonce, np.int32) for secret in secrets])
         # Of each tile the state of its stream, then the counter of its first block; the host sends once for all.
         sent = torch.tensor(np.column_stack([states[owners], tiles * _BLOCKS]), device=self._device)

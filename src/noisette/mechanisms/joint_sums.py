@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.core.noise import GaussianNoise
 from noisette.core.tiles import WHOLE, Window
+from noisette.mechanisms.banded_noise import BandedNoise
 from noisette.ranks import AnyRanks
 from noisette.ranks.shards import elements_held
 

@@ -70,8 +70,7 @@ class PrivateRun(DpSgdRun):
         key: SecretKey,
         ranks: AnyRanks,
     ) -> None:
-        dimensions = sum(p.numel() for part in bound.pop_sums() for p in part.params)
-        self._spending = PrivacyBudget(terms, accountant, ledger, dimensions)
+        self._spending = PrivacyBudget(terms, accountant, ledger)
         super().__init__(
             bound,
             optimizer,
@@ -92,7 +91,7 @@ class PrivateRun(DpSgdRun):
         self.ledger = ledger
         self.extras = extras
         self._dataset = dataset
-        self._recorded = RecordedRun(terms.run, dimensions)
+        self._recorded = RecordedRun(terms.run)
         lease = max(1, min(_MOST_AT_ONCE, terms.steps // _FEWEST_LEASES)) if ledger.path else 1
         self._lease = in_whole_rounds(terms.event, lease)
         self._reserved = self._own_entries = 0
@@ -197,13 +196,9 @@ class PrivateRun(DpSgdRun):
     def epsilon(self, *, delta: float) -> float:
         """Epsilon spent at this delta by everything in the ledger, for adding or removing one record or user.
 
-        Guarantee: an upper bound, from the accountant, with the noise generator's tail subtracted from delta.
+        Guarantee: an upper bound, up to 900.
         """
         return self._spending.epsilon(delta=delta)
-
-    def delta_for_noise(self, delta: float) -> float:
-        """What is left of this delta for the Gaussian mechanisms after subtracting the noise generator's tail."""
-        return self._spending.delta_for_noise(delta)
 
     def save(self, folder: Path | str, extras: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint from which another process can resume this run; it replaces an older one.
