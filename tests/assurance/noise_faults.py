@@ -111,7 +111,7 @@ def of_53_bits(patch: pytest.MonkeyPatch) -> None:
 def without_levels(patch: pytest.MonkeyPatch) -> None:
     """A rare radius is drawn anew, and not made longer."""
     whole = PlainPass.radius
-    patch.setattr(PlainPass, "radius", lambda self, radii, has_rare: whole(self, radii, False))
+    patch.setattr(PlainPass, "radius", lambda self, radii, has_rare: whole(self, radii & MASK, False))
 
 
 def of_one_rare_word(patch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ class TorchNoise:
         radii = words[:, : 2 * PAIRS].contiguous().view(torch.int64) & MASK
         for row, pair in (radii < RARE).nonzero().tolist():
             number = int(tiles[row]) * PAIRS + pair
-            radii[row, pair] = rare_radius(self._key, pieces[owners[row]].name, step, number)
+            radii[row, pair] = rare_radius(self._key, pieces[int(owners[row])].name, step, number)
         return radii, words[:, 2 * PAIRS :]
 
 
