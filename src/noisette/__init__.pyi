@@ -37,7 +37,6 @@ from noisette.clipping.groupwise import GroupwiseClipping as GroupwiseClipping
 from noisette.clipping.one_by_one import OneByOneWarning as OneByOneWarning
 from noisette.clipping.per_example import PerExampleClip as PerExampleClip
 from noisette.clipping.per_layer import PerLayerClipping as PerLayerClipping
-from noisette.core.registry import rule as rule
 from noisette.core.release import BoundedSum as BoundedSum
 from noisette.core.release import GaussianRelease as GaussianRelease
 from noisette.core.release import GradientBound as GradientBound
@@ -56,6 +55,7 @@ from noisette.nn.lipschitz.certified_radius import certified_accuracy as certifi
 from noisette.nn.lipschitz.certified_radius import certify as certify
 from noisette.ranks import Alone as Alone
 from noisette.ranks import Ranks as Ranks
+from noisette.rules.rule_check import rule as rule
 from noisette.run.private import PrivateRun as PrivateRun
 from noisette.run.privatize import privatize as privatize
 from noisette.sampling.buckets import PaddedBuckets as PaddedBuckets

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from noisette import AdaptiveClip, GradientBound, PerExampleClip, PrivacyError
 from noisette.audit import Verdict, audit_neighbours
 from noisette.audit.neighbours import _ascended
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, TwoPass, TwoPasses
+from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP
 from noisette.lipschitz.bound import LipschitzBound
 from noisette.mechanisms.gaussian_noise import GaussianNoise
 from noisette.nn.lipschitz import BoundedInput, GroupSort2, SpectralLinear, TauCrossEntropy
@@ -41,7 +41,7 @@ def network(function: Callable[[Tensor], Tensor] = lambda x: x) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "engine", [BookKeeping(), TwoPass(), TwoPasses(), PerExampleLoop()], ids=lambda e: type(e).__name__
+    "engine", [BookKeeping(), ReweightGP(), PerExampleLoop()], ids=lambda e: type(e).__name__
 )
 def test_a_record_moves_a_sum_by_no_more_than_the_bound(engine) -> None:
     pairs = 6 if isinstance(engine, PerExampleLoop) else 50

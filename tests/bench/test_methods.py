@@ -84,7 +84,7 @@ def test_every_method_that_clips_adds_noise(method: str) -> None:
 
 
 def test_all_engines_of_noisette_are_measured() -> None:
-    assert {"BookKeeping", "TwoPass", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
+    assert {"BookKeeping", "ReweightGP", "PerExampleLoop"} <= set(ENGINES) <= set(METHODS)
     assert {"captured", "compiled", *ENGINES} == set(OURS) <= set(METHODS)
 
 

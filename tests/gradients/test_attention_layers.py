@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from engine_check import check_thoroughly
 from model_cases import Case, Forward, Inputs, floats, parameter, squares
 from noisette.clipping.per_example import PerExampleClip
-from noisette.errors import MissingRuleError
 
 
 def attending(layer: nn.Module, need_weights: bool = False) -> nn.Module:

@@ -21,9 +21,7 @@ from oracle import clipped_sum
 every_engine = pytest.mark.parametrize(
     "engine", [BookKeeping(), ReweightGP(), PerExampleLoop()], ids=lambda e: type(e).__name__
 )
-rule_engines = pytest.mark.parametrize(
-    "engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__
-)
+rule_engines = pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=lambda e: type(e).__name__)
 
 
 def class_token(m: Forward, x: Tensor) -> Tensor:

@@ -102,9 +102,7 @@ class Looking(ReweightGP):
         self.kept = 0
         self.inside = 0
 
-    def clipped_sum(
-        self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         inside = [use for use in forward.recording.uses if type(use).__name__ == "_UseInBlock"]
         self.inside, self.kept = len(inside), sum(len(use.args) for use in inside)
         return super().clipped_sum(forward, parameters, clipping)
@@ -122,9 +120,7 @@ def test_nothing_of_a_block_is_kept() -> None:
 class Twice:
     """An engine of the user, which passes twice over one graph."""
 
-    def clipped_sum(
-        self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         per_example_gradients(forward, parameters, lambda name, form: form.squared_norms(), retain_graph=True)
         return BookKeeping().clipped_sum(forward, parameters, clipping)
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from noisette import PerExampleClip, PrivacyError, PrivateRun, privatize
-from noisette.clipping.engines import BookKeeping, TwoPass
+from noisette.clipping.engines import BookKeeping, ReweightGP
 from noisette.core import clip as accumulator
-from noisette.core.backward import LocatedRecording
+from noisette.core.backward import ForwardPass
 from noisette.core.keys import SecretKey
 from noisette.sampling import microbatch_size
 from noisette.sampling.microbatch_size import CudaMemory, MeasuredSize, ProcessMemory, UnmeasuredMemory, memory_of
@@ -58,7 +58,7 @@ class Training:
     room: Room
     holds: float = float("inf")
     bound: float = 0.5
-    engine: BookKeeping | TwoPass = field(default_factory=BookKeeping)
+    engine: BookKeeping | ReweightGP = field(default_factory=BookKeeping)
     seen: list[list[int]] = field(default_factory=list)  # records of each piece that was bounded
     tried: list[int] = field(default_factory=list)  # lengths of all pieces handed out
     released: list[Tensor] = field(default_factory=list)
@@ -83,7 +83,7 @@ class Training:
         self.run._measured = MeasuredSize(self.room)
         self._take, self.clip.pop_sums = self.clip.pop_sums, self._watched_take
 
-    def clipped_sum(self, forward: LocatedRecording, *rest: Any) -> Any:
+    def clipped_sum(self, forward: ForwardPass, *rest: Any) -> Any:
         examples = len(forward.losses)
         forward_only = [forward]
         del forward
@@ -131,7 +131,7 @@ def lengths(training: Training) -> list[int]:
     return [len(part) for part in training.seen]
 
 
-@pytest.mark.parametrize("engine", [BookKeeping(), TwoPass()], ids=["BookKeeping", "TwoPass"])
+@pytest.mark.parametrize("engine", [BookKeeping(), ReweightGP()], ids=["BookKeeping", "ReweightGP"])
 @pytest.mark.parametrize("bound", [1e-3, 0.5, 1e3], ids=["all clipped", "some clipped", "none clipped"])
 @pytest.mark.parametrize(
     ("room", "holds"), [(1e9, 1e9), (12, 1e9), (1e9, 12), (1, 1e9), (1e9, 1)], ids=lambda v: f"{v:g}"

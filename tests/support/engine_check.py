@@ -41,9 +41,7 @@ class Watched:
     engine: Engine
     norms: list[Tensor] = field(default_factory=list)
 
-    def clipped_sum(
-        self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping
-    ) -> ClippedSum:
+    def clipped_sum(self, forward: ForwardPass, parameters: Mapping[str, Tensor], clipping: Clipping) -> ClippedSum:
         def factors(norms: Tensor) -> Tensor:
             self.norms.append(norms.flatten())
             return clipping.factors(norms)

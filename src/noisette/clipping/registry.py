@@ -66,7 +66,8 @@ CLIPPING_RULES: Mapping[str, RuleEntry] = {
 ENGINES: Mapping[str, Entry] = {
     "book-keeping": Entry(lambda: _public().engines.BookKeeping, "one backward pass"),
     "reweight-gp": Entry(
-        lambda: _public().engines.ReweightGP, "norms in a first pass, the sum in a second, in the memory of plain training"
+        lambda: _public().engines.ReweightGP,
+        "norms in a first pass, the sum in a second, in the memory of plain training",
     ),
     "per-example-loop": Entry(
         lambda: _public().engines.PerExampleLoop,

@@ -12,6 +12,7 @@ from noisette.core.forms import ExampleGradients, Examples
 from noisette.core.registry import rewrite, rule_per_operand
 from noisette.rules.contraction import factor_gradients
 
+
 @rewrite(torch.einsum)
 def einsum_of_list(equation: str, *operands: Any) -> Any:
     """The same with the operands as separate arguments."""

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from noisette.core.forms import Dense, ExampleGradients, Examples
 from noisette.core.registry import Operation, rule_per_operand
-from noisette.rules.broadcasting import unbroadcast, unbroadcast_channels
 from noisette.rules.autotune import operations_are_few
+from noisette.rules.broadcasting import unbroadcast, unbroadcast_channels
 
 F = torch.nn.functional
 Reduce = Callable[[Examples, Tensor, Tensor], ExampleGradients]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from engine_check import ENGINES, NOT_FOR_VMAP, cast, check, measured
 from model_cases import CASES, Case, Forward, cross_entropy, mlp, parameter, squares
-from noisette.clipping.engines import BookKeeping, PerExampleLoop, ReweightGP, Vmap
+from noisette.clipping.engines import BookKeeping, ReweightGP, Vmap
 from noisette.clipping.per_example import PerExampleClip
 from noisette.core.clip import Engine
 
