@@ -18,8 +18,8 @@ _ABOUT = (
     "mostly orderings can be compared; numbers that are not printed are empty. Times are of optimizer steps, from the "
     "forward pass on; times of data loading are left out, as in the paper. nxBP takes one example after another, "
     "multiLoss one backward pass per example, and ReweightGP is the paper's proposal; it was measured with an engine "
-    "whose second pass differentiates the re-weighted losses, where that of today weighs gradients by the rules. "
-    "Beside them is this library's step as one captured graph, and in figures 5 and 7 also as that graph compiled, where the "
+    "whose second pass differentiates the re-weighted losses, where today's weighs gradients by the rules. Beside "
+    "them is this library's step as one captured graph, and in figures 5 and 7 also as that graph compiled, where the "
     "quicker of the two counts.",
     "One example at a time leaves a GPU mostly idle, and a processor with few threads much less, so that smaller gains "
     "over nxBP are to be expected here.",
