@@ -200,8 +200,8 @@ def _by_clipping(facts: Facts) -> list[str]:
     sensitivity = rule.sensitivity.format(**numbers)
     return [
         f"Sensitivity: {rule.statement.format(**numbers)}, so one record moves the sum of a batch by at most "
-        f"{sensitivity}. As slack for rounding, the scaling aims below that norm: in single precision by "
-        "a millionth, and by 6e-8 for each example that is expected in a batch. "
+        f"{sensitivity}, in real arithmetic; for rounding, the noise is that of a sensitivity larger by one part in "
+        "8,192. "
         f"The clipped sum is computed by the engine {privacy.engine} ({engine.description}); every engine computes the "
         "same sum.",
         *_noise(facts, sensitivity),
